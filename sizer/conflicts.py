@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sizer.catalogue.adapters import ADAPTERS, COMPILED_ADAPTERS, TRAINS, WITHOUT_TOWER
+from sizer.catalogue.compilation import BLOCKS, REDUCE_OVERHEAD
+from sizer.catalogue.compilation import MODEL as WHOLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
@@ -85,6 +87,7 @@ def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal
             allowed="a CUDA device, whose kernels Inductor writes with Triton",
             todo="remove it, or choose another gpu",
         )
+    yield from _refused_in_graphs(request)
     allowed = {key: "its default" for key in _NOT_COMPILED if not KEYS[key].is_default(request)}
     if request.train == WITHOUT_TOWER:
         allowed["train"] = ", ".join(value for value in TRAINS if value != WITHOUT_TOWER)
@@ -96,6 +99,26 @@ def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal
             given=f"{quote(KEYS[key].write(request))} with {compiled}",
             allowed=f"{values} with {compiled}: other values were not compared with PyTorch's own",
             todo=f"remove it, or remove {compiled}",
+        )
+
+
+def _refused_in_graphs(request: AnyRequest) -> Iterator[Refusal]:
+    """Yield a refusal for each value with which PyTorch itself gives up code that CUDA graphs record (cudagraph_trees.py, 2.15)."""
+    if request.compile != REDUCE_OVERHEAD:
+        return
+    if request.accumulate > 1:
+        yield Refusal(
+            key="accumulate",
+            given=f"{request.accumulate} with compile={REDUCE_OVERHEAD}",
+            allowed="1: gradients lie in the graphs' memory, which the next pass overwrites; PyTorch refuses to add to them",
+            todo="remove it, or ask for compile=default",
+        )
+    if request.compile_scope == BLOCKS and not MODES[request.mode].trains:
+        yield Refusal(
+            key="compile_scope",
+            given=f"{BLOCKS!r} with compile={REDUCE_OVERHEAD} and mode={request.mode}",
+            allowed=f"{WHOLE}: each call of a block overwrites what the block before it returned; PyTorch refuses to read that",
+            todo=f"ask for compile_scope={WHOLE}",
         )
 
 

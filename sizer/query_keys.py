@@ -517,7 +517,7 @@ KEYS: dict[str, Key] = {
         "budget",
         read_budget,
         lambda share: f"{share:g}",
-        allowed="0 to 1: torch._functorch.config.activation_memory_budget, with compile=default and mode=training",
+        allowed="0 to 1: torch._functorch.config.activation_memory_budget, with compile and mode=training",
         otherwise="PyTorch's own, 1",
         needs=of_compiled_training,
         label="Activation memory budget",

@@ -140,7 +140,7 @@ def once_passed(request: AnyRequest) -> str:
 
 def of_compiled(request: AnyRequest) -> str:
     """Return what a key needs that says how a model is compiled."""
-    return "compile=default" if request.compile is None else ""
+    return "compile=default or compile=reduce-overhead" if request.compile is None else ""
 
 
 def of_compiled_training(request: AnyRequest) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
+from sizer.catalogue.compilation import COMPILE_MODES
 from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
 from sizer.catalogue.recipes import (
     ACTIVATIONS,
@@ -48,10 +49,9 @@ OTHER_DTYPES = {
 }
 OFF = "off"
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
-COMPILES = (OFF, "default")  # modes of torch.compile; off runs the model eagerly
+COMPILES = (OFF, *COMPILE_MODES)  # modes of torch.compile; off runs the model eagerly
 COMPILED_DTYPES, COMPILED_BATCHES = ("bfloat16",), (8,)  # of a compiled question that names none
 _REFUSED_COMPILES = {
-    "reduce-overhead": "CUDA graphs keep private pools of memory, which cannot be traced yet",
     "max-autotune": "it chooses kernels by timing them on the device",
     "max-autotune-no-cudagraphs": "it chooses kernels by timing them on the device",
 }

@@ -13,7 +13,7 @@ from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
 from sizer.catalogue.adapters import ALL_LINEAR
-from sizer.catalogue.compilation import BLOCKS, MODEL
+from sizer.catalogue.compilation import BLOCKS, MODEL, REDUCE_OVERHEAD
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -267,7 +267,9 @@ def scope_of(request: Request) -> str | None:
     """Return how much of the model is compiled as one, one of SCOPES; None if the model runs eagerly."""
     if request.compile is None:
         return None
-    return request.compile_scope or (BLOCKS if SOURCES[request.source].package == "transformers" else MODEL)
+    records_inference = request.compile == REDUCE_OVERHEAD and not MODES[request.mode].trains
+    by_blocks = SOURCES[request.source].package == "transformers" and not records_inference
+    return request.compile_scope or (BLOCKS if by_blocks else MODEL)
 
 
 def check_eager(request: Request, what: str) -> None:

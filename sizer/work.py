@@ -7,6 +7,7 @@ from dataclasses import replace
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded
+from sizer.catalogue.compilation import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import AUTO, LM, is_contrastive, reference_of
 from sizer.distributed.plan import Plan
@@ -41,6 +42,7 @@ def work_of(request: Request, dtype: str) -> Work:
         plan=plan_of(request),
         cudnn_benchmark=request.cudnn_benchmark,
         compile_scope=scope_of(request),
+        compile_mode=request.compile or DEFAULT,
         budget=request.budget,
         loss=request.loss,
         objective=request.objective,

@@ -456,14 +456,18 @@ def test_language_models_are_compiled_by_blocks():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("budget=0.5", "budget: given '0.5' without compile=default, allowed budget with compile=default"),
+        ("budget=0.5", "budget: given '0.5' without compile=default or compile=reduce-overhead, allowed budget with compile="),
         ("compile=default&mode=inference&budget=0.5", "budget: given '0.5' without mode=training"),
         ("compile=default&budget=1.1", "budget: given '1.1', allowed numbers from 0 to 1, with at most four decimals"),
         ("compile=default&budget=-1", "budget: given '-1', allowed numbers from 0 to 1"),
-        ("compile_scope=model", "compile_scope: given 'model' without compile=default"),
-        ("compile=reduce-overhead", "compile: given 'reduce-overhead': CUDA graphs keep private pools"),
+        ("compile_scope=model", "compile_scope: given 'model' without compile=default or compile=reduce-overhead"),
+        ("compile=reduce-overhead&accumulate=2", "accumulate: given 2 with compile=reduce-overhead, allowed 1: gradients lie"),
+        (
+            "compile=reduce-overhead&mode=inference&compile_scope=blocks",
+            "compile_scope: given 'blocks' with compile=reduce-overhead and mode=inference, allowed model",
+        ),
         ("compile=max-autotune", "compile: given 'max-autotune': it chooses kernels by timing"),
-        ("compile=1", "compile: given '1', allowed off, default; give one of these"),
+        ("compile=1", "compile: given '1', allowed off, default, reduce-overhead; give one of these"),
         ("compile=default&mode=generate", "compile: given 'default' without mode=training or mode=inference"),
         ("compile=default&mode=serve", "compile: given 'default' without mode=training or mode=inference"),
         ("compile=default&gpu=cpu", "compile: given 'default' with gpu=cpu, allowed a CUDA device"),

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from sizer.architecture.generation import keeps_last_logits
 from sizer.catalogue.adapters import PACKAGE
-from sizer.catalogue.compilation import BLOCKS
+from sizer.catalogue.compilation import BLOCKS, DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
@@ -194,7 +194,13 @@ def _with_optimizer_on_the_host(request: Request, known: Counted) -> Request | N
 
 def _with_compiled_blocks(request: Request, known: Counted) -> Request | None:
     there = find_spec("triton") and installed_version() >= COMPILED_FROM and find_gpu(request.gpu).backend == "cuda"
-    return replace(request, compile="default", compile_scope=BLOCKS) if there and scope_of(request) != BLOCKS else None
+    if not there or scope_of(request) == BLOCKS:
+        return None
+    return replace(request, compile=request.compile or DEFAULT, compile_scope=BLOCKS)
+
+
+def _without_graphs(request: Request, known: Counted) -> Request | None:
+    return replace(request, compile=DEFAULT) if request.compile == REDUCE_OVERHEAD else None
 
 
 def _with_budget(request: Request, known: Counted) -> Request | None:
@@ -347,6 +353,10 @@ LEVERS = (
     row_of(
         COMPILED, "compile", 2, "Compile the blocks", "time for compilation, again for other shapes; needs triton",
         "for block in blocks: block.compile()  # model.model.layers, model.transformer.h, ...", _training(_with_compiled_blocks),
+    ),
+    row_of(
+        "graphs", "compile", 2, "No CUDA graphs", "time to launch each kernel",
+        'model = torch.compile(model)  # without mode="reduce-overhead"', _without_graphs,
     ),
     row_of(
         "budget", "budget", 2, lambda request: f"An activation memory budget of {request.budget:g}",

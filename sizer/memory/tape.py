@@ -66,7 +66,8 @@ class Tape:
     resolved: the blocks whose size is a library's answer.
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
     loops: steps that come again, ascending; the other columns hold each of them once (`sizer.memory.loops.written`: all of them).
-    streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that.
+    streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that. From
+        PRIVATE on it is the pool of CUDA graphs.
         A tape of several streams has no loops.
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
     settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.

@@ -218,7 +218,6 @@ class Run:
             trace = snapshot["device_traces"][fullest]
             found["cut"] = len(trace) >= MOST_EVENTS
             found["fullest"] = fullest
-            found["pools"] = any(tuple(row["segment_pool_id"]) != (0, 0) for row in snapshot["segments"])
             found["columns"] = columns_of(
                 trace,
                 modules=self.steps.modules,

@@ -3,7 +3,7 @@
 Each event of the history carries a stamp, the number that was set by `torch.cuda.memory._set_memory_metadata` before it. The child
 process knows what happened at each stamp: phases that ended, modules that began, tensors that became parameters or gradients.
 
-*Known limitations*: pools of CUDA graphs are not kept apart. Events of threads that set no stamp, such as autograd's, have the
+*Known limitation*: events of threads that set no stamp, such as autograd's, have the
 latest stamp of the others.
 """
 
@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, Tape
+from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape
 
 LOAD, REST = "load", "rest"
 BACKWARD = "backward pass"  # the line of blocks that autograd's own thread allocates
 _NO_LINE = "no Python line"
+_COMMON = (0, 0)  # the pool of memory outside of CUDA graphs
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 _OURS = str(Path(__file__).parent) + os.sep
 
@@ -119,7 +120,7 @@ class _Writer:
         self._phases: list[tuple[int, str]] = []
         self._line_names: dict[str, int] = {}
         self._module_names: dict[str, int] = {"": 0}
-        self._stream_numbers: dict[int, int] = {0: 0}
+        self._stream_numbers: dict[tuple[int, tuple[int, int]], int] = {(0, _COMMON): 0}
         self._living: dict[int, int] = {}
         self._labelled: set[int] = set()
         self._in_backward: set[int] = set()
@@ -132,7 +133,7 @@ class _Writer:
             event["size"],
             "temporary",
             BACKWARD if stamp is None else self._line(event.get("frames", ())),
-            event["stream"],
+            (event["stream"], tuple(event.get("pool_id", _COMMON))),
         )
         if stamp is not None and not self.backward_runs:
             place = bisect_right(self._stamps, stamp) - 1
@@ -166,7 +167,7 @@ class _Writer:
 
     def empty(self) -> None:
         """Give back what no block uses, as `torch.cuda.empty_cache()` and cuDNN's benchmark do."""
-        block = self._add(0, "temporary", EMPTY_CACHE, 0)
+        block = self._add(0, "temporary", EMPTY_CACHE, (0, _COMMON))
         self._order.append(~block)
 
     def end_phase(self, phase: str) -> None:
@@ -187,14 +188,15 @@ class _Writer:
             "module_names": [*self._module_names],
         }
 
-    def _add(self, size: int, category: str, line: str, stream: int) -> int:
+    def _add(self, size: int, category: str, line: str, stream: tuple[int, tuple[int, int]]) -> int:
         block = len(self._sizes)
         self._order.append(block)
         self._sizes.append(size)
         self._categories.append(CATEGORIES.index(category))
         self._lines.append(self._line_names.setdefault(line, len(self._line_names)))
         self._modules.append(0)
-        self._streams.append(self._stream_numbers.setdefault(stream, len(self._stream_numbers)))
+        number = self._stream_numbers.setdefault(stream, len(self._stream_numbers))
+        self._streams.append(number if stream[1] == _COMMON else PRIVATE + number)
         return block
 
     def _module_number(self, path: str) -> int:

@@ -266,8 +266,6 @@ def _cautions(found: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
         yield f"the figures are of the part that ran: the script ended with {found['status']!r}"
     if found.get("cut"):
         yield "the run had more events than are recorded, so the figures are of its last part: take fewer steps"
-    if found.get("pools"):
-        yield "CUDA graphs have pools of their own, which a replay does not keep apart"
     yield from gpu.cautions
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.catalogue.compilation import DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import (
     AFTER,
@@ -59,10 +60,10 @@ class Work:
     the next pass or the end of the step. `accumulates` is one of ACCUMULATES. In a generation there are `new`
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
     `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
-    for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
-    `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate` are values of
-    these keys (sizer.catalogue.recipes), `new` also of a completion. With `autocasts` a step
-    with weights in 16 bits runs under autocast, as accelerate's mixed precision.
+    for eager code, `compile_mode` one of COMPILE_MODES there. `budget` is the compiler's activation memory budget, None for
+    PyTorch's own. `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate`
+    are values of these keys (sizer.catalogue.recipes), `new` also of a completion. With `autocasts` a step with weights in 16 bits
+    runs under autocast, as accelerate's mixed precision.
     """
 
     mode: str
@@ -78,6 +79,7 @@ class Work:
     accumulates: str = "each"
     cudnn_benchmark: bool = False
     compile_scope: str | None = None
+    compile_mode: str = DEFAULT
     budget: float | None = None
     loss: str = FULL
     objective: str = LM
@@ -94,6 +96,12 @@ class Work:
     def computed_in(self) -> str:
         """Return the dtype of the contract by which a step computes: under autocast also if weights are in 16 bits."""
         return f"amp-{self.dtype}" if self.autocasts and self.dtype in ("bfloat16", "float16") else self.dtype
+
+    @property
+    def steps(self) -> int:
+        """How many steps are run: the first shows what a training step keeps. With CUDA graphs the first runs as it is, the second
+        is recorded, and the third replayed."""
+        return 3 if self.compile_scope is not None and self.compile_mode == REDUCE_OVERHEAD else 2
 
     @property
     def library(self) -> str:
@@ -193,7 +201,7 @@ def is_marked(number: int, phase: str) -> bool:
 
 
 class Steps:
-    """Two training or inference steps of a module that is on `device`, with the inputs of one batch.
+    """Two training or inference steps, or three, of a module that is on `device`, with the inputs of one batch.
 
     On meta `kind` names the device that is traced ("cuda"), for autocast, and `move` brings a tensor of the example there. The
     first training step shows when optimizer state appears, the peak often falls in the second.
@@ -263,13 +271,13 @@ class Steps:
         self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
 
     def run(self) -> Iterator[str]:
-        """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2" and "evaluate"."""
+        """All steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2" and "evaluate"."""
         yield from (phase for number, phase, ends in self.run_all() if ends and is_marked(number, phase))
 
     def run_all(self) -> Iterator[tuple[int, str, bool]]:
-        """Two steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
+        """All steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
         at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
-        for number in (1, 2):
+        for number in range(1, self._work.steps + 1):
             yield from self.run_passes(number)
             if self._work.trains:
                 self.optimize()

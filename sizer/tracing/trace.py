@@ -144,7 +144,7 @@ def trace(
                     recorder.log.mark("load")
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
-                    called = stack.enter_context(module_compiled(module, work.compile_scope))
+                    called = stack.enter_context(module_compiled(module, work.compile_scope, work.compile_mode))
                     stack.enter_context(libraries_called(work.library, recorder))
                     steps = make_steps(
                         *(blueprint, called, example, work),

@@ -207,7 +207,8 @@ FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 def test_what_does_not_apply_is_not_offered():
     of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits", *LOSSES, *OF_OBJECTIVES}
     absent = () if find_spec("torchao") else ("optimizer-host",)
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, *absent, "outputs", "compile", "budget"}
+    of_compiled = ("compile", "budget", "graphs")
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, *absent, "outputs", *of_compiled}
     assert "outputs" in keys_of(f"{CNN}&outputs=kept") and "outputs" not in keys_of(f"{CNN}&outputs=freed")
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
@@ -309,10 +310,16 @@ def test_compiled_code_has_a_budget_and_its_blocks():
     assert "compile" in keys_of(f"{compiled}&compile_scope=model")
     assert keys_of(f"{compiled}&budget=0.2").isdisjoint({"budget", "compile"})
     assert "inference" in keys_of(f"{compiled}&budget=0.2")  # without its budget
+
     base, found = (parse_query(query) for query in (compiled, f"{compiled}&budget=0.3"))
     (lever,) = [row for row in LEVERS if row.key == "budget"]
     changed = lever.change(base, Cells(base).counted(base))
     assert changed == found and lever.title(changed) == "An activation memory budget of 0.3"
+
+
+@compiles
+def test_code_with_graphs_can_do_without_them():
+    assert "graphs" in keys_of(f"{BLOCKS}&compile=reduce-overhead") - keys_of(f"{BLOCKS}&compile=default")
 
 
 def test_compiled_code_that_takes_more_says_so():

@@ -12,7 +12,7 @@ import pytest
 
 from sizer.memory.allocator import replay, replay_events
 from sizer.memory.cuda import segment_size
-from sizer.memory.tape import EMPTY_CACHE, Tape
+from sizer.memory.tape import EMPTY_CACHE, PRIVATE, Tape
 from tests.memory.caching_allocator import SlowCache
 from tests.memory.tapes import make_tape, random_tape
 
@@ -172,6 +172,19 @@ def test_an_emptied_cache_keeps_the_segments_that_hold_a_block():
     # one range: a at 0, b behind it, c in the second page of 20 MiB, which stays
     assert [row // MIB for row in replay_events(tape, "cuda", None, True).reserved] == [20, 40, 40, 40, 40, 20, 20, 20]
     assert {row // MIB for row in replay_events(make_tape(events), "cuda").reserved[1:]} == {34}
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+def test_an_emptied_cache_keeps_the_pool_of_cuda_graphs(expandable: bool):
+    tape = emptied(make_tape([("a", 20 * MIB), "-a", ("empty", 0), "-empty", ("b", 20 * MIB)]))
+
+    def reserved(streams: bytes) -> list[int]:
+        placed = replay_events(replace(tape, streams=streams), "cuda", None, expandable)
+        return [row // MIB for row in placed.reserved]
+
+    assert reserved(bytes([1, 0, 0])) == [20, 20, 0, 0, 20]
+    assert reserved(bytes([PRIVATE, 0, 0])) == [20, 20, 20, 20, 40]
+    assert reserved(bytes([PRIVATE, 0, PRIVATE])) == [20, 20, 20, 20, 20]
 
 
 def emptied(tape: Tape) -> Tape:

@@ -83,13 +83,20 @@ QUERIES = (
     *(f"{model} dtype=bfloat16&accumulate=4" for model in ("gpt2", "bert", "llama")),
     *(f"llama dtype=bfloat16&accumulate={more}" for more in ("2&compile_scope=model", "3&checkpointing=1", "3&train=adapter")),
     *(f"resnet18 dtype={dtype}&accumulate=2" for dtype in ("float32", "amp-float16")),
-)
+    *(f"{keys}&compile=reduce-overhead" for keys in (
+        *(f"resnet18 dtype={keys}" for keys in ("float32", "amp-bfloat16", "bfloat16&train=head", "float32&mode=inference")),
+        *(f"gpt2 dtype={keys}" for keys in ("bfloat16", "amp-float16", "bfloat16&compile_scope=model", "bfloat16&mode=inference")),
+        *(f"llama dtype={keys}" for keys in ("bfloat16", "bfloat16&budget=0.5", "amp-bfloat16&compile_scope=model")),
+        *(f"llama dtype=bfloat16&{more}" for more in ("checkpointing=1", "train=adapter", "train=adapter&adapter_dropout=0.1")),
+        "llama dtype=bfloat16&mode=inference", "vit_b_16 dtype=amp-bfloat16", "bert dtype=float16&optimizer=sgd",
+    )),
+)  # fmt: skip
 
 
 def query_of(name: str, gpu: str = GPU) -> str:
     """Return the query of one of QUERIES."""
     model, _, keys = name.partition(" ")
-    return f"{MODELS[model]}&{keys}&compile=default&gpu={gpu}"
+    return f"{MODELS[model]}&{keys}{'' if 'compile=' in keys else '&compile=default'}&gpu={gpu}"
 
 
 def figures(query: str) -> list[list[Any]]:
@@ -118,7 +125,7 @@ def figures(query: str) -> list[list[Any]]:
         read("load")
         initialize_parameters(module)
         example = blueprint.example(batch, work.trains)
-        with module_compiled(module, work.compile_scope) as called, without_modes_in(called, module):
+        with module_compiled(module, work.compile_scope, work.compile_mode) as called, without_modes_in(called, module):
             for phase in Steps(blueprint, called, example, work, device=torch.device("cuda")).run():
                 read(phase)
     return rows

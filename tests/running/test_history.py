@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from sizer.memory.tape import CATEGORIES, EMPTY_CACHE
+from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, PRIVATE
 from sizer.running.history import BACKWARD, columns_of, tape_of
 from sizer.running.outcome import alive_at_peak
 
@@ -63,6 +63,15 @@ def test_events_are_blocks_with_categories_lines_and_modules():
     assert [found.op_names[op] for op in found.ops] == ["train.py:1", "train.py:2", BACKWARD, EMPTY_CACHE, "train.py:3"]
     assert [found.module_names[module] for module in found.modules] == ["layer", "layer.0", "layer", "", ""]
     assert found.marks == ((1, "load"), (8, "step1"), (8, "rest")) and found.host_bytes == 3
+
+
+def test_the_pool_of_a_graph_is_a_stream_of_its_own():
+    common, pool = event("alloc", 1, 100, "1"), event("alloc", 2, 10, "1") | {"pool_id": (0, 1)}
+    columns = columns_of(
+        [common, pool, common | {"addr": 3, "pool_id": (0, 0)}, pool | {"addr": 4, "stream": 7}],
+        modules=[], labels=[], backwards=[], phase_ends=[], library_folders=(),
+    )  # fmt: skip
+    assert columns["streams"] == [0, PRIVATE + 1, 0, PRIVATE + 2]
 
 
 def test_what_is_alive_at_the_peak_is_by_line_and_module():

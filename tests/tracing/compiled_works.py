@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.tracing.graph_works import GRAPH_WORKS
+
 Step = Callable[[], Any]
 _BATCH, _LENGTH = 2, 256
 
@@ -274,6 +276,11 @@ WORKS: dict[str, Callable[[], Step]] = dict(
         *(_of("llama", dtype) for dtype in ("bfloat16", "amp")),
         _of("llama", "bfloat16", training=False),
         _of("llama", "bfloat16", "eager"),
+        *(_of(name, "bfloat16", "reduce-overhead") for name in ("mlp", "vit", "gpt", "gpt-dropout", "llama")),
+        *(_of(name, "amp", "reduce-overhead") for name in ("gpt", "gpt-dropout")),
+        _of("gpt", "amp", "reduce-overhead", budget=0.5),
+        _of("resnet18", "float32", "reduce-overhead"),
+        *(_of(name, "float32", "reduce-overhead", training=False) for name in ("mlp", "resnet18")),
     ]
 ) | {
     "graph break": partial(between, breaks),
@@ -286,6 +293,11 @@ WORKS: dict[str, Callable[[], Step]] = dict(
     "two lengths": two_lengths,
     "lora": lora,
     "device by name": device_by_name,
+    **GRAPH_WORKS,
 }
 # What the others of a kind show, in a few seconds.
-FEW = ("mlp float32 default", "gpt amp default budget=0.5", "graph break", "per block", "device by name")
+FEW = (
+    "mlp float32 default", "gpt amp default budget=0.5", "graph break", "per block", "device by name",
+    "mlp bfloat16 reduce-overhead", "graphs of blocks with dropout", "graphs joined late", "a whole step recorded",
+    "two graphs in a pool",
+)  # fmt: skip

@@ -24,6 +24,7 @@ from sizer.tracing.compiled.findings import reason_of
 from sizer.versions import installed_version
 from tests.tracing.compiled_steps import figures
 from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, two_lengths
+from tests.tracing.graph_works import blocks
 
 RECORDED = json.loads((Path(__file__).parents[1] / "null_driver/compiled.json").read_text())
 OLDER = installed_version() < names.OLDEST_READ
@@ -161,7 +162,8 @@ REFUSED = {
         r"backend=<lambda>.*allowed inductor",
     ),
     "max-autotune": (gpu_step(nn.Linear(4, 4), mode="max-autotune"), "timing"),
-    "reduce-overhead": (gpu_step(nn.Linear(4, 4), mode="reduce-overhead"), "CUDA graphs"),
+    "accumulated graphs": (partial(blocks, passes=2), "gradient tensor output of CUDAGraphs that has been overwritten"),
+    "inference of graphs by blocks": (partial(blocks, training=False), "output of CUDAGraphs that has been overwritten"),
 }
 
 

@@ -19,17 +19,18 @@ _ASSUMED = (
     f"its decisions are those of the installed PyTorch {torch.__version__.partition('+')[0]}",
     "memory that compilation itself takes on the device is not counted",
 )
+_GRAPHS = "the pool of CUDA graphs stays reserved, and a replay allocates nothing: judge by reserved memory, not by allocated"
 _GOT = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 
 
 class Findings:
     """Collect what was compiled since `start`. `timed` lists choices that a device makes by timing, such as padding.
 
-    `compiled` is True from a compilation on until the step has ended.
+    `compiled` is True from a compilation on until the step has ended, `has_graphs` once code is recorded in CUDA graphs.
     """
 
     def __init__(self) -> None:
-        self.compiled = False
+        self.compiled = self.has_graphs = False
         self.timed: set[str] = set()
         self._forward_flops = self._recomputed_flops = 0
         self._recomputed: Counter[str] = Counter()
@@ -57,7 +58,7 @@ class Findings:
             forward_flops=self._forward_flops,
             recomputed_flops=self._recomputed_flops,
             recomputed=tuple(f"{count} × {name}" for name, count in self._recomputed.most_common()),
-            assumptions=(*_ASSUMED, *sorted(self.timed)),
+            assumptions=(*_ASSUMED, *sorted(self.timed), *((_GRAPHS,) if self.has_graphs else ())),
         )
 
     def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:

@@ -51,7 +51,6 @@ class Compiler:
         self.code: CompiledCode | None = None
         self._findings: Findings | None = None
         self._gpu, self._hardware, self._recorder = gpu, hardware_like(gpu), recorder
-        self._has_graphs = False
         self._originals = [(owner, dict(vars(owner))) for owner in _PATCHED]
 
     @contextmanager
@@ -130,8 +129,8 @@ class Compiler:
         findings, frontend, on_host = Findings(), Frontend(), self._recorder.host.__contains__
 
         def begin_graphs() -> None:
-            if not self._has_graphs:
-                self._has_graphs = True
+            if not findings.has_graphs:
+                findings.has_graphs = True
                 stack.enter_context(trees_on(self._recorder, on_host))
 
         stack.enter_context(compiler_answers(self._hardware))

@@ -52,8 +52,10 @@ def budgeted(budget: float | None) -> Iterator[None]:
 
 
 @contextmanager
-def module_compiled(module: nn.Module, scope: str | None) -> Iterator[nn.Module]:
+def module_compiled(module: nn.Module, scope: str | None, mode: str) -> Iterator[nn.Module]:
     """Within the context a module, or each of its repeated blocks, is compiled as trainers do; yields what the loop calls.
+
+    `mode` is one of COMPILE_MODES (sizer.catalogue.compilation).
 
     Raises RequestError for blocks of a module that has none.
     """
@@ -61,7 +63,7 @@ def module_compiled(module: nn.Module, scope: str | None) -> Iterator[nn.Module]
         yield module
         return
     if scope == MODEL:
-        yield torch.compile(module)
+        yield torch.compile(module, mode=mode)
         return
     blocks = repeated_blocks(module)
     if not blocks:
@@ -73,7 +75,7 @@ def module_compiled(module: nn.Module, scope: str | None) -> Iterator[nn.Module]
         )
         raise RequestError(refusals=[refusal])
     for block in blocks:
-        block.compile()
+        block.compile(mode=mode)
     try:
         yield module
     finally:

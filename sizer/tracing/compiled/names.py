@@ -45,6 +45,14 @@ NAMES = (
     ("torch._inductor.compile_fx", "compile_fx_forward"),
     ("torch._inductor.compile_fx", "partition_fn"),
     ("torch._inductor.compile_fx", "with_fresh_cache_if_config"),
+    *(
+        ("torch._inductor.cudagraph_trees", name)
+        for name in (
+            "CUDAGraphCaptureControlFlowOpDispatchMode", "CUDAGraphTreeManager.run", "ControlFlowOpWarmupDispatchMode",
+            "TreeManagerContainer", "_update_current_stream_external_object", "check_memory_pool", "get_container",
+            "get_history_recording", "preserve_rng_state",
+        )
+    ),
     ("torch._inductor.config", "force_disable_caches"),
     ("torch._inductor.config", "compile_threads"),
     ("torch._inductor.fx_passes.joint_graph", "UniformValueConstantFolder._deduce_value"),
@@ -63,6 +71,7 @@ NAMES = (
     ("torch._C", "get_autocast_dtype"),
     ("torch._C", "is_autocast_enabled"),
     ("torch._C", "_push_on_torch_function_stack"),
+    ("torch._C", "_set_cached_tensors_enabled"),
     ("torch._C", "_select_conv_backend"),
     ("torch.cuda", "_DeviceGuard"),
     ("torch.utils._triton", "triton_hash_with_backend"),

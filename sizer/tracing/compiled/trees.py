@@ -1,8 +1,8 @@
 """CUDA graphs of compiled code (`mode="reduce-overhead"`): Inductor's own bookkeeping of their pool, on meta tensors.
 
-Inductor hands each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it in three ways: first as
-it is, in a pool of memory of its own; then in that pool while a CUDA graph records it; from then on the graph is replayed, which
-asks for no memory. Here that code runs itself. What it asks of the device is answered: graphs and pools as for everybody
+Inductor hands each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it in three ways: first
+as it is, in a pool of memory of its own; then in that pool while a CUDA graph records it; from then on the graph is replayed,
+which asks for no memory. Here that code runs itself. What it asks of the device is answered: graphs and pools as for everybody
 (sizer.tracing.meta.cuda_graphs), each storage has an address, and storages made anew at an address have no memory.
 """
 

@@ -147,8 +147,9 @@ def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
     """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device,
     or that of the CPU once the parameters are `offloads()` on the host.
 
-    `capturable=True` is allowed as on CUDA. On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
-    (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
+    `capturable=True` is allowed as on CUDA, where most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed:
+    its kernels (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate
+    nothing.
     """
 
     def nothing(*args: Any, **kwargs: Any) -> None:
