@@ -254,6 +254,44 @@ def device_by_name() -> Step:
     return _training(model, lambda x: called(x).square().mean(), (torch.zeros(128, 256, device="cuda"),), nullcontext)
 
 
+class Flexible(nn.Module):
+    """Attention by flex_attention: with a learned bias by head, or with fewer heads of keys and values."""
+
+    def __init__(self, *, biased: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.biased = nn.Linear(256, 768), nn.Linear(256, 256), biased
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor, mask: Any) -> Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        b, t, c = x.shape
+        q, k, v = (z.view(b, t, 8, -1).transpose(1, 2) for z in self.qkv(x).split(c, dim=2))
+        if self.biased:
+            bias = self.bias
+            y = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[h] + (i - j), block_mask=mask)
+        else:
+            y = flex_attention(q, k[:, :2], v[:, :2], block_mask=mask, enable_gqa=True)
+        return self.out(y.transpose(1, 2).reshape(b, t, c))
+
+
+def flexible(mask: str, *, biased: bool = False, mode: str = "default", cast: str = "amp") -> Step:
+    """Return the step of a compiled Flexible; `mask` is causal, documents or none."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    number = torch.arange(384, device="cuda") // 64
+    masks: dict[str, Callable[..., Tensor]] = {
+        "causal": lambda b, h, q, k: q >= k,
+        "documents": lambda b, h, q, k: number[q] == number[k],
+    }
+    block_mask = create_block_mask(masks[mask], None, None, 384, 384, device="cuda") if mask in masks else None
+    dtype = torch.bfloat16 if cast == "bfloat16" else torch.float32
+    model = Flexible(biased=biased).to(dtype).cuda()
+    called, x = torch.compile(model, mode=mode), torch.zeros(3, 384, 256, dtype=dtype, device="cuda")
+    within = partial(torch.autocast, "cuda", dtype=torch.bfloat16) if cast == "amp" else nullcontext
+    return _training(model, lambda x: called(x, block_mask).float().square().mean(), (x,), within)
+
+
 def _of(name: str, dtype: str, mode: str = "default", **options: Any) -> tuple[str, Callable[[], Step]]:
     text = " ".join(f"{key}={value}" for key, value in options.items())
     return f"{name} {dtype} {mode} {text}".strip(), partial(of_model, name, dtype, mode, **options)
@@ -293,11 +331,16 @@ WORKS: dict[str, Callable[[], Step]] = dict(
     "two lengths": two_lengths,
     "lora": lora,
     "device by name": device_by_name,
+    "flex_attention": partial(flexible, "none", cast="bfloat16"),
+    "flex_attention, causal": partial(flexible, "causal"),
+    "flex_attention, documents": partial(flexible, "documents", cast="bfloat16"),
+    "flex_attention, biased": partial(flexible, "causal", biased=True),
+    "flex_attention, graphs": partial(flexible, "documents", mode="reduce-overhead"),
     **GRAPH_WORKS,
 }
 # What the others of a kind show, in a few seconds.
 FEW = (
     "mlp float32 default", "gpt amp default budget=0.5", "graph break", "per block", "device by name",
     "mlp bfloat16 reduce-overhead", "graphs of blocks with dropout", "graphs joined late", "a whole step recorded",
-    "two graphs in a pool",
+    "two graphs in a pool", "flex_attention, documents",
 )  # fmt: skip

@@ -126,29 +126,7 @@ def compiled_adam() -> Step:
     return step
 
 
-def flexible(mask: Callable[..., torch.Tensor] | None) -> Step:
-    """Return a step with compiled flex_attention, under a block mask if a `mask` is given."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    block_mask = mask and create_block_mask(mask, None, None, 256, 256, device="cuda")
-    heads = nn.Parameter(torch.zeros(2, 4, 256, 64, device="cuda"))
-    compiled = torch.compile(flex_attention)
-    return lambda: compiled(heads, heads, heads, block_mask=block_mask).sum().backward()
-
-
-def documents() -> Step:
-    """Return a step whose mask keeps documents apart."""
-    number = torch.arange(256, device="cuda") // 64
-    return flexible(lambda batch, head, query, key: number[query] == number[key])
-
-
 REFUSED = {
-    "flex_attention": (partial(flexible, None), "compiled flex_attention cannot be traced"),
-    "flex_attention, block mask": (
-        partial(flexible, lambda batch, head, query, key: query >= key),
-        "compiled flex_attention cannot be traced",
-    ),
-    "flex_attention, document mask": (documents, "compiled flex_attention cannot be traced"),
     "host input": (host_input, r"tensor of the host.*of shape \(2, 4\)"),
     "compiled Adam": (compiled_adam, "Adam with capturable=False"),
     "fullgraph": (partial(between, asks, fullgraph=True), r"Data-dependent branching \(compiled_works\.py:\d+\)"),

@@ -11,8 +11,6 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from sizer.errors import TraceError
-
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 _NO_GUARD = "not linked with support for cuda"  # a CPU build of PyTorch, in code that asks for a device guard
 
@@ -84,7 +82,6 @@ def move(graph: fx.GraphModule, inputs: Any) -> Any:
     """
     from torch._guards import detect_fake_mode
 
-    _refuse_flex_attention(graph)
     mode = detect_fake_mode(pytree.tree_leaves(inputs))
     moved: dict[int, tuple[Any, Any]] = {}  # by identity, with the tensor, so that it stays alive
 
@@ -100,6 +97,7 @@ def move(graph: fx.GraphModule, inputs: Any) -> Any:
     _drop_moves(graph)
     for node in graph.graph.nodes:
         node.args, node.kwargs = (fx.node.map_aggregate(given, _device) for given in (node.args, node.kwargs))
+    _move_functions(graph, move_value)
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     with mode, torch.no_grad():
         _Propagation(graph, mode, move_value).run(*(None for _ in placeholders), enable_io_processing=False)
@@ -107,16 +105,18 @@ def move(graph: fx.GraphModule, inputs: Any) -> Any:
     return pytree.tree_map(move_value, inputs)
 
 
-def _refuse_flex_attention(graph: fx.GraphModule) -> None:
-    """Raise TraceError for flex_attention: its score and mask functions are graphs of their own, which stay on meta."""
-    found = next((node for node in graph.graph.nodes if str(node.target).startswith("flex_attention")), None)
-    if found is not None:
-        raise TraceError(
-            "compiled flex_attention cannot be traced",
-            given=str(found.target),
-            allowed="scaled_dot_product_attention",
-            todo="call scaled_dot_product_attention, or leave flex_attention out of the compiled code",
-        )
+def _move_functions(graph: fx.GraphModule, move_value: Callable[[Any], Any]) -> None:
+    """Move the functions that operators of a graph call, such as the scores and masks of flex_attention: graphs of their own."""
+    for function in graph.children():
+        if not isinstance(function, fx.GraphModule):
+            continue
+        _move_functions(function, move_value)
+        for node in function.graph.nodes:
+            node.args, node.kwargs = (fx.node.map_aggregate(given, _device) for given in (node.args, node.kwargs))
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map(move_value, node.meta["val"])
+            node.meta.pop("tensor_meta", None)
+        function.recompile()
 
 
 def _drop_moves(graph: fx.GraphModule) -> None:

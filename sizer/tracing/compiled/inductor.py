@@ -147,6 +147,7 @@ def inductor_on(
         for place, name, value in replacements:
             stack.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
         stack.enter_context(_composites_taken_apart())
+        stack.enter_context(_operators_autocast())
         table = torch._prims.rng_prims.graphsafe_run_with_rng_state.python_key_table
         stack.enter_context(mock.patch.dict(table, {Recorder: _run_with_rng_state}))
         stack.enter_context(inductor_config.patch(force_disable_caches=True, compile_threads=1))
@@ -220,3 +221,35 @@ def _composites_taken_apart() -> Iterator[None]:
         for op, kernel in zip(found, kernels, strict=True):
             op.py_kernels[DispatchKey.Meta] = kernel
             op._dispatch_cache.clear()
+
+
+@contextmanager
+def _operators_autocast() -> Iterator[None]:
+    """Within the context operators that call functions take the key by which meta tensors are cast (sizer.tracing.meta.autocast).
+
+    As with AutocastCUDA it does nothing, but for flex_attention: _flex_attention_autocast_impl, torch/_higher_order_ops (2.15).
+    """
+    from torch._higher_order_ops.flex_attention import flex_attention
+    from torch.amp.autocast_mode import _cast
+
+    key = DispatchKey.AutocastIPU
+    operators = [*torch._ops._higher_order_ops.values()]
+    before = [operator.non_fallthrough_keys for operator in operators]
+
+    def cast(query: Any, key_: Any, value: Any, *args: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cuda")
+        cast_ = [_cast(tensor, "meta", dtype) for tensor in (query, key_, value)]
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return flex_attention(*cast_, *args)
+
+    for operator in operators:
+        operator.fallthrough(key)
+        operator._dispatch_cache.clear()
+    flex_attention.py_impl(key)(cast)
+    try:
+        yield
+    finally:
+        del flex_attention.py_kernels[key]
+        for operator, keys in zip(operators, before, strict=True):
+            operator.non_fallthrough_keys = keys
+            operator._dispatch_cache.clear()

@@ -35,6 +35,7 @@ NAMES = (
     ("torch._dynamo.variables.tensor", "all_tensor_attrs"),
     ("torch._functorch.config", "enable_autograd_cache"),
     ("torch._guards", "detect_fake_mode"),
+    ("torch._higher_order_ops.flex_attention", "flex_attention.py_kernels"),
     ("torch._inductor.async_compile", "AsyncCompile.triton"),
     ("torch._inductor.async_compile", "AsyncCompile.warm_pool"),
     ("torch._inductor.codecache", "PyCodeCache.load"),
@@ -60,6 +61,7 @@ NAMES = (
     ("torch._inductor.fx_passes.pad_mm", "has_triton"),
     ("torch._inductor.scheduler", "has_triton"),
     ("torch._inductor.output_code", "CompiledFxGraph"),
+    ("torch._ops", "_higher_order_ops"),
     ("torch._prims.rng_prims", "graphsafe_run_with_rng_state.python_key_table"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode.dispatch"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init"),
@@ -73,6 +75,7 @@ NAMES = (
     ("torch._C", "_push_on_torch_function_stack"),
     ("torch._C", "_set_cached_tensors_enabled"),
     ("torch._C", "_select_conv_backend"),
+    ("torch.amp.autocast_mode", "_cast"),
     ("torch.cuda", "_DeviceGuard"),
     ("torch.utils._triton", "triton_hash_with_backend"),
 )  # fmt: skip
