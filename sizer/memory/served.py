@@ -20,13 +20,23 @@ class Want:
     missing_bytes: int
 
 
+def both(starts: Starts, want: Want | None) -> Starts:
+    """Return whether a server starts and holds what is wanted, "uncertain" if either is."""
+    parts = {starts, True if want is None else want.fits}
+    return False if False in parts else "uncertain" if "uncertain" in parts else True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """Flags to change, what the server then has, and the requests at once that the change gains."""
+    """Flags to change, what the server then has, and the requests at once that the change gains.
+
+    `fits` is true if the server then starts and holds what is wanted.
+    """
 
     flags: str
     query: str
     starts: Starts
+    fits: Starts
     kv_cache_bytes: Difference
     requests_at_once: float
     gained: float
@@ -88,8 +98,7 @@ class Served:
     @property
     def fits(self) -> Starts:
         """Return whether the server starts and holds what is wanted, "uncertain" if either is."""
-        parts = {self.starts, True if self.want is None else self.want.fits}
-        return False if False in parts else "uncertain" if "uncertain" in parts else True
+        return both(self.starts, self.want)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import format_release
-from sizer.memory.served import ContextRow, Served
+from sizer.memory.served import ContextRow, Served, both
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import blocks_of_request
 from sizer.serving.command import vllm_command
@@ -55,12 +55,17 @@ def answer_vllm(
 
     def outcome(other: Flags) -> Outcome:
         found = planner(other)
-        at_once = found.cache.requests_at_once * other.dp
-        return Outcome(starts=found.starts, kv_cache_bytes=found.kv_cache_bytes, requests_at_once=at_once)
+        held = wanted(found, architecture, want) if want is not None else None
+        return Outcome(
+            starts=found.starts,
+            fits=both(found.starts, held),
+            kv_cache_bytes=found.kv_cache_bytes,
+            requests_at_once=found.cache.requests_at_once * other.dp,
+        )
 
     plan = planner(flags)
     copies = flags.dp
-    changes = [*vllm_changes(architecture, flags, plan.free_bytes)] if with_levers else []
+    changes = [*vllm_changes(architecture, flags, plan.free_bytes, want)] if with_levers else []
 
     def at_once(requests: float) -> float:
         return round(requests * copies, 2)

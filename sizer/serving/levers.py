@@ -1,4 +1,4 @@
-"""What to change so that a server starts, or holds more requests: each change is a plan of its own."""
+"""What to change so that a server starts, and holds what is wanted or more requests: each change is a plan of its own."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a change comes to."""
+    """What a change comes to. `fits` is true if the server starts and holds what is wanted."""
 
     starts: Starts
+    fits: Starts
     kv_cache_bytes: int
     requests_at_once: float
 
@@ -37,14 +38,29 @@ FEWER_SEQS, FEWER_TOKENS, MORE_UTIL, LONGEST_SET = 32, 2048, 0.95, 3
 SHOWN = 8
 
 
-def vllm_changes(architecture: Architecture, flags: Flags, free_bytes: int) -> Iterator[Change]:
-    """Yield each change that flags of vLLM leave room for on a device with so many bytes free."""
-    if flags.max_num_seqs > FEWER_SEQS:
+def vllm_changes(
+    architecture: Architecture, flags: Flags, free_bytes: int, want: tuple[int, int] | None = None
+) -> Iterator[Change]:
+    """Yield each change that flags of vLLM leave room for on a device with so many bytes free.
+
+    `want` is (requests, tokens of each): no change forbids them, and those that allow them come first.
+    """
+    requests, tokens = want or (0, 0)
+    here = -(-requests // flags.dp)
+    fewer = max(FEWER_SEQS, here)
+    if flags.max_num_seqs != fewer and (flags.max_num_seqs > FEWER_SEQS or flags.max_num_seqs < here):
         yield Change(
-            flag=f"--max-num-seqs {FEWER_SEQS}",
-            query=f"max_num_seqs={FEWER_SEQS}",
-            fields={"max_num_seqs": FEWER_SEQS},
-            note=f"at most {FEWER_SEQS} requests run at once",
+            flag=f"--max-num-seqs {fewer}",
+            query=f"max_num_seqs={fewer}",
+            fields={"max_num_seqs": fewer},
+            note=f"at most {fewer} requests run at once",
+        )
+    if flags.max_model_len < tokens <= architecture.positions:
+        yield Change(
+            flag=f"--max-model-len {tokens}",
+            query=f"max_model_len={tokens}",
+            fields={"max_model_len": tokens},
+            note="longer requests are allowed",
         )
     if flags.max_num_batched_tokens > FEWER_TOKENS:
         yield Change(
@@ -102,7 +118,8 @@ def gpu_with(gpu: Gpu, flags: Any, other: Any) -> Gpu:
 def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], Outcome]) -> tuple[Lever, ...]:
     """Return what to change, the smallest sets first and of those with as many changes the one that gains most.
 
-    If the server starts, each change stands alone. If not, sets of up to three changes with which it starts come first.
+    If the server fits, each change stands alone. If not, these are the smallest sets of up to three changes with which it does; if
+    none does and the server starts, each change that gains requests.
 
     Args:
         changes: The changes that the flags leave room for.
@@ -118,20 +135,19 @@ def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], 
             flags=" ".join(change.flag for change in chosen),
             query="&".join(change.query for change in chosen),
             starts=after.starts,
+            fits=after.fits,
             kv_cache_bytes=after.kv_cache_bytes,
             requests_at_once=round(after.requests_at_once, 2),
             gained=round(after.requests_at_once - before.requests_at_once, 2),
             note="; ".join(change.note for change in chosen),
         )
 
-    if before.starts is True:
-        return tuple(_sorted(lever((change,)) for change in changes))[:SHOWN]
-    for size in range(1, LONGEST_SET + 1):
+    for size in range(1, LONGEST_SET + 1) if before.fits is not True else ():
         tried = (lever(chosen) for chosen in combinations(changes, size) if _is_one(chosen))
-        found = sorted((one for one in tried if one.starts is True), key=lambda one: -one.gained)
+        found = sorted((one for one in tried if one.fits is True), key=lambda one: -one.gained)
         if found:
             return tuple(found[:SHOWN])
-    return ()
+    return tuple(_sorted(lever((change,)) for change in changes))[:SHOWN] if before.starts is True else ()
 
 
 def _is_one(chosen: tuple[Change, ...]) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import AUTO, format_release
 from sizer.errors import Refusal, RequestError
-from sizer.memory.served import ContextRow, Served, Starts, Want
+from sizer.memory.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 from sizer.serving.cache import page_elements, state_bytes
 from sizer.serving.flags import HOPPER, Flags, check_ranks, layout_of, release_of
@@ -282,8 +282,14 @@ def answer_sglang(
         other = with_fraction(other)
         ranks = gpu_with(gpu, flags, other)
         found, least = plan_pool(architecture, other, ranks), plan_pool(architecture, other, ranks, -BAND)
-        at_once = found.tokens / other.context_length * other.dp
-        return Outcome(starts=_starts(found, least, found), kv_cache_bytes=found.pool_bytes, requests_at_once=at_once)
+        starts = _starts(found, least, found)
+        held = _wanted(found, least, found, other, want) if want is not None else None
+        return Outcome(
+            starts=starts,
+            fits=both(starts, held),
+            kv_cache_bytes=found.pool_bytes,
+            requests_at_once=found.tokens / other.context_length * other.dp,
+        )
 
     starts = _starts(pool, low, high)
     at_once = [round(one.tokens / length * flags.dp, 2) for one in (pool, low, high)]
@@ -316,7 +322,7 @@ def answer_sglang(
         command=sglang_command(model, flags),
         message="" if starts is True else _message(pool, flags),
         want=_wanted(pool, low, high, flags, want) if want is not None else None,
-        levers=find_levers([*_changes(architecture, flags)] if with_levers else [], flags, outcome),
+        levers=find_levers([*_changes(architecture, flags, want)] if with_levers else [], flags, outcome),
         contexts=tuple(_contexts(pool, flags)),
         reasons=("up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build",),
     )
@@ -360,7 +366,23 @@ def _contexts(pool: Pool, flags: SglangFlags) -> Iterator[ContextRow]:
         yield ContextRow(context=context, requests=min(held, flags.running * flags.dp) if flags.running else held)
 
 
-def _changes(architecture: Architecture, flags: SglangFlags) -> Iterator[Change]:
+def _changes(architecture: Architecture, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[Change]:
+    requests, tokens = want or (0, 0)
+    here = -(-requests // flags.dp)
+    if flags.running is not None and flags.running < here:
+        yield Change(
+            flag=f"--max-running-requests {here}",
+            query=f"max_num_seqs={here}",
+            fields={"running": here},
+            note=f"at most {here} requests run at once",
+        )
+    if flags.context_length < tokens <= architecture.positions:
+        yield Change(
+            flag=f"--context-length {tokens}",
+            query=f"max_model_len={tokens}",
+            fields={"context_length": tokens},
+            note="longer requests are allowed",
+        )
     if flags.chunked_prefill_size > 2048:
         yield Change(
             flag="--chunked-prefill-size 2048",

@@ -79,12 +79,19 @@ def range_line(served: Served) -> str:
 def lever_lines(served: Served) -> Iterator[str]:
     """Yield each lever as one line."""
     if served.levers:
-        yield "To hold more requests:" if served.starts is True else "To start:"
+        yield f"To {_aim_of_levers(served)}:"
     for lever in served.levers:
         yield (
             f"  {lever.flags}: {lever.requests_at_once:,.1f} requests at once ({lever.gained:+,.1f}), "
             f"{gib(lever.kv_cache_bytes)} GiB of cache; {lever.note}"
         )
+
+
+def _aim_of_levers(served: Served) -> str:
+    """Return what the levers of a server are for."""
+    if served.want is not None and served.want.fits is not True and served.levers[0].fits is True:
+        return f"hold {counted(served.want.requests, 'request')} of {served.want.tokens:,} tokens at once"
+    return "hold more requests" if served.starts is True else "start"
 
 
 def verdict_words(found: ServedFigures) -> str:

@@ -158,3 +158,22 @@ def test_every_rule_has_a_value_in_the_oldest_version_and_a_source():
     assert rules_of((0, 9, 0)).util == 0.9
     assert rules_of((0, 33, 0)).util == 0.92
     assert all(rule.source for rule in RULES)
+
+
+def test_levers_aim_at_what_is_wanted():
+    # 64 requests of 1,024 tokens are 512 MiB; 300 MiB hold 37
+    asked = {"kv_bytes": 300 * MIB, "max_num_seqs": 256, "want": (64, 1024)}
+    found = answer(**asked)
+    assert (found.starts, found.want.fits) == (True, False)
+    assert {lever.query for lever in found.levers} == {"kv=fp8", "tp=2"}
+    assert all(lever.fits is True for lever in found.levers)
+    more = answer(kv_bytes=600 * MIB, max_num_seqs=16, want=(64, 1024))
+    assert [lever.query for lever in more.levers] == ["max_num_seqs=64"]
+    longer = answer(kv_bytes=600 * MIB, max_num_seqs=256, max_model_len=512, want=(64, 1024))
+    assert [lever.query for lever in longer.levers] == ["max_model_len=1024"]
+
+
+def test_what_no_set_holds_leaves_what_gains_requests():
+    found = answer(kv_bytes=300 * MIB, want=(64, 8192))
+    assert found.want.fits is False and found.levers
+    assert not any(lever.fits is True for lever in found.levers) and all(lever.gained > 0 for lever in found.levers)
