@@ -831,6 +831,22 @@ KEYS: dict[str, Key] = {
         otherwise="nothing",
         needs=serving,
     ),
+    "outside": _field(
+        "outside",
+        read_size,
+        format_size,
+        allowed="memory that the server holds beside weights, profile run, graphs and cache, such as 0.5GiB, with mode=serve",
+        otherwise="fitted on published logs",
+        needs=of_engines("outside"),
+    ),
+    "graphs": _field(
+        "graphs",
+        read_size,
+        format_size,
+        allowed="memory of the server's CUDA graphs, such as 1.2GiB, with mode=serve",
+        otherwise="fitted on published logs",
+        needs=of_engines("graphs"),
+    ),
     "want": _field(
         "want",
         read_want,

@@ -63,8 +63,8 @@ class Request:
     `stream` or not, how the `vae` decodes, whether the call has `guidance`, what it puts out, the parts that it is built without,
     and how parts' weights are held, where an empty name is the denoiser; None is the pipeline's own choice.
     SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
-    that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `want` how many
-    requests of how many tokens are asked for.
+    that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `outside` and
+    `graphs` those of parts that are fitted without them, `want` how many requests of how many tokens are asked for.
     `loss`, `step`, `evaluate`, `objective`, `reference`, `group`, `rollout`, `activations` and `optimizer_offload` are of training
     recipes (sizer.catalogue.recipes); with objective=grpo `new` are the tokens of a completion.
     """
@@ -143,6 +143,8 @@ class Request:
     sampler: str = "auto"
     kv_bytes: int | None = None
     used: int = 0
+    outside: int | None = None
+    graphs: int | None = None
     want: tuple[int, int] | None = None
     loss: str = "full"
     step: str = "after"

@@ -352,7 +352,7 @@ def test_the_complete_form_writes_defaults_too():
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
     server = "engine_version=0.11.2&util=0.5&max_model_len=auto&max_num_seqs=8&max_num_batched_tokens=1k&kv_bytes=1GiB"
-    asked.append(f"{LLAMA}&mode=serve&{server}&used=1GiB&want=2x1k")
+    asked.append(f"{LLAMA}&mode=serve&{server}&used=1GiB&outside=1GiB&graphs=1GiB&want=2x1k")
     written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
@@ -663,6 +663,8 @@ def random_server(rng: random.Random) -> dict[str, object]:
         "sampler": rng.choice(("auto", "sort", "triton", "flashinfer")),
         "kv_bytes": rng.choice((None, 1, 3 * 2**20, 2**30)),
         "used": 0,
+        "outside": rng.choice((None, 1, 2**30)),
+        "graphs": rng.choice((None, 2**20)),
         "want": rng.choice((None, (1, 1), (8, 32_768))),
         "tp": rng.choice((1, 2, 8)),
         "pp": rng.choice((1, 2)),

@@ -38,7 +38,7 @@ _ROWS = (
         title="vLLM",
         oldest=(0, 9, 0),
         newest=(0, 33, 0),
-        takes=(*_SHARED, "api", "sampler", "kv_bytes", "kv", "tp", "engine_version", "weights"),
+        takes=(*_SHARED, "api", "sampler", "kv_bytes", "outside", "graphs", "kv", "tp", "engine_version", "weights"),
     ),
     Engine(
         key="sglang",

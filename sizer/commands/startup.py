@@ -12,7 +12,7 @@ from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import to_printable
 from sizer.errors import RequestError, quote
-from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, read_startup
+from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, read_startup, refitted
 from sizer.serving.words import headline
 
 STDIN = "-"
@@ -36,13 +36,17 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     _ask(options, query)
     with contextlib.closing(make_client()) as client:
         report = wait(client.submit(query))
-    lines = compare(log, report.serve)
+    lines, constants = compare(log, report.serve), refitted(log, report.serve)
     if options.json:
         data = {"engine": log.engine, "figures": log.figures, "failure": log.failure, "query": query, "differences": lines}
-        print(json.dumps(data))
+        print(json.dumps(data | {"refitted": constants}))
         return 0
     said = [f"The log: {log.engine}{f', {log.failure}' if log.failure else ''}", *(f"  {line}" for line in lines)]
-    print(to_printable("\n".join([*said, f"The plan: {headline(report.serve)}", f"The question: {query}"])))
+    asked = [f"The plan: {headline(report.serve)}", f"The question: {query}"]
+    if constants:
+        keys = "&".join(f"{key}={value}" for key, value in constants.items())
+        asked.append(f"With this machine's own constants: {query}&{keys}")
+    print(to_printable("\n".join([*said, *asked])))
     return 0
 
 

@@ -46,6 +46,8 @@ class Flags:
     marlin: bool = False
     kv_bytes: int | None = None
     used_bytes: int = 0
+    outside_bytes: int | None = None
+    graphs_bytes: int | None = None
     block: int = BLOCK_TOKENS
     prefix_caching: bool = True
     vocabulary: int = 0
@@ -167,6 +169,8 @@ def resolve_flags(request: AnyRequest, architecture: Architecture, gpu: Gpu, pro
         marlin=marlin,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,
+        outside_bytes=request.outside,
+        graphs_bytes=request.graphs,
         vocabulary=architecture.vocabulary,
         block=LATENT_BLOCK if architecture.latent else BLOCK_TOKENS,
     )

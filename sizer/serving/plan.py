@@ -79,8 +79,11 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
     last = stage == flags.pp - 1
     peak = max(profile.forward_bytes, sampling) if last else profile.forward_bytes
-    outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
-    graphs = graph_bytes(architecture, flags)
+    outside, graphs = flags.outside_bytes, flags.graphs_bytes
+    if outside is None:
+        outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
+    if graphs is None or flags.eager:
+        graphs = graph_bytes(architecture, flags)
     available = budget - weights - peak - outside - (graphs if rules.graphs_in_budget else 0)
     if flags.kv_bytes is not None:
         available = flags.kv_bytes
@@ -114,9 +117,12 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
         return 0, ("the size of the cache is given",)
     band, reasons = DENSE_BAND, ["dense model on one card: the logs in docs/serving.md differ by up to 0.15 GiB"]
     others = [
-        (bool(flags.rules.graphs_in_budget and not flags.eager), "the estimate of CUDA graphs, which is fitted"),
+        (
+            bool(flags.rules.graphs_in_budget and not flags.eager and flags.graphs_bytes is None),
+            "the estimate of CUDA graphs, which is fitted",
+        ),
         (bool(architecture.experts), "workspaces of expert kernels, which depend on the kernel"),
-        (flags.tp * flags.pp * flags.dp > 1, "buffers between the ranks, which are fitted"),
+        (flags.tp * flags.pp * flags.dp > 1 and flags.outside_bytes is None, "buffers between the ranks, which are fitted"),
     ]
     for applies, reason in others:
         if applies:

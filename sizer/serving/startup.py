@@ -194,6 +194,25 @@ def _value(name: str, text: str) -> float | str:
     return float(text.replace(",", "").rstrip("."))
 
 
+def refitted(log: StartupLog, served: Served) -> dict[str, str]:
+    """Return values of `outside` and `graphs` by which the plan has what the log left beside weights, profile run and cache.
+
+    The plan is that of the log's own question. Empty for another engine, and for what the log does not say.
+    """
+    weights, cache, graphs = log.number("weights_gib"), log.number("cache_gib"), log.number("graphs_gib")
+    if served.engine != "vllm":
+        return {}
+    found = {"graphs": f"{graphs:.2f}GiB"} if graphs is not None and graphs > 0 else {}
+    if weights is not None and cache is not None:
+        share = log.number("share_gib")
+        budget = share if share is not None else served.budget_bytes / GIB
+        captured = (served.graphs_bytes / GIB if graphs is None else max(0.0, graphs)) if served.graphs_in_budget else 0.0
+        outside = budget - weights - cache - served.profile_peak_bytes / GIB - captured
+        if outside >= 0.005:
+            found["outside"] = f"{outside:.2f}GiB"
+    return found
+
+
 def compare(log: StartupLog, served: Served) -> list[str]:
     """Return a line for the weights, the rest and the tokens: the log, the plan, their difference and a cause if it is large.
 

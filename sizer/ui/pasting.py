@@ -15,7 +15,8 @@ from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
 from sizer.pasted.snapshot import SnapshotReport
-from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup
+from sizer.request import parse_query
+from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.ui import links, service
 from sizer.ui.charts import finish
 from sizer.ui.palette import COLOURS, INK
@@ -158,6 +159,22 @@ def _show_startup(found: StartupLog, report: Report | None) -> None:
     st.caption("The device is that of the form: a log does not name it.")
     if report is not None and report.serve is not None and report.serve.engine == found.engine:
         show_lines(compare(found, report.serve))
+        constants = refitted(found, report.serve) if _asks(report.query, found) else {}
+        if constants:
+            st.button(
+                f"Use this machine's own constants: {', '.join(f'{key} {value}' for key, value in constants.items())}",
+                key="pasted_refit",
+                on_click=lambda: st.query_params.update(constants),
+            )
+
+
+def _asks(query: str, log: StartupLog) -> bool:
+    """Return True if a question is that of a log, for its own model and device."""
+    address = address_of_server(log, dict(item.split("=", 1) for item in query.split("&")))
+    try:
+        return parse_query(query) == parse_query("&".join(f"{key}={value}" for key, value in address.items()))
+    except RequestError:  # such as a version without rules
+        return False
 
 
 def _show_diagnosis(found: Diagnosis, focus: Estimate | None, report: Report | None) -> None:

@@ -44,6 +44,8 @@ FLAGS = {
     "max_num_batched_tokens": ("Tokens in a step", "max_num_batched_tokens, or SGLang's chunked_prefill_size.", "the server's own"),
     "engine_version": ("Version", "Of the server, such as 0.11.2.", "the newest known"),
     "used": ("Memory in use", "By other programs, such as 2GiB.", "nothing"),
+    "outside": ("Memory outside of PyTorch", "What a log of this machine leaves beside the plan, such as 0.5GiB.", "fitted"),
+    "graphs": ("Memory of CUDA graphs", "As a log of this machine says, such as 1.2GiB.", "fitted"),
     "kv_bytes": ("Bytes of the cache", "In the place of a profile run, such as 8GiB.", "what the run leaves"),
 }
 RANKS = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from sizer.errors import RequestError
 from sizer.request import parse_query
-from sizer.serving.startup import compare, is_startup, read_startup
+from sizer.serving.startup import compare, is_startup, read_startup, refitted
+from sizer.units import GIB
 from tests.serving.test_plan import answer
 
 LOG = """\
@@ -73,6 +75,20 @@ def test_an_error_has_its_figures():
     assert [log.number(name) for name in ("needed_gib", "available_gib", "longest")] == [5.62, 4.81, 35_040]
     free = read_startup(ERRORS["the server's share of the memory was not free"])
     assert [free.number(name) for name in ("free_gib", "total_gib", "util")] == [21.07, 23.52, 0.92]
+
+
+def test_constants_of_a_machine_give_the_cache_of_its_log():
+    vllm, served = read_startup(LOG), answer(max_num_seqs=64)
+    log = replace(vllm, figures=vllm.figures | {"weights_gib": served.weights_bytes / GIB, "cache_gib": served.kv_cache_bytes / GIB - 0.4})
+    constants = refitted(log, served)
+    assert constants == {"graphs": "2.24GiB", "outside": f"{served.outside_torch_bytes / GIB + 0.4:.2f}GiB"}
+    keys = "&".join(f"{key}={value}" for key, value in constants.items())
+    asked = parse_query(f"arch=hf:qwen3-8b&gpu=a100-40gb&mode=serve&{keys}")
+    again = answer(max_num_seqs=64, outside_bytes=asked.outside, graphs_bytes=asked.graphs)
+    assert again.kv_cache_bytes / GIB == pytest.approx(log.number("cache_gib"), abs=0.005)
+    assert again.graphs_bytes == asked.graphs == int(2.24 * GIB)
+    assert refitted(read_startup(SGLANG), replace(served, engine="sglang")) == {}
+    assert refitted(read_startup(ERRORS["no memory for the cache"]), served) == {}
 
 
 OTHERS = ("", "Traceback: KeyError", "CUDA out of memory. Tried to allocate 2 GiB", "INFO vllm is great", "x" * 4_000_001)

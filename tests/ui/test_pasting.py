@@ -8,7 +8,7 @@ from sizer.errors import ConfigError
 from sizer.pasted.formats import read_config
 from sizer.pasted.snapshot import read_snapshot
 from sizer.request import parse_query
-from sizer.serving.startup import compare, read_startup
+from sizer.serving.startup import compare, read_startup, refitted
 from sizer.ui import pasting
 from tests.pasted.test_out_of_memory import NEW
 from tests.pasted.test_snapshot import block, event
@@ -136,6 +136,10 @@ def test_a_servers_log_becomes_the_question_with_its_differences(monkeypatch, op
     shown = texts(page)
     for line in compare(read_startup(LOG), server_report(asked).serve):
         assert line in shown
+    page.button(key="pasted_refit").click().run()
+    constants = refitted(read_startup(LOG), server_report(asked).serve)
+    assert constants and {key: page.query_params[key] for key in constants} == constants
+    assert client.requests[-1].graphs == int(2.24 * 2**30)
     page.text_area(key=pasting.TEXT).set_value(SGLANG).run()
     asked = client.requests[-1]
     assert (asked.engine, asked.name, asked.util, asked.engine_version) == ("sglang", "qwen3-0.6b", 0.8, None)

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.memory.report import Report
 from sizer.memory.served import Served
-from sizer.request import Request, parse_query
+from sizer.request import Request, format_query, parse_query
 from sizer.serving.answer import answer_vllm
 from sizer.ui.serving import budget_parts
 from tests.serving.models import decoder, flags, profiler
@@ -36,7 +36,8 @@ def served_for(request: Request) -> Served:
 
 def server_report(request: Request) -> Report:
     report = report_for(replace(request, mode="inference"))
-    return replace(report, estimates=(), max_batch=(), focus=None, kv_caches=(), loop=(), serve=served_for(request))
+    query = format_query(request, complete=True)
+    return replace(report, query=query, estimates=(), max_batch=(), focus=None, kv_caches=(), loop=(), serve=served_for(request))
 
 
 @pytest.fixture

@@ -37,8 +37,12 @@ _PATCHED = (
     torch.Tensor,
 )  # Sizer replaces attributes of these in a trace
 
-# Of Sizer's own settings: its hooks, and Inductor's caches, which are off.
-_WARNINGS = (r"Using `torch\.compile\(module\)` when there are global hooks", "dynamo_pgo force disabled")
+# Of Sizer's own settings: its hooks, and Inductor's caches, which are off. The last is about speed.
+_WARNINGS = (
+    r"Using `torch\.compile\(module\)` when there are global hooks",
+    "dynamo_pgo force disabled",
+    "Unable to hit fast path of CUDAGraphs",
+)
 
 
 class Compiler:
