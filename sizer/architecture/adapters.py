@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest import mock
 
 import torch
@@ -124,7 +125,7 @@ def task_of(module: nn.Module) -> str | None:
     return next((task for end, task in TASKS.items() if name.endswith(end)), None)
 
 
-def arguments_of(request: Request, module: nn.Module) -> dict[str, object]:
+def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
     """What the config of a request's adapter is made with, beside the task."""
     row = ADAPTERS[request.adapter]
     values = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ class Example:
 
     args: tuple = ()
     kwargs: dict = field(default_factory=dict)
-    targets: object = None
+    targets: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

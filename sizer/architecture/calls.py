@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from sizer.errors import TraceError
 MISFIT = re.compile(r"(Image|Video|Audio) features and \w+ tokens do not match")
 MEDIA = {"Image": "images", "Video": "videos", "Audio": "audio"}
 
-Call = Callable[[nn.Module, dict[str, object]], object]
+Call = Callable[[nn.Module, dict[str, Any]], object]
 
 
 def call(module: nn.Module, example: Example) -> object:
@@ -41,7 +42,7 @@ def call(module: nn.Module, example: Example) -> object:
         ) from error
 
 
-def fold(module: nn.Module, inputs: dict[str, object]) -> object:
+def fold(module: nn.Module, inputs: dict[str, Any]) -> object:
     """ESMFold2: the tensors of the atoms go in as one `EsmFold2AtomInputs`."""
     bundle = _class_of(module, "atom_inputs")
     atoms = {field.name: inputs[field.name] for field in dataclasses.fields(bundle)}
@@ -85,7 +86,7 @@ def complete_llama4(module: nn.Module) -> None:
     MoeCausalLMOutputWithPast, which has none.
     """
 
-    def complete(text_model: nn.Module, args: object, output: object) -> None:
+    def complete(text_model: nn.Module, args: object, output: Any) -> None:
         if not hasattr(output, "image_outputs"):
             output.image_outputs = None
 

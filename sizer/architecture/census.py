@@ -140,7 +140,9 @@ def _sums(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor])
 
 def _rows_by_dtype(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor]) -> tuple[DtypeRow, ...]:
     """One row per dtype, the one with most bytes first."""
-    of_parameters, of_buffers, sizes = Counter(), Counter(), Counter()
+    of_parameters: Counter[torch.dtype] = Counter()
+    of_buffers: Counter[torch.dtype] = Counter()
+    sizes: Counter[torch.dtype] = Counter()
     for counts, tensors in ((of_parameters, parameters), (of_buffers, buffers)):
         for tensor in tensors:
             counts[tensor.dtype] += elements_of(tensor)

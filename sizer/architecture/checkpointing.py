@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ def checkpoint_blocks(module: nn.Module) -> None:
     *Known limitations*: batch norm updates its running statistics twice a step, as with any recomputation.
     """
     for block in repeated_blocks(module):
-        block.__class__ = _checkpointed(type(block))
+        kind: Any = type(block)
+        block.__class__ = _checkpointed(kind)
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from sizer.architecture.quantization_settings import WORD, ceil, whole
 from sizer.errors import ConfigError, quote
 
 
-def aqlm(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def aqlm(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """aqlm/inference.py, QuantizedLinear, 1.1."""
     bits, books = whole(settings, "nbits_per_codebook", 16, tuple(range(1, 17))), whole(settings, "num_codebooks", 1)
     wide, high = whole(settings, "in_group_size", 8), whole(settings, "out_group_size", 1)
@@ -24,7 +25,7 @@ def aqlm(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
     }
 
 
-def vptq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def vptq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """vptq/layers/vqlinear.py, VQuantLinear with packed indices, of microsoft/VPTQ at 12b03f5: of two numbers the first is that of
     the outliers."""
     (outlier_long, long), (outlier_count, count) = _pair(settings, "vector_lens"), _pair(settings, "num_centroids")
@@ -51,7 +52,7 @@ def vptq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
     return tensors
 
 
-def _pair(settings: Mapping[str, object], key: str) -> tuple[int, int]:
+def _pair(settings: Mapping[str, Any], key: str) -> tuple[int, int]:
     value = settings.get(key, (-1, -1))
     if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(type(one) is int for one in value):
         raise ConfigError("quantization_config is malformed", given=f"{key} = {quote(value)}", allowed="two numbers")

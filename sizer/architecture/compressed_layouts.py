@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -16,12 +17,12 @@ _MX_FORMATS, _MX_BLOCK = ("mxfp4-pack-quantized", "mxfp8-quantized"), 32  # comp
 NVFP4_BLOCK = 16  # weights that share a scale: compressed_tensors/compressors/nvfp4/base.py, 0.20
 
 
-def compressed_tensors(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def compressed_tensors(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """compressed_tensors/compressors/, 0.20: integers in words of 32 bits, FP4 in bytes, else one element a weight."""
     groups = settings.get("config_groups")
     group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict):
+    if not isinstance(group, dict) or not isinstance(weights, dict):
         given = f"config_groups = {quote(groups)}"
         raise ConfigError(
             "quantization_config is malformed", given=given, allowed="groups of layers with their weights"
@@ -52,7 +53,7 @@ def compressed_tensors(settings: Mapping[str, object], outputs: int, inputs: int
     return tensors
 
 
-def _compressed_weight(kind: object, bits: int, outputs: int, inputs: int, weights: Mapping[str, object]) -> Tensors:
+def _compressed_weight(kind: object, bits: int, outputs: int, inputs: int, weights: Mapping[str, Any]) -> Tensors:
     if kind == "pack-quantized":
         packed = (outputs, ceil(inputs * bits, WORD)), torch.int32
         return {"weight_packed": packed, "weight_shape": ((2,), torch.int64)}
@@ -68,7 +69,7 @@ def _compressed_weight(kind: object, bits: int, outputs: int, inputs: int, weigh
     raise ConfigError("no layout of these weights is known", given=f"format = {quote(kind)}", allowed=allowed)
 
 
-def _scale_shape(weights: Mapping[str, object], outputs: int, inputs: int) -> tuple[int, ...]:
+def _scale_shape(weights: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ...]:
     """The shape of a layer's scales by the strategy of its weights: one, or rows and columns of them."""
     strategy = weights.get("strategy")
     if strategy == "tensor":
@@ -82,7 +83,7 @@ def _scale_shape(weights: Mapping[str, object], outputs: int, inputs: int) -> tu
     return ceil(outputs, block[0]), ceil(inputs, block[1])
 
 
-def group_of(settings: Mapping[str, object], path: str, class_name: str) -> Mapping[str, object]:
+def group_of(settings: Mapping[str, Any], path: str, class_name: str) -> Mapping[str, Any]:
     """The settings with that group of layers alone which a layer is of: named by its path, else by a pattern, else by its class.
 
     compressed_tensors/utils/match.py, 0.20, which looks at names before patterns, and at patterns before classes.
@@ -102,7 +103,7 @@ def group_of(settings: Mapping[str, object], path: str, class_name: str) -> Mapp
     return {**settings, "config_groups": {name: groups[name]}}
 
 
-def is_target(settings: Mapping[str, object], path: str, class_name: str) -> bool:
+def is_target(settings: Mapping[str, Any], path: str, class_name: str) -> bool:
     """Whether a layer is quantised: named by a group's `targets`, by its path, class or a pattern, and not among those ignored.
 
     compressed_tensors/utils/match.py, 0.20. Experts are linear layers of their own there.

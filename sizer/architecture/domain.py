@@ -35,8 +35,9 @@ _NUMBER_WORDS = {"int", "float", "bool", "None", "list", "tuple", "Sequence", "c
 
 def annotation_words(annotation: object) -> frozenset[str]:
     """The words of a field's annotation: `int | list[int] | None` gives int, list, None."""
-    plain = isinstance(annotation, type) and not hasattr(annotation, "__args__")
-    return frozenset(re.findall(r"\w+", annotation.__name__ if plain else str(annotation)))
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        return frozenset(re.findall(r"\w+", annotation.__name__))
+    return frozenset(re.findall(r"\w+", str(annotation)))
 
 
 def check_value(where: str, value: object, words: frozenset[str] = frozenset(), default: object = None) -> None:

@@ -40,7 +40,7 @@ def keeps_last_logits(name: str) -> bool:
     return cls is not None and generates(cls) and "logits_to_keep" in signature(cls.forward).parameters
 
 
-def generation_options(module: nn.Module, *, new: int, cache: str, read_first: int | None = None) -> dict[str, object]:
+def generation_options(module: nn.Module, *, new: int, cache: str, read_first: int | None = None) -> dict[str, Any]:
     """What a GenerationConfig is made with for greedy search to a length, with the special tokens of the model's own config.
 
     `cache` is transformers' name of the implementation, "dynamic" for its default; a prompt is read in pieces of `read_first`
@@ -94,7 +94,7 @@ def generate(
     cache: str,
     on_token: OnToken,
     read_first: int | None = None,
-    options: Mapping[str, object] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Tensor:
     """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence (see
     `generation_options`, of which `options` take the place of some). Return prompts and tokens [batch, tokens]."""

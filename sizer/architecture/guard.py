@@ -14,6 +14,7 @@ from sizer.architecture.domain import check_value
 from sizer.architecture.foreign_configs import as_transformers
 from sizer.architecture.schema import (
     BACKBONE_KEYS,
+    ConfigClass,
     class_of_part,
     class_of_type,
     field_rows,
@@ -93,7 +94,7 @@ class _Cleaning:
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def clean(self, raw: dict, cls: type, path: str, extra: Iterable[str] = ()) -> dict:
+    def clean(self, raw: dict, cls: ConfigClass, path: str, extra: Iterable[str] = ()) -> dict:
         """The keys of `raw` that `cls` (or `extra`) knows, each with its value cleaned."""
         known, rows, aliases = known_keys(cls).union(extra), field_rows(cls), cls.attribute_map
         _check_timm(raw, cls, path)
@@ -112,7 +113,7 @@ class _Cleaning:
         if key in _NOTES and value:
             self.notes.append(_NOTES[key])
 
-    def _value(self, key: str, value: object, cls: type, where: str) -> object:
+    def _value(self, key: str, value: object, cls: ConfigClass, where: str) -> object:
         part = key.removesuffix("_dict")  # text_config_dict, vision_config_dict: how CLIP used to say it
         if part in cls.sub_configs and value is not None:
             return self._part(part, value, cls, where)
@@ -126,7 +127,7 @@ class _Cleaning:
             return value
         return self._plain(key, value, where)
 
-    def _part(self, part: str, value: object, cls: type, where: str) -> dict:
+    def _part(self, part: str, value: object, cls: ConfigClass, where: str) -> dict:
         if not isinstance(value, dict):
             raise ConfigError("config has a part of the wrong kind", given=f"{where} = {quote(value)}", allowed="{...}")
         model_type = value.get("model_type")
@@ -186,7 +187,7 @@ def _check_text(key: str, value: object, where: str) -> None:
         )
 
 
-def _check_timm(raw: dict, cls: type, path: str) -> None:
+def _check_timm(raw: dict, cls: ConfigClass, path: str) -> None:
     """Refuse what timm would build from any file: its models are taken by exact name and a few plain arguments."""
     for key in ("model_args", "backbone_kwargs"):
         arguments = raw.get(key) or {}
@@ -202,7 +203,7 @@ def _check_timm(raw: dict, cls: type, path: str) -> None:
             raise ConfigError("name of a timm model is malformed", given=given, allowed=allowed)
 
 
-def _inline_backbone(config: dict, cls: type) -> dict:
+def _inline_backbone(config: dict, cls: ConfigClass) -> dict:
     """The config with a backbone that it names turned into one that it holds.
 
     transformers would look such a name up on the hub first (backbone_utils.py, 5.23), unless the class reads it itself.
@@ -219,7 +220,7 @@ def _inline_backbone(config: dict, cls: type) -> dict:
     return {**rest, "backbone_config": {"model_type": "timm_backbone", "backbone": name, **arguments}}
 
 
-def _check_sizes(raw: dict, config: dict, cls: type, dropped: Iterable[str]) -> None:
+def _check_sizes(raw: dict, config: dict, cls: ConfigClass, dropped: Iterable[str]) -> None:
     """Raise ConfigError if sizes were given under other names, and none that the type reads: its defaults would answer."""
     unread = [key for key in dropped if type(raw.get(key)) is int and _FOREIGN_SIZE.search(key)]
     expected = [name for name in (*field_rows(cls), *cls.attribute_map) if SIZE_KEY.fullmatch(name)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any, TypeGuard
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -166,8 +166,10 @@ def _modeling_modules(config: PreTrainedConfig) -> tuple[list[ModuleType], str |
     return modules, missing
 
 
-def _is_model(cls: object) -> bool:
-    if not (inspect.isclass(cls) and issubclass(cls, PreTrainedModel)) or cls.config_class in (None, PreTrainedConfig):
+def _is_model(cls: Any) -> TypeGuard[type[PreTrainedModel]]:
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
+        return False
+    if getattr(cls, "config_class", None) in (None, PreTrainedConfig):
         return False
     return not (has_no_forward(cls) and "pretrained" in cls.__name__.lower())
 

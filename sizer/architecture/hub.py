@@ -135,17 +135,17 @@ class _Exchange:
         self._outcome: bytes | HubError = _unreadable(repo_id, "for a reason unknown")
         self._given_up = threading.Event()
 
-    def start(self) -> None:
-        """Begin the fetch."""
+    def start(self) -> threading.Thread:
+        """Begin the fetch and return its thread."""
         self._thread = threading.Thread(target=self._run, name="sizer-hub", daemon=True)
         self._thread.start()
+        return self._thread
 
     def finish(self, total_seconds: float) -> bytes:
         """Return the body; empty if there is no hf_quant_config.json. Raises HubError if the exchange failed or took longer."""
-        if self._thread is None:
-            self.start()
-        self._thread.join(total_seconds)
-        if self._thread.is_alive():
+        thread = self._thread or self.start()
+        thread.join(total_seconds)
+        if thread.is_alive():
             self._give_up()
             raise _too_slow(self._repo_id, f"no full answer within {total_seconds:g} s")
         if isinstance(self._outcome, HubError):
@@ -154,8 +154,9 @@ class _Exchange:
 
     def _give_up(self) -> None:
         self._given_up.set()
-        with suppress(AttributeError, OSError):  # not connected yet, or over in this very moment
-            self._socket.shutdown(socket.SHUT_RDWR)
+        if (connection := self._socket) is not None:
+            with suppress(OSError):  # over in this very moment
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _check_given_up(self) -> None:
         """End the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
@@ -238,6 +239,7 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int]:
 
 
 def _connect(url: SplitResult, seconds: float) -> http.client.HTTPConnection:
+    assert url.hostname is not None  # `_read_endpoint` and `_redirect` let no other address through
     if url.scheme == "https":
         context = ssl.create_default_context()
         return http.client.HTTPSConnection(url.hostname, url.port, timeout=seconds, context=context)

@@ -19,7 +19,6 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.calls import REPAIRED, REPAIRS, call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
-from sizer.architecture.examples.multimodal_inputs import MultimodalInput
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
 from sizer.architecture.generation import generates
 from sizer.architecture.heads import choose_head, choose_part
@@ -81,8 +80,10 @@ def huggingface_blueprint(
     parsed, size, image_notes = _image(parsed, cls, image_size)
     text_example = None
     try:
-        told = {"length": length, "image_size": size, "exact": sequence_length is not None, "mode": mode}
-        spec, more = plan(parsed, cls, **told, text_alone=text_alone)
+        exact = sequence_length is not None
+        spec, more = plan(
+            parsed, cls, length=length, image_size=size, exact=exact, mode=mode, text_alone=text_alone
+        )
     except RequestError:
         raise
     except TraceError as error:
@@ -158,11 +159,12 @@ def plan(
     notes: tuple[str, ...] = ()
     multimodal_input = multimodal_input_of(spec)
     if text_alone:
-        _check_reads_more(cls, multimodal_input)
+        if multimodal_input is None:
+            raise _reads_no_more(cls)
         spec = replace(spec, text_alone=True)
         notes += (f"The texts hold no {multimodal_input.kind}.",)
     elif multimodal_input is not None:
-        longer = length if exact else max(length, multimodal_input.count + TEXT_BESIDE)
+        longer = spec.tokens if exact else max(spec.tokens, multimodal_input.count + TEXT_BESIDE)
         spec = replace(spec, length=longer, features=multimodal_input.count)
         notes += (
             f"Every text of {longer} tokens holds one {multimodal_input.kind} ({multimodal_input.count} of them).",
@@ -172,15 +174,14 @@ def plan(
     return spec, notes
 
 
-def _check_reads_more(cls: type[PreTrainedModel], multimodal_input: MultimodalInput | None) -> None:
-    """Raise RequestError if a class reads no images or sound within its text."""
-    if multimodal_input is None:
-        raise RequestError(
-            f"inputs: {cls.__name__} reads no images or sound within its text",
-            given=quote(TEXT),
-            allowed="a model such as Qwen3VLForConditionalGeneration",
-            todo="leave inputs out",
-        )
+def _reads_no_more(cls: type[PreTrainedModel]) -> RequestError:
+    """Return the error for a class that reads no images or sound within its text."""
+    return RequestError(
+        f"inputs: {cls.__name__} reads no images or sound within its text",
+        given=quote(TEXT),
+        allowed="a model such as Qwen3VLForConditionalGeneration",
+        todo="leave inputs out",
+    )
 
 
 def _example(spec: ExampleSpec, batch: int, training: bool) -> Example:

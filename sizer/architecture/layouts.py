@@ -7,6 +7,7 @@ first tensor stands for the weight. Sources are the layers that load such tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from sizer.architecture.quark_layouts import quark
 from sizer.architecture.torchao_layouts import torchao
 from sizer.errors import ConfigError, quote
 
-Layout = Callable[[Mapping[str, object], int, int, torch.dtype], Tensors]
+Layout = Callable[[Mapping[str, Any], int, int, torch.dtype], Tensors]
 
 BLOCK = 64  # weights that share a scale: bitsandbytes/functional.py, quantize_4bit, 0.50
 SCALE_BLOCK = 256  # scales that share one, where they are quantised, too
@@ -26,12 +27,12 @@ _MAP, _SCALE_MAP = 16, 256
 _MX_BLOCK = 32  # weights that share a scale in the OCP microscaling formats
 
 
-def layout_of(method: str, settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def layout_of(method: str, settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """The tensors of a layer of `outputs` × `inputs` weights. Raises ConfigError where the settings are none of the method's."""
     return LAYOUTS[method](settings, outputs, inputs, dtype)
 
 
-def _bitsandbytes(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _bitsandbytes(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """bitsandbytes/nn/modules.py, Linear8bitLt, and bitsandbytes/functional.py, QuantState.as_dict, 0.50. The numbers
     that the latter packs into a tensor of bytes are read on the host."""
     if settings.get("load_in_8bit"):
@@ -48,7 +49,7 @@ def _bitsandbytes(settings: Mapping[str, object], outputs: int, inputs: int, dty
     }
 
 
-def _fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _fp8(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/finegrained_fp8.py, FP8Linear, 5.23; FP8Experts with expert_dtype = "fp4", 5.24."""
     if settings.get("expert_dtype") == "fp4":
         held = torch.float8_e8m0fnu if settings.get("scale_fmt") == "ue8m0" else torch.float32
@@ -76,7 +77,7 @@ def _fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
     )
 
 
-def _mxfp4(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _mxfp4(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/mxfp4.py, Mxfp4Deserialize, 5.23: two weights to a byte, a scale (E8M0) for each block."""
     blocks = ceil(inputs, _MX_BLOCK)
     return {
@@ -85,7 +86,7 @@ def _mxfp4(settings: Mapping[str, object], outputs: int, inputs: int, dtype: tor
     }
 
 
-def _awq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _awq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """awq/modules/linear/gemm.py and gemv.py, 0.2.9: packed along the outputs, or along the inputs."""
     bits, groups = whole(settings, "bits", 4, (4,)), groups_of(settings, inputs)
     version = str(settings.get("version") or settings.get("format") or "gemm").lower()
@@ -109,7 +110,7 @@ def _awq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
     }
 
 
-def _gptq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _gptq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, 0.7, and gptqmodel/nn_modules/qlinear/__init__.py, 5: packed along the
     inputs, zeros along the outputs, and the group of each input."""
     bits, groups = whole(settings, "bits", None, (2, 3, 4, 8)), groups_of(settings, inputs)
@@ -121,7 +122,7 @@ def _gptq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torc
     }
 
 
-def _auto_round(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _auto_round(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """auto_round_extension/torch/qlinear_torch.py of intel/auto-round at 07dfed0: packed as by GPTQ, without the group of each
     input, or as by AWQ."""
     packing = str(settings.get("packing_format", "auto_round:gptq"))
@@ -134,7 +135,7 @@ def _auto_round(settings: Mapping[str, object], outputs: int, inputs: int, dtype
     return {name: held for name, held in tensors.items() if name != "g_idx"}
 
 
-def _spqr(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _spqr(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """spqr_quant/inference.py, QuantizedLinear, 0.2: what no rule tells of a layer's tensors its config names, as `shapes`."""
     shapes = settings.get("shapes")
     if not isinstance(shapes, dict):
@@ -145,7 +146,7 @@ def _spqr(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torc
     return {name: ((whole(shapes, f"{name}.shape", None),), held) for name, held in dtypes.items()}
 
 
-def _bitnet(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _bitnet(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/bitnet.py, BitLinear, 5.23: four weights to a byte."""
     if settings.get("linear_class", "bitlinear") != "bitlinear":
         given = f"linear_class = {quote(settings['linear_class'])}"
@@ -153,17 +154,17 @@ def _bitnet(settings: Mapping[str, object], outputs: int, inputs: int, dtype: to
     return {"weight": ((outputs // 4, inputs), torch.uint8), "weight_scale": ((1,), dtype)}
 
 
-def _eetq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _eetq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/eetq.py, EetqLinear, 5.23."""
     return {"weight": ((inputs, outputs), torch.int8), "weight_scales": ((outputs,), torch.float16)}
 
 
-def _fbgemm_fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _fbgemm_fp8(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/fbgemm_fp8.py, FbgemmFp8Linear, 5.23."""
     return {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale": ((outputs, 1), torch.float32)}
 
 
-def _gemma(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _gemma(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/gemma_quant.py, QuantizedLinear, 5.23."""
     bits = whole(settings, "num_bits", 4, (2, 4, 8))
     held = torch.int8 if bits == 8 else torch.uint8
@@ -175,7 +176,7 @@ def _gemma(settings: Mapping[str, object], outputs: int, inputs: int, dtype: tor
     }
 
 
-def _higgs(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _higgs(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/higgs.py, HiggsLinear, 5.23."""
     bits = whole(settings, "bits", 4, (2, 3, 4))
     return {
@@ -186,7 +187,7 @@ def _higgs(settings: Mapping[str, object], outputs: int, inputs: int, dtype: tor
     }
 
 
-def _hqq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _hqq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """hqq/core/quantize.py, Quantizer.quantize, and hqq/core/bitpack.py, 0.2.8: of 3 bits ten to a word of 32."""
     chosen = settings.get("quant_config", settings)
     chosen = chosen.get("weight_quant_params", chosen) if isinstance(chosen, dict) else settings
@@ -199,7 +200,7 @@ def _hqq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
     return {"W_q": weight, "scale": ((groups, 1), dtype), "zero": ((groups, 1), dtype)}
 
 
-def _quanto(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _quanto(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """optimum/quanto/nn/qmodule.py and tensor/weights/, 0.2: a scale for each output, or in groups of 128 inputs with a shift."""
     kind = settings.get("weights", "int8")
     if kind in ("int8", "float8"):

@@ -44,12 +44,13 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
         return _quantized_anew(request, gpu, quantization)
     if quantization is None:
         return Loaded(request=request)
-    method, title = METHODS.get(quantization.method), title_of(quantization.method)
+    title = title_of(quantization.method)
     reason = next(_reasons(request, gpu, quantization), None)
     if reason is not None:
         named = f"are {title}" if quantization.method != UNNAMED else "are quantised by a method that its config does not name"
         told = f"the weights of this checkpoint {named}; they are counted unquantised: {reason}"
         return Loaded(request=replace(request, weights="full"), cautions=(told,), quantization=quantization)
+    method = METHODS[quantization.method]  # without a row there is a reason
     if method.traced:
         return Loaded(request=request, quantization=quantization)
     told = NOT_TRACED.format(title=title) + (_KERNELS if method.key == "mxfp4" else "")
@@ -58,9 +59,8 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
 
 def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> Loaded:
     """How weights are loaded that the request has quantised, whose checkpoint may be quantised already."""
-    row, cautions = WEIGHTS[request.weights], ()
-    if quantization is not None:
-        cautions = (COPY.format(title=title_of(quantization.method)),)
+    row = WEIGHTS[request.weights]
+    cautions = () if quantization is None else (COPY.format(title=title_of(quantization.method)),)
     if row.quantizes_on(gpu):
         return Loaded(request=request, cautions=cautions)
     told = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"

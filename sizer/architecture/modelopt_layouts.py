@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ _FP8, _BYTES = torch.float8_e4m3fn, torch.uint8
 _SCALE: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
 
 
-def modelopt(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def modelopt(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """Return the tensors of one layer. Raises ConfigError for an algorithm without a known layout."""
     algorithm = str(settings.get("quant_algo") or "FP8").upper()
     byte, half = (outputs, inputs), (outputs, ceil(inputs, 2))
@@ -62,7 +63,7 @@ def modelopt(settings: Mapping[str, object], outputs: int, inputs: int, dtype: t
     )
 
 
-def _awq(settings: Mapping[str, object], algorithm: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _awq(settings: Mapping[str, Any], algorithm: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """Return 4-bit integers, two outputs a byte, a scale for each group of inputs, and AWQ's factor for each input."""
     groups = ceil(inputs, whole(settings, "group_size", 128))
     tensors: Tensors = {
@@ -73,7 +74,7 @@ def _awq(settings: Mapping[str, object], algorithm: str, outputs: int, inputs: i
     return tensors | ({"weight_scale_2": _SCALE, "input_scale": _SCALE} if algorithm == "W4A8_AWQ" else {})
 
 
-def is_of_modelopt(settings: Mapping[str, object], path: str) -> bool:
+def is_of_modelopt(settings: Mapping[str, Any], path: str) -> bool:
     """Return True if ModelOpt has quantized a layer, or a layer inside it.
 
     vllm/model_executor/layers/quantization/modelopt.py, is_layer_excluded, 0.11: a name also excludes the layers inside it, and
@@ -85,16 +86,16 @@ def is_of_modelopt(settings: Mapping[str, object], path: str) -> bool:
     return not any(path == name or path.startswith(f"{name}.") or fnmatchcase(path, name) for name in names)
 
 
-def settings_of_modelopt(settings: Mapping[str, object], path: str) -> Mapping[str, object]:
+def settings_of_modelopt(settings: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     """Return the settings of one layer: with MIXED_PRECISION its own, or those of the first expert inside it."""
     return _named(settings, path) or {} if _algorithm(settings) == _MIXED else settings
 
 
-def _algorithm(settings: Mapping[str, object]) -> str:
+def _algorithm(settings: Mapping[str, Any]) -> str:
     return str(settings.get("quant_algo") or "").upper()
 
 
-def _named(settings: Mapping[str, object], path: str) -> Mapping[str, object] | None:
+def _named(settings: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
     layers = settings.get("quantized_layers")
     if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
         raise ConfigError(
@@ -104,7 +105,7 @@ def _named(settings: Mapping[str, object], path: str) -> Mapping[str, object] | 
     return layers.get(path) or next((own for name, own in layers.items() if name.startswith(inside)), None)
 
 
-def _strings(settings: Mapping[str, object], key: str) -> list[str]:
+def _strings(settings: Mapping[str, Any], key: str) -> list[str]:
     """Return a list of names of the settings. Raises ConfigError if it is none."""
     names = settings.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,7 +44,7 @@ def quantization_objects(module: nn.Module) -> Iterator[object]:
         yield module.state
 
 
-def _tensors_of(state: object, path: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     for name in _STATES:
         if isinstance(tensor := getattr(state, name), Tensor):
             yield f"{path}{name}", tensor

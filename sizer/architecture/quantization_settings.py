@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sizer.catalogue.presets import find_preset
 from sizer.config_json import read_config
@@ -16,7 +17,8 @@ from sizer.request import Request
 UNNAMED = "unnamed"  # the method of a `quantization_config` that names none, as MLX writes it
 _MODELOPT = "modelopt"
 MOST_REPEATS = 6  # of one pattern; published ones have at most four
-_REPEATING = (re._constants.MAX_REPEAT, re._constants.MIN_REPEAT, re._constants.POSSESSIVE_REPEAT)
+_PARSER: Any = re._parser  # type: ignore[attr-defined]  # typeshed does not have it
+_REPEATING = (_PARSER.MAX_REPEAT, _PARSER.MIN_REPEAT, _PARSER.POSSESSIVE_REPEAT)
 _FP8 = "fp8"
 WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -35,7 +37,7 @@ class Quantization:
     `dtype` is that of its other tensors ("float16"); "bfloat16" where its config names none, as gpt-oss's."""
 
     method: str
-    settings: Mapping[str, object]
+    settings: Mapping[str, Any]
     dtype: str
 
 
@@ -49,9 +51,11 @@ def quantization_of(request: Request, config: dict | None) -> Quantization | Non
         config = read_config(request.config)
     if config is None and request.source == "hf":
         config = find_preset(request.name).config
-    for part in () if config is None else (config, *(config.get(name) for name in _PARTS)):
-        for place in PLACES if isinstance(part, dict) else ():
-            if part.get(place):
+    if config is None:
+        return None
+    for part in (config, *(config.get(name) for name in _PARTS)):
+        for place in PLACES:
+            if isinstance(part, dict) and part.get(place):
                 return _with_experts(_read(part[place], _dtype(config, part)), config, part)
     return None
 
@@ -99,7 +103,7 @@ def _plain(value: object, deep: int) -> object:
     return value
 
 
-def whole(settings: Mapping[str, object], key: str, otherwise: int | None, allowed: tuple[int, ...] = ()) -> int:
+def whole(settings: Mapping[str, Any], key: str, otherwise: int | None, allowed: tuple[int, ...] = ()) -> int:
     """A whole number of the settings, one of those allowed where there are such. Raises ConfigError."""
     value = settings.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int) or (allowed and value not in allowed):
@@ -108,7 +112,7 @@ def whole(settings: Mapping[str, object], key: str, otherwise: int | None, allow
     return value
 
 
-def groups_of(settings: Mapping[str, object], inputs: int, otherwise: int = 128) -> int:
+def groups_of(settings: Mapping[str, Any], inputs: int, otherwise: int = 128) -> int:
     """How many groups the inputs make, the last one perhaps a smaller one; −1 stands for a single one."""
     size = whole(settings, "group_size", otherwise)
     if size < 1 and size != -1:
@@ -132,7 +136,7 @@ def checked_pattern(pattern: str, key: str = "") -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = re._parser.parse(pattern)
+            parsed = _PARSER.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         allowed = "names, or patterns"
         raise ConfigError("quantization_config is malformed", given=given, allowed=allowed) from error
@@ -147,7 +151,7 @@ def checked_pattern(pattern: str, key: str = "") -> str:
     return pattern
 
 
-def _repeats(parsed: Iterable[object], *, inside: bool) -> int | None:
+def _repeats(parsed: Iterable[tuple[object, object]], *, inside: bool) -> int | None:
     """Return how many repetitions a parsed pattern has, None if one is inside another."""
     count = 0
     for operation, argument in parsed:
@@ -163,9 +167,9 @@ def _repeats(parsed: Iterable[object], *, inside: bool) -> int | None:
     return count
 
 
-def _parts_of(argument: object) -> Iterator[Iterable[object]]:
+def _parts_of(argument: object) -> Iterator[Iterable[tuple[object, object]]]:
     """Yield the patterns inside an operation of a parsed pattern."""
-    if isinstance(argument, re._parser.SubPattern):
+    if isinstance(argument, _PARSER.SubPattern):
         yield argument
     elif isinstance(argument, (tuple, list)):
         for item in argument:

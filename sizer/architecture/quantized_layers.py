@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,7 +103,7 @@ def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
     )
 
 
-def is_of_auto_round(settings: Mapping[str, object], path: str, names: list[str]) -> bool:
+def is_of_auto_round(settings: Mapping[str, Any], path: str, names: list[str]) -> bool:
     """Whether AutoRound has quantised a layer: one within its blocks, or named by itself, of at most 8 bits.
 
     auto_round/inference/convert_model.py, get_layer_config, of intel/auto-round at 0048664.
@@ -116,7 +117,7 @@ def is_of_auto_round(settings: Mapping[str, object], path: str, names: list[str]
     return isinstance(bits, int) and bits <= _MOST_BITS
 
 
-def is_of_torchao(settings: Mapping[str, object], path: str, layer: nn.Module, names: list[str]) -> bool:
+def is_of_torchao(settings: Mapping[str, Any], path: str, layer: nn.Module, names: list[str]) -> bool:
     """Whether torchao has quantised a layer's weight: that of an `nn.Linear` which is not left out.
 
     transformers/quantizers/quantizer_torchao.py, param_needs_quantization, 5.23. Raises ConfigError where embeddings, or experts by
@@ -137,7 +138,7 @@ def is_of_torchao(settings: Mapping[str, object], path: str, layer: nn.Module, n
     return config is not None and is_divisible(config, *layer.weight.shape)
 
 
-def is_of_quark(settings: Mapping[str, object], path: str, layer: nn.Module) -> bool:
+def is_of_quark(settings: Mapping[str, Any], path: str, layer: nn.Module) -> bool:
     """Whether quark has quantised a layer, or holds something of what goes through it: an `nn.Linear`, or experts, which are linear
     layers of their own there. Raises ConfigError."""
     if isinstance(layer, Conv1D):
@@ -159,7 +160,7 @@ def _block_names(names: object) -> Iterator[str]:
             yield from _block_names(name)
 
 
-def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapping[str, object]:
+def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapping[str, Any]:
     """The settings of one layer, where a method has them by layer. Raises ConfigError where they name none for this one."""
     method, settings = quantization.method, quantization.settings
     if method == "compressed-tensors":
@@ -197,7 +198,7 @@ def _first_named(patterns: Mapping[str, dict], path: str) -> dict:
     return next((own for pattern, own in patterns.items() if re.search(checked_pattern(pattern, "module_quant_configs"), path)), {})
 
 
-def _own_settings(settings: Mapping[str, object], key: str) -> dict[str, dict]:
+def _own_settings(settings: Mapping[str, Any], key: str) -> dict[str, dict]:
     """Settings by layer. Raises ConfigError where they are none."""
     found = settings.get(key) or {}
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
@@ -213,7 +214,7 @@ def check_names(quantization: Quantization) -> None:
     layout_of(quantization.method, quantization.settings, 1, 1, torch.float32)
 
 
-def _strings(settings: dict, key: str) -> list[str] | None:
+def _strings(settings: Mapping[str, Any], key: str) -> list[str] | None:
     """A list of the settings whose names are patterns, None where there is none. Raises ConfigError."""
     names = settings.get(key)
     if names is None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ _CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass 
 
 def replace_layers(
     module: nn.Module,
-    config: Mapping[str, object],
+    config: Mapping[str, Any],
     dtype: str,
     *,
     given: str,
@@ -118,12 +119,12 @@ def _packed_experts(module: nn.Module) -> Iterator[nn.Parameter]:
             yield from (one for one in layer._parameters.values() if one is not None and one.dtype == torch.int8)
 
 
-def _computed(config: Mapping[str, object], dtype: object) -> dict[str, object]:
+def _computed(config: Mapping[str, Any], dtype: object) -> dict[str, Any]:
     """Return the entry of a `quantization_config` for the dtype of 4-bit products."""
     return {"bnb_4bit_compute_dtype": dtype} if config.get("load_in_4bit") else {}
 
 
-def _quantizer(config: Mapping[str, object], *, given: str, quantized: bool):
+def _quantizer(config: Mapping[str, Any], *, given: str, quantized: bool):
     """transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
     if config["quant_method"] == BITSANDBYTES:
         import_bitsandbytes(given)
@@ -184,7 +185,7 @@ def move_buffers(module: nn.Module, device: str) -> None:
             layer._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def _load_packed(layer: nn.Module, config: object, dtype: torch.dtype, device: str) -> None:
+def _load_packed(layer: nn.Module, config: Any, dtype: torch.dtype, device: str) -> None:
     """Bring a layer of bitsandbytes to a device whose weight and what restores it arrive as a checkpoint has them."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
@@ -213,7 +214,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _load_fp8(layer: nn.Module, quantizer: object, loaded: torch.dtype, device: str) -> None:
+def _load_fp8(layer: nn.Module, quantizer: Any, loaded: torch.dtype, device: str) -> None:
     """Quantise the weights of a layer with FP8 weights in blocks: of each one that arrives a weight and its scales."""
     operation = quantizer.get_quantize_ops()
     for name, old in list(layer._parameters.items()):

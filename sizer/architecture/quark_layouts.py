@@ -8,6 +8,7 @@ get_new_dtype, 5.23; 5.17 leaves them as the file has them).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -27,18 +28,20 @@ _FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _BITS = {"fp4": 4, "fp6_e2m3": 6, "fp6_e3m2": 6}  # in bytes
 
 
-def quark(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def quark(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """The tensors of a layer by what `layer_config` says of it. Raises ConfigError where its groups do not divide the inputs."""
     weight = settings.get("weight")
     # without a config of its own a weight is float32 beside what is held of activations
-    tensors = {"weight": ((outputs, inputs), torch.float32)} if weight is None else _weight(weight, outputs, inputs)
+    tensors: Tensors = {"weight": ((outputs, inputs), torch.float32)}
+    if weight is not None:
+        tensors = _weight(weight, outputs, inputs)
     for name in ("input", "output"):
         if isinstance(spec := settings.get(f"{name}_tensors"), dict) and not is_dynamic(spec):
             tensors |= {f"{name}_{key}": ((), held) for key, held in _scale(spec)}
     return tensors
 
 
-def _weight(spec: Mapping[str, object], outputs: int, inputs: int) -> Tensors:
+def _weight(spec: Mapping[str, Any], outputs: int, inputs: int) -> Tensors:
     kind, scheme = spec["dtype"], spec["qscheme"]
     held, each = _INTEGERS.get(kind, (_FP8.get(kind, torch.uint8), 1))
     scales = _scales(spec, outputs, inputs)
@@ -55,7 +58,7 @@ def _weight(spec: Mapping[str, object], outputs: int, inputs: int) -> Tensors:
     return {"weight": (packed, held), "weight_scale": (scales, torch.float32), "weight_zero_point": (zeros, held)}
 
 
-def _scales(spec: Mapping[str, object], outputs: int, inputs: int) -> tuple[int, ...]:
+def _scales(spec: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ...]:
     """The shape of the scales of a weight."""
     if spec["qscheme"] == "per_tensor":
         return ()
@@ -67,19 +70,19 @@ def _scales(spec: Mapping[str, object], outputs: int, inputs: int) -> tuple[int,
     return outputs, inputs // size
 
 
-def _scale(spec: Mapping[str, object]) -> Iterator[tuple[str, torch.dtype]]:
+def _scale(spec: Mapping[str, Any]) -> Iterator[tuple[str, torch.dtype]]:
     """What a tensor is quantised by that has a single scale."""
     yield "scale", torch.float32
     if spec.get("dtype") in _INTEGERS:
         yield "zero_point", _INTEGERS[spec["dtype"]][0]
 
 
-def _scale_dtype(spec: Mapping[str, object]) -> torch.dtype:
+def _scale_dtype(spec: Mapping[str, Any]) -> torch.dtype:
     """E8M0 scales are bytes, which transformers leaves as they are."""
     return torch.uint8 if spec.get("scale_format") == "e8m0" else torch.float32
 
 
-def _axis(spec: Mapping[str, object]) -> int:
+def _axis(spec: Mapping[str, Any]) -> int:
     axis = spec.get("ch_axis", spec.get("axis"))  # the latter is what quark called it before 1.0
     if axis not in (0, 1, -1) or isinstance(axis, bool):
         raise _malformed(f"ch_axis = {quote(axis)}", "0, 1, -1")

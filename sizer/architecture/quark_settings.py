@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
+from typing import Any
 
 from sizer.errors import ConfigError, quote
 
@@ -24,7 +25,7 @@ _SCALES = (None, "float32", "e8m0")  # `scale_format`
 _FORMAT = "real_quantized"  # the `weight_format` whose files hold quantised weights
 
 
-def layer_config(settings: Mapping[str, object], path: str) -> Mapping[str, object] | None:
+def layer_config(settings: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
     """What is quantised of the linear layer at a dotted path, as quark has it by tensor (`weight`, `input_tensors`,
     `output_tensors`); None where the layer stays as it was. Raises ConfigError where the settings are none of quark's."""
     patterns = _parts(settings, "layer_quant_config")
@@ -37,7 +38,7 @@ def layer_config(settings: Mapping[str, object], path: str) -> Mapping[str, obje
     return None if cache is None else {"output_tensors": cache.get("output_tensors")}
 
 
-def unknown_of(settings: Mapping[str, object]) -> str | None:
+def unknown_of(settings: Mapping[str, Any]) -> str | None:
     """What of a config has no known layout, as text; None where all of it has one. Raises ConfigError as `layer_config` does."""
     export = settings.get("export")
     kind = export.get("weight_format", _FORMAT) if isinstance(export, dict) else _FORMAT
@@ -56,7 +57,7 @@ def unknown_of(settings: Mapping[str, object]) -> str | None:
     return next((one for cache in caches for one in _unknown_activations(cache, "output_tensors")), None)
 
 
-def check_known(settings: Mapping[str, object]) -> None:
+def check_known(settings: Mapping[str, Any]) -> None:
     """Raise ConfigError where there is something of which no layout is known."""
     if (unknown := unknown_of(settings)) is not None:
         raise ConfigError(
@@ -64,12 +65,12 @@ def check_known(settings: Mapping[str, object]) -> None:
         )
 
 
-def is_dynamic(spec: Mapping[str, object]) -> bool:
+def is_dynamic(spec: Mapping[str, Any]) -> bool:
     """Whether the scales of a tensor are computed when it is there."""
     return bool(spec.get("is_dynamic", spec.get("dynamic")))  # the latter is what quark called it before 1.0
 
 
-def _unknown_tensors(config: Mapping[str, object]) -> Iterator[str]:
+def _unknown_tensors(config: Mapping[str, Any]) -> Iterator[str]:
     weight = config.get("weight")
     if isinstance(weight, list):
         yield "weights that are quantised in stages"
@@ -90,14 +91,14 @@ def _unknown_tensors(config: Mapping[str, object]) -> Iterator[str]:
         yield from _unknown_activations(config, name)
 
 
-def _unknown_activations(config: Mapping[str, object], name: str) -> Iterator[str]:
+def _unknown_activations(config: Mapping[str, Any], name: str) -> Iterator[str]:
     given = config.get(name)
     for spec in map(_spec, given if isinstance(given, list) else [] if given is None else [given]):
         if not is_dynamic(spec) and (isinstance(given, list) or spec.get("qscheme") != _TENSOR):
             yield f"{name} with scales {quote(spec.get('qscheme'))} of their own"
 
 
-def _rotates(algorithm: Mapping[str, object]) -> bool:
+def _rotates(algorithm: Mapping[str, Any]) -> bool:
     """Whether layers hold a rotation of their inputs (RotationProcessor.get_online_rotation_layers)."""
     if algorithm.get("name") != "rotation":
         return False
@@ -106,14 +107,14 @@ def _rotates(algorithm: Mapping[str, object]) -> bool:
     return bool(named or algorithm.get("r3") or algorithm.get("r4") or algorithm.get("online_r1_rotation"))
 
 
-def _global(settings: Mapping[str, object]) -> Mapping[str, object]:
+def _global(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     found = settings.get("global_quant_config")
     if not isinstance(found, dict):
         raise _malformed(f"global_quant_config = {quote(found)}", "a config of quark's")
     return found
 
 
-def _parts(settings: Mapping[str, object], key: str) -> dict[str, dict]:
+def _parts(settings: Mapping[str, Any], key: str) -> dict[str, dict]:
     """Configs by pattern, or by class."""
     found = settings.get(key) or {}
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
@@ -121,7 +122,7 @@ def _parts(settings: Mapping[str, object], key: str) -> dict[str, dict]:
     return found
 
 
-def _excluded(settings: Mapping[str, object]) -> list[str]:
+def _excluded(settings: Mapping[str, Any]) -> list[str]:
     names = settings.get("exclude") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise _malformed(f"exclude = {quote(names)}", "a list of names")

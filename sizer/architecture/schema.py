@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 from sizer.architecture.domain import annotation_words
 from sizer.errors import ConfigError, quote, suggest
+
+ConfigClass = Any  # a class of transformers' PreTrainedConfig, which is not imported here
 
 REFUSED_TYPES = {"rwkv": "it compiles code of its own when it is built"}
 
@@ -90,7 +93,7 @@ def refuse_type(model_type: str, where: str) -> None:
         raise ConfigError(f"{where} is refused", given=quote(model_type), todo=todo)
 
 
-def class_of_part(cls: type, part: str, model_type: str | None, where: str) -> type:
+def class_of_part(cls: ConfigClass, part: str, model_type: str | None, where: str) -> type:
     """The class of the config inside a config: the one that `cls` names, else by its model_type, else the usual one.
 
     Raises ConfigError where the model type is not known, or is needed and not given.
@@ -105,7 +108,7 @@ def class_of_part(cls: type, part: str, model_type: str | None, where: str) -> t
     return class_of_type(model_type, where)
 
 
-def _renamed_part(cls: type, part: str, model_type: str) -> type | None:
+def _renamed_part(cls: ConfigClass, part: str, model_type: str) -> type | None:
     """Return the class that a config class itself makes of a part of an unknown type, None if it makes none.
 
     Configs of the hub name types that transformers' own classes rename: `kimi_k2` in Kimi_K25Config, `exaone4_5_text`.
@@ -120,18 +123,18 @@ def _renamed_part(cls: type, part: str, model_type: str) -> type | None:
     return None
 
 
-def usual_part(cls: type, part: str) -> object:
+def usual_part(cls: ConfigClass, part: str) -> Any:
     """The config inside the config that `cls` makes from nothing, None where there is none."""
     return getattr(_usual(cls), part, None)
 
 
-def reads(cls: type, words: set[str]) -> bool:
+def reads(cls: ConfigClass, words: set[str]) -> bool:
     """Whether the code with which a config class reads its arguments holds one of these words."""
     return not words.isdisjoint(_words_read(cls))
 
 
 @cache
-def known_keys(cls: type) -> frozenset[str]:
+def known_keys(cls: ConfigClass) -> frozenset[str]:
     """The keys that a config class takes: its fields, their other names, its settable properties, what it reads and sets,
     and what the code of its models reads (Qwen3-MoE's `head_dim` and DeBERTa's `conv_kernel_size` are declared nowhere).
 
@@ -155,9 +158,9 @@ def keys_set(config: object) -> set[str]:
 
 
 @cache
-def field_rows(cls: type) -> dict[str, tuple[frozenset[str], object]]:
+def field_rows(cls: ConfigClass) -> dict[str, tuple[frozenset[str], object]]:
     """For each field of a class, and of its text part, the words of its annotation and its default (None: it has none)."""
-    text = type(usual_part(cls, "text_config"))
+    text: ConfigClass = type(usual_part(cls, "text_config"))
     rows = {} if "text_config" not in cls.sub_configs or not _is_config(text) else dict(field_rows(text))
     for row in dataclasses.fields(cls):
         default = None if row.default is dataclasses.MISSING else row.default
@@ -166,7 +169,7 @@ def field_rows(cls: type) -> dict[str, tuple[frozenset[str], object]]:
 
 
 @cache
-def _usual(cls: type) -> object:
+def _usual(cls: ConfigClass) -> object:
     """The config that a class makes from nothing, None where it needs something."""
     try:
         return cls()
@@ -180,17 +183,17 @@ def _is_config(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, PreTrainedConfig)
 
 
-def _words_read(cls: type) -> Iterator[str]:
+def _words_read(cls: ConfigClass) -> Iterator[str]:
     """Every name that stands as text in the code with which a class and its bases read their arguments."""
     for base in cls.__mro__:
         for reader in _READERS:
-            function = vars(base).get(reader)
+            function: Any = vars(base).get(reader)
             function = inspect.unwrap(getattr(function, "__func__", function))
             if isinstance(code := getattr(function, "__code__", None), CodeType):
                 yield from _texts(code)
 
 
-def _words_of_models(cls: type) -> set[str]:
+def _words_of_models(cls: ConfigClass) -> set[str]:
     """Every name that the source of the models beside a config class takes from a config."""
     modeling = sorted(Path(inspect.getfile(cls)).parent.glob("modeling_*.py"))
     return {name for path in modeling for name in _TAKEN.findall(path.read_text(encoding="utf-8"))}

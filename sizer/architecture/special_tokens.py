@@ -52,7 +52,8 @@ def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> C
     if kind is None:
         return config, ()
     part = read(config, "vlm_config", default=config)
-    missing = [name for name in _marks_read_by(cls) if part is config and not hasattr(config, name)]
+    marks = _marks_read_by(cls)  # type: ignore[arg-type]  # as in example_spec.takes
+    missing = [name for name in marks if part is config and not hasattr(config, name)]
     if read(part, *placeholder_names(kind)) is None:
         missing += [name for name in placeholder_names(kind) if hasattr(part, name)][:1]
     if not missing:

@@ -7,6 +7,7 @@ image's size and whether that is fixed, and how many classes it tells apart.
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import timm
 import torch
@@ -66,7 +67,7 @@ def timm_blueprint(
     )
 
 
-def build_options(name: str, size: Size, *, classes: int | None = None) -> dict[str, object]:
+def build_options(name: str, size: Size, *, classes: int | None = None) -> dict[str, Any]:
     """What `timm.create_model` takes beside a name to build a model for images of a size (height, width in pixels)."""
     facts = _facts(name)
     # A model of a fixed size is built for it: positions and windows follow.

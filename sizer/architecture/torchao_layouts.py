@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ _FLOAT8_SIDES = 16  # the sides of a weight are multiples of it where activation
 _TILE_INPUTS = 1024  # to a multiple of which inputs are padded (Int4TilePackedTo4dTensor.from_hp)
 
 
-def torchao(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def torchao(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """The tensors of a weight (Int8Tensor, Float8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor, Int4TilePackedTo4dTensor). Raises
     ConfigError where no layout of the config is known."""
     config = _whole_config(settings)
@@ -58,7 +59,7 @@ def torchao(settings: Mapping[str, object], outputs: int, inputs: int, dtype: to
     raise _unknown(kind, data)
 
 
-def config_of(settings: Mapping[str, object], path: str) -> dict | None:
+def config_of(settings: Mapping[str, Any], path: str) -> dict | None:
     """torchao's config for the weight of the linear layer at a dotted path; None where it stays as it was. Raises ConfigError."""
     config = _whole_config(settings)
     if _read(config)[0] not in _BY_NAME:
@@ -67,12 +68,12 @@ def config_of(settings: Mapping[str, object], path: str) -> dict | None:
     return next(_naming(named, path, "weight"), named.get("_default"))
 
 
-def is_named(settings: Mapping[str, object], path: str, parameter: str) -> bool:
+def is_named(settings: Mapping[str, Any], path: str, parameter: str) -> bool:
     """Whether torchao's config names this parameter, or its module, and has a config of its own for it. Raises ConfigError."""
     return next(_naming(_configs_by_name(settings), path, parameter), None) is not None
 
 
-def _configs_by_name(settings: Mapping[str, object]) -> dict[str, dict | None]:
+def _configs_by_name(settings: Mapping[str, Any]) -> dict[str, dict | None]:
     kind, data = _read(_whole_config(settings))
     if kind not in _BY_NAME:
         return {}
@@ -102,7 +103,7 @@ def is_divisible(config: dict | None, outputs: int, inputs: int) -> bool:
     return kind != _FLOAT8_BOTH or (outputs % _FLOAT8_SIDES == 0 and inputs % _FLOAT8_SIDES == 0)
 
 
-def _int4(data: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+def _int4(data: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """Int4Tensor and Int4TilePackedTo4dTensor, by their source alone: torchao packs them on a GPU."""
     size = _group(data.get("group_size", 128))
     packing = _name_of(data.get("int4_packing_format"), "PLAIN")
@@ -140,7 +141,7 @@ def _of_weights(granularity: object) -> object:
     return granularity[1] if isinstance(granularity, list) and len(granularity) == 2 else granularity
 
 
-def _whole_config(settings: Mapping[str, object]) -> object:
+def _whole_config(settings: Mapping[str, Any]) -> Any:
     chosen = settings.get("quant_type")
     if not isinstance(chosen, dict) or list(chosen) != [
         "default"

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 from torch import nn
@@ -174,13 +175,14 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 
 def build_options(
     name: str, size: Size, *, classes: int | None = None, trainable_layers: int | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the arguments of `torchvision.models.get_model` besides the name and `weights=None`.
 
     With fewer than all `trainable_layers` it is the builder's own pretrained backbone, whose first layers and, in most builders,
     batch norm are frozen.
     """
-    class_name, options = class_name_of(name), {}
+    class_name = class_name_of(name)
+    options: dict[str, Any] = {}
     if classes is not None:
         options["num_classes"] = classes
     if trainable_layers is not None and trainable_layers < ALL_LAYERS:
@@ -198,7 +200,7 @@ def build_options(
     return options
 
 
-def _builder(name: str, task_name: str, options: Mapping[str, object]) -> Callable[[], nn.Module]:
+def _builder(name: str, task_name: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         with _weights_left_out():
             module = get_model(name, weights=None, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros((), dtype=dtype).expand(shape)
 
 
-def predict(module: nn.Module, example: Example) -> object:
+def predict(module: nn.Module, example: Example) -> Any:
     """What the module returns for the example's inputs."""
     return module(*example.args, **example.kwargs)
 

@@ -25,7 +25,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sizer.catalogue.contexts import CONTEXTS_BY_MAKER, THREADS_PER_MULTIPROCESSOR, Context, context_of
 
@@ -90,7 +90,7 @@ class Gpu:
         return tuple(said)
 
 
-def _gpu(row: Mapping[str, str]) -> Gpu:
+def _gpu(row: Mapping[str, Any]) -> Gpu:
     """The device of one row."""
     capability, context = _rules(row)
     source = f"{row['known']}: {row['source']}" + (f", at {row['address']}" if row["address"] else "")
@@ -141,12 +141,13 @@ RANGED: tuple[Gpu, ...] = tuple(GPUS[row["key"]] for row in _read(DATA))
 
 def in_parts(parts: int) -> tuple[tuple[Gpu, ...], ...]:
     """The devices in so many parts, each about as much work; those whose rules hardly differ are in one."""
-    groups: dict[object, list[Gpu]] = {}
+    groups: dict[tuple[Backend, int, bool], list[Gpu]] = {}
     for gpu in GPUS.values():
         major, minor = gpu.capability or (0, 0)
         groups.setdefault((gpu.backend, major, minor > 0), []).append(gpu)
     work = {group: len(gpus) + TRACES_WORK[group[0]] for group, gpus in groups.items()}
-    found, done = [[] for _ in range(parts)], [0] * parts
+    found: list[list[Gpu]] = [[] for _ in range(parts)]
+    done = [0] * parts
     for group in sorted(groups, key=work.__getitem__, reverse=True):
         least = done.index(min(done))
         found[least] += groups[group]

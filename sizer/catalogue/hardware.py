@@ -63,6 +63,7 @@ class Hardware:
 def _hardware(row: Mapping[str, str]) -> Hardware:
     """The hardware of one row of `gpus.csv`."""
     gpu = GPUS[row["key"]]
+    assert gpu.capability is not None  # the rows are those of CUDA devices
     return Hardware(
         gpu=gpu,
         name=row["driver_name"],

@@ -127,7 +127,7 @@ def _read_preset(value: str) -> dict[str, str | None]:
     try:
         return {"name": find_preset(value).key}
     except RequestError as error:
-        raise RefusedValueError(error.allowed, error.todo) from None
+        raise RefusedValueError(error.allowed or "", error.todo or "") from None
 
 
 def _read_hub(value: str, example: str = "hub:openai-community/gpt2") -> dict[str, str | None]:

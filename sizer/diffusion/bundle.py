@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import PurePosixPath
+from typing import Any
 
 from sizer.catalogue.pipelines import DENOISERS
 from sizer.config_json import FLOAT_TAG, TAGGED_FLOATS
@@ -33,7 +34,7 @@ class Part:
     name: str
     library: str
     kind: str
-    config: Mapping[str, object]
+    config: Mapping[str, Any]
 
     @property
     def has_weights(self) -> bool:
@@ -118,7 +119,7 @@ def read_preset(name: str) -> Bundle:
     )
 
 
-def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object) -> Bundle:
+def read_bundle(files: Mapping[str, Any], *, title: str = "", **usual: Any) -> Bundle:
     """Return the pipeline that files describe, by their paths; `usual` are other fields of Bundle.
 
     Raises:

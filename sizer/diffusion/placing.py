@@ -15,7 +15,7 @@ from sizer.catalogue.pipelines import CAST, DENOISERS
 from sizer.errors import RequestError
 
 NF4, NF4_TWICE, INT8 = "nf4", "nf4-dq", "int8"
-BITSANDBYTES = {
+BITSANDBYTES: dict[str, dict[str, Any]] = {
     NF4: {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     NF4_TWICE: {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     INT8: {"load_in_8bit": True},

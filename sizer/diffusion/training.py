@@ -60,9 +60,7 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
         raise RequestError("arch", given=f"diffusers:{request.name}", allowed=allowed, todo="ask for one of these")
     diffusers_installed()
     bundle = bundle_of(request, config)
-    part = next((one for one in bundle.parts if one.name == bundle.denoiser), None)
-    if part is None:
-        denoiser_of({one.name: one for one in bundle.parts})  # raises: there is none
+    part = {one.name: one for one in bundle.parts}[denoiser_of(bundle.with_weights)]
     one, two, called = _arguments_of_call(bundle, request)
     latents = _first_parameter(called["denoiser"])
 
@@ -200,7 +198,7 @@ def _loss_of(part: Part | None, latents: str) -> Callable[[nn.Module, Example], 
     kind = diffusers_installed().DDPMScheduler
     matches_flow = part is None or part.kind.startswith("FlowMatch") or bool(part.config.get("use_flow_sigmas"))
     with torch.device("cpu"):
-        scheduler = kind() if matches_flow else kind.from_config(dict(part.config))
+        scheduler = kind() if part is None or matches_flow else kind.from_config(dict(part.config))
 
     def flow(clean: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
         noise = torch.randn_like(clean)

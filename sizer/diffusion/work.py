@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,11 @@ from torch import nn
 
 from sizer.architecture.census import take_census
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.hardware import HARDWARE
 from sizer.catalogue.pipelines import CAST
 from sizer.diffusion.building import build_pipeline
 from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
-from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.distributed.devices import accelerator_of, devices_answer
 from sizer.errors import RequestError
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.census import Census
@@ -145,9 +145,9 @@ def bundle_of(request: Request, config: dict | None) -> Bundle:
     Raises:
         ConfigError: A file is missing or has another form, or a class is neither diffusers' nor transformers'.
     """
-    if config is None and request.config is None:
-        return read_preset(request.name)
-    return read_bundle(json.loads(request.config) if config is None else config)
+    if config is not None:
+        return read_bundle(config)
+    return read_preset(request.name) if request.config is None else read_bundle(json.loads(request.config))
 
 
 def weights_of(request: Request, parts: Any) -> dict[str, str]:
@@ -226,14 +226,15 @@ def sizes_of(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int]
         found = call.get(name) or (taken[name].default if name in taken else None)
         return found if type(found) is int else None
 
-    sides = [value(name) or (usual * _factor(pipe) if type(usual) is int else None) for name in _SIZES]
+    height, width = (value(name) or (usual * _factor(pipe) if type(usual) is int else None) for name in _SIZES)
     frames = next((value(name) for name in _FRAMES if name in taken), None)
-    return {"image_size": None if None in sides else (sides[0], sides[1]), "frames": frames}
+    return {"image_size": None if height is None or width is None else (height, width), "frames": frames}
 
 
 def _factor(pipe: Any) -> int:
     """Return by how much a pipeline's VAE makes an image smaller."""
-    return getattr(pipe, "vae_scale_factor", None) or getattr(pipe, "vae_scale_factor_spatial", 1)
+    factor: Any = getattr(pipe, "vae_scale_factor", None)
+    return factor or getattr(pipe, "vae_scale_factor_spatial", 1)
 
 
 def _check_size(pipe: Any, size: tuple[int, int]) -> None:
@@ -267,7 +268,7 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):
-                _watch(stack, part, lambda name=name: begin(name), recorder)
+                _watch(stack, part, partial(begin, name), recorder)
         yield
     if begun:
         end()
@@ -301,10 +302,7 @@ def _watch(stack: ExitStack, part: nn.Module, begin: Callable[[], None], recorde
 
 def accelerator(gpu: Gpu) -> Any:
     """Return a context in which torch.cuda answers as with this GPU."""
-    hardware = HARDWARE.get(gpu.key)
-    processors = None if hardware is None else hardware.processors
-    told = Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
-    return devices_answer(told, count=1)
+    return devices_answer(accelerator_of(gpu), count=1)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ IGNORED = -100  # the label of what has no next token
 def check_context(module: nn.Module, degree: int, length: int | None) -> None:
     """Raise RequestError where a model of transformers does not attend to all earlier tokens of a text, and learn the next one by
     its own loss, or so many tokens do not divide among the ranks."""
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     if getattr(module, "loss_type", None) != "ForCausalLM" or config._attn_implementation != "sdpa":
         raise RequestError(
             "cp",

@@ -37,6 +37,7 @@ class Accelerator:
 
 def accelerator_of(gpu: Gpu) -> Accelerator:
     """Return what a GPU of CUDA's answers."""
+    assert gpu.capability is not None  # a device of CUDA's has one
     hardware = HARDWARE.get(gpu.key)
     processors = None if hardware is None else hardware.processors
     return Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
+from typing import Any
 
 from torch import nn
 
@@ -66,7 +67,7 @@ class Style:
     """One of PyTorch's parallel styles: the `name` of its class in torch.distributed.tensor.parallel, and its `options`."""
 
     name: str
-    options: dict[str, object]
+    options: dict[str, Any]
 
     def make(self) -> object:
         """The style itself."""
@@ -96,8 +97,8 @@ def styles(module: nn.Module, *, sequence: bool, loss: bool) -> dict[str, Style]
         WORDS: Style(name="RowwiseParallel", options={"input_layouts": Replicate(), "output_layouts": between}),
         HEADS: _norm(sequence_dim=2),  # of each head, of which a rank has some
     }
-    split = {name: known.get(rule) for name, rule in rules.items() if name != head}
-    if head not in rules or None in split.values():
+    split = {name: known[rule] for name, rule in rules.items() if name != head and rule in known}
+    if head not in rules or len(split) < len(rules) - 1:
         raise _refused(module, "sp" if sequence else "lp" if loss else "tp")
     by_words = {"output_layouts": Shard(-1), "use_local_output": False} if loss else {"output_layouts": Replicate()}
     split[head] = Style(name="ColwiseParallel", options={"input_layouts": between, **by_words})
@@ -131,7 +132,7 @@ def _gathering(part: nn.Module) -> Style:
     first, *others = signature(part.forward).parameters
     given, taken = Shard(1), Replicate()
     if others:
-        options = {"input_kwarg_layouts": {first: given}, "desired_input_kwarg_layouts": {first: taken}}
+        options: dict[str, Any] = {"input_kwarg_layouts": {first: given}, "desired_input_kwarg_layouts": {first: taken}}
     else:
         options = {"input_layouts": given, "desired_input_layouts": taken}
     return Style(name="PrepareModuleInput", options=options)

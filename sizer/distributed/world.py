@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -234,7 +234,7 @@ def _accelerate_forgets() -> Iterator[None]:
     """accelerate keeps what it has found out of the world for all its objects (accelerate/state.py, 1.15), and transformers' losses
     reduce over the ranks that it says there are: what it first finds out within the context is forgotten."""
 
-    def state() -> ModuleType | None:
+    def state() -> Any:
         return sys.modules.get("accelerate.state")
 
     if state() is not None and state().is_initialized():

@@ -132,16 +132,16 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
     queried, queried_later = by_block(first.size_queries), by_block(second.size_queries)
     if begun is not first:
         counterparts = _counterparts(first, len(slopes))
-        for later, block in enumerate(counterparts, len(slopes)):
-            if block is not None and queried.get(later) != queried.get(block):
+        for later, earlier in enumerate(counterparts, len(slopes)):
+            if earlier is not None and queried.get(later) != queried.get(earlier):
                 raise NotAffineError(
                     f"{first.describe(later)} has another size query in the second step: trace both twice"
                 )
-            if block in queried_later:
-                queried_later[later] = queried_later[block]
-            elif block is None and later in queried:
+            if earlier in queried_later:
+                queried_later[later] = queried_later[earlier]
+            elif earlier is None and later in queried:
                 queried_later[later] = queried[later]
-        slopes += [0 if block is None else slopes[block] for block in counterparts]
+        slopes += [0 if earlier is None else slopes[earlier] for earlier in counterparts]
     try:
         size_queries = fit_size_queries(queried, queried_later, (first.batch, second.batch))
         told = bytes_per_item(first.collectives, second.collectives, [phase for _, phase in second.marks], step)

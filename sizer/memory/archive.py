@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Any
 
 from sizer.memory.affine import AffineTape
 from sizer.memory.codec import DecodeError, decode, encode
@@ -144,7 +145,7 @@ class _Writer:
         self.parts.extend(bytes(column) for column in columns)
 
 
-def _tuples(value: object) -> object:
+def _tuples(value: Any) -> Any:
     """Lists as tuples, and those in them."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 

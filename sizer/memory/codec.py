@@ -23,9 +23,9 @@ class DecodeError(ValueError):
     """A plain value is not what its dataclass promises; the message says where, what was found and what is allowed."""
 
 
-def encode(value: object) -> object:
+def encode(value: typing.Any) -> typing.Any:
     """Lists, dicts and scalars (what json.dumps takes) of a dataclass; a field's metadata "json" renames its key."""
-    if (names := _names(type(value))) is not None:
+    if (names := _names(type(value))) is not None:  # type: ignore[arg-type]  # mypy looks for the class's own hash
         found = {key: getattr(value, name) for key, name in names}
         return {key: item if type(item) in _SCALARS else encode(item) for key, item in found.items()}
     if isinstance(value, (tuple, list)):
@@ -88,13 +88,13 @@ class _Refused(Exception):
         return self
 
 
-_Decoder = Callable[[object], typing.Any]
+_Decoder = Callable[[typing.Any], typing.Any]
 
 
 @functools.cache
-def _decoder(kind: object) -> _Decoder:
+def _decoder(kind: typing.Any) -> _Decoder:
     """What makes values of a type: a report has tens of thousands of a dozen types."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return functools.partial(_decode_dataclass, kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
@@ -111,9 +111,8 @@ def _decoder(kind: object) -> _Decoder:
         return _decode_none
     if kind is Difference:
         return _decode_difference
-    return {str: _decode_text, int: _decode_integer, float: _decode_float}.get(
-        kind, functools.partial(_decode_plain, kind)
-    )
+    scalars: dict[type, _Decoder] = {str: _decode_text, int: _decode_integer, float: _decode_float}
+    return scalars.get(kind, functools.partial(_decode_plain, kind))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _layout(kind: type) -> _Layout:
     )
 
 
-def _decode_dataclass(kind: type, value: object) -> object:
+def _decode_dataclass(kind: type, value: typing.Any) -> object:
     _require(isinstance(value, dict), value, "an object")
     layout = _layout(kind)
     if unknown := value.keys() - layout.fields.keys():
@@ -160,7 +159,7 @@ def _decode_dataclass(kind: type, value: object) -> object:
     return made
 
 
-def _decode_dict(decoder: _Decoder, value: object) -> dict:
+def _decode_dict(decoder: _Decoder, value: typing.Any) -> dict:
     _require(isinstance(value, dict), value, "an object")
     _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} keys")
     found = {}
@@ -176,7 +175,7 @@ def _decode_dict(decoder: _Decoder, value: object) -> dict:
     return found
 
 
-def _decode_tuple(decoder: _Decoder, value: object) -> tuple:
+def _decode_tuple(decoder: _Decoder, value: typing.Any) -> tuple:
     _require(isinstance(value, (list, tuple)), value, "a list")
     _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} items")
     found = []
@@ -188,7 +187,7 @@ def _decode_tuple(decoder: _Decoder, value: object) -> tuple:
     return tuple(found)
 
 
-def _decode_integers(value: object) -> tuple[int, ...]:
+def _decode_integers(value: typing.Any) -> tuple[int, ...]:
     _require(isinstance(value, (list, tuple)), value, "a list")
     _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} items")
     for item in value:
@@ -197,18 +196,18 @@ def _decode_integers(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _decode_fixed(decoders: tuple[_Decoder, ...], value: object) -> tuple:
+def _decode_fixed(decoders: tuple[_Decoder, ...], value: typing.Any) -> tuple:
     _require(isinstance(value, (list, tuple)), value, "a list")
     _require(len(value) == len(decoders), value, f"{len(decoders)} items")
     return tuple([decoder(item) for decoder, item in zip(decoders, value, strict=True)])
 
 
-def _decode_literal(allowed: tuple, value: object) -> object:
+def _decode_literal(allowed: tuple, value: typing.Any) -> object:
     _require(any(type(value) is type(one) and value == one for one in allowed), value, f"one of {allowed}")
     return value
 
 
-def _decode_union(kinds: tuple, value: object) -> object:
+def _decode_union(kinds: tuple, value: typing.Any) -> object:
     for kind in kinds:
         try:
             return _decoder(kind)(value)
@@ -218,11 +217,11 @@ def _decode_union(kinds: tuple, value: object) -> object:
     raise _Refused(f" was {_clip(value)}; allowed are {names}")
 
 
-def _decode_none(value: object) -> None:
+def _decode_none(value: typing.Any) -> None:
     _require(value is None, value, "null")
 
 
-def _decode_text(value: object) -> str:
+def _decode_text(value: typing.Any) -> str:
     if type(value) is not str:
         _require(False, value, "str")
     if len(value) > LIMIT_TEXT:
@@ -232,7 +231,7 @@ def _decode_text(value: object) -> str:
     return value
 
 
-def _decode_integer(value: object) -> int:
+def _decode_integer(value: typing.Any) -> int:
     if type(value) is not int:
         _require(False, value, "int")
     if not 0 <= value < LIMIT_INTEGER:
@@ -240,7 +239,7 @@ def _decode_integer(value: object) -> int:
     return value
 
 
-def _decode_difference(value: object) -> int:
+def _decode_difference(value: typing.Any) -> int:
     if type(value) is not int:
         _require(False, value, "int")
     if abs(value) >= LIMIT_INTEGER:
@@ -248,7 +247,7 @@ def _decode_difference(value: object) -> int:
     return value
 
 
-def _decode_float(value: object) -> float:
+def _decode_float(value: typing.Any) -> float:
     if type(value) is int and abs(value) < LIMIT_INTEGER:
         return float(value)
     _require(type(value) is float, value, "float")
@@ -256,7 +255,7 @@ def _decode_float(value: object) -> float:
     return value
 
 
-def _decode_plain(kind: object, value: object) -> object:
+def _decode_plain(kind: object, value: typing.Any) -> object:
     _require(type(value) is kind, value, getattr(kind, "__name__", str(kind)))
     return value
 

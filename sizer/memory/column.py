@@ -149,7 +149,10 @@ def read_columns(
     """The whole column of every dtype."""
     batches, columns = tuple(batches), {}
     for dtype, family in tapes.items():
-        told = {"dtype": dtype, "gpu": gpu, "oracle": oracle, "expandable_segments": expandable_segments}
-        *_, cells = read_cells(family, batches, mode=mode, **told)
-        columns[dtype] = with_largest(cells, family, **told)
+        *_, cells = read_cells(
+            family, batches, dtype=dtype, gpu=gpu, mode=mode, oracle=oracle, expandable_segments=expandable_segments
+        )
+        columns[dtype] = with_largest(
+            cells, family, dtype=dtype, gpu=gpu, oracle=oracle, expandable_segments=expandable_segments
+        )
     return columns

@@ -72,8 +72,8 @@ def bytes_per_item(
     if later:
         raise ValueError(f"{next(iter(later.values()))} is at another batch size alone")
     together: Counter[tuple[str, str, bool]] = Counter()
-    for (_, *key), slope in slopes.items():
-        together[tuple(key)] += slope
+    for (_, kind, group, again), slope in slopes.items():
+        together[kind, group, again] += slope
     for row in first:
         if row.phase == "step2":
             slopes.setdefault((row.phase, row.kind, row.group, row.again), together[row.kind, row.group, row.again])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
 
 _LINES = 3  # of each kind in the notes; the JSON has all
 
@@ -58,6 +60,8 @@ def merge_compiled(codes: Iterable[CompiledCode | None]) -> CompiledCode | None:
     if not found:
         return None
     names = [field.name for field in fields(CompiledCode)]
-    numbers = {name: max(getattr(code, name) for code in found) for name in names if isinstance(getattr(found[0], name), int)}
-    lines = {name: dict.fromkeys(line for code in found for line in getattr(code, name)) for name in names if name not in numbers}
-    return CompiledCode(**numbers, **{name: tuple(of_name) for name, of_name in lines.items()})
+    merged: dict[str, Any] = {}
+    for name in names:
+        values = [getattr(code, name) for code in found]
+        merged[name] = max(values) if isinstance(values[0], int) else tuple(dict.fromkeys(chain.from_iterable(values)))
+    return CompiledCode(**merged)

@@ -31,7 +31,7 @@ class CudaCache:
         self.grown: list[tuple[int, int]] = [(0, 0)]
         self.given_back: list[int] = []
         self._driver = Driver(capacity, by_address=by_address)
-        self._pools = defaultdict(Pools)  # by stream
+        self._pools: defaultdict[int, Pools] = defaultdict(Pools)  # by stream
         self._segments: dict[int, int] = {}  # start -> size
         self.use(0)
 

@@ -243,8 +243,15 @@ Row = TypeVar("Row", DeviceRow, RankRow)
 
 def with_largest(row: Row, found: MaxBatch) -> Row:
     """The row with the largest batch that was found for it."""
-    batches = {"batch": found.batch, "possible_batch": found.possible_batch, "tried": found.tried}
-    return replace(row, searched=True, **batches, most_batch=found.interval.most, reason=found.reason)
+    return replace(
+        row,
+        searched=True,
+        batch=found.batch,
+        possible_batch=found.possible_batch,
+        tried=found.tried,
+        most_batch=found.interval.most,
+        reason=found.reason,
+    )
 
 
 def largest_batch(row: DeviceRow | RankRow) -> Interval:
@@ -322,12 +329,11 @@ class BudgetReport:
 
 def describe_budgets(found: BudgetReport) -> str:
     """Return which budget has the lowest peak, and whether a smaller one needs more; empty as long as points are to come."""
-    traced = [point for point in found.points if point.peak_allocated_bytes is not None]
-    if found.pending or not traced:
+    peaks = [(point.peak_allocated_bytes, -point.budget) for point in found.points if point.peak_allocated_bytes is not None]
+    if found.pending or not peaks:
         return ""
-    lowest = min(traced, key=lambda point: (point.peak_allocated_bytes, -point.budget))
-    peak = format_bytes(lowest.peak_allocated_bytes)
-    text = f"The lowest peak of those tried is {peak}, at budget {lowest.budget:g}."
-    if any(point.budget < lowest.budget and point.peak_allocated_bytes > lowest.peak_allocated_bytes for point in traced):
+    lowest, budget = min(peaks)
+    text = f"The lowest peak of those tried is {format_bytes(lowest)}, at budget {-budget:g}."
+    if any(other > budget and peak > lowest for peak, other in peaks):
         text += " A smaller budget needs more: what the backward pass computes again needs memory there."
     return text

@@ -91,7 +91,7 @@ def explain_workspaces(
             rows.setdefault((op, size, calls, kept, op in answered), []).append(dtype)
     batch = next(iter(tapes.values())).batch if tapes else 0
     uses = []
-    for (op, size, calls, kept, answered), dtypes in rows.items():
+    for (op, size, calls, kept, is_answered), dtypes in rows.items():
         formula = (formulas or {}).get(op, Formula(text=""))
         uses.append(
             WorkspaceUse(
@@ -101,8 +101,8 @@ def explain_workspaces(
                 kept=kept,
                 dtypes=tuple(dtypes),
                 batch=batch,
-                formula=(formula.asked if answered else "") or formula.text,
-                modelled=formula.modelled and not answered,
+                formula=(formula.asked if is_answered else "") or formula.text,
+                modelled=formula.modelled and not is_answered,
             )
         )
     return tuple(sorted(uses, key=lambda use: (-use.bytes, use.op)))
@@ -146,7 +146,7 @@ def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:
 
 def sections(explanation: Explanation) -> tuple[Section, ...]:
     """The explanation as titled lines, without empty sections."""
-    uses = [*explanation.kernels, *explanation.workspaces]
+    uses: list[KernelUse | WorkspaceUse] = [*explanation.kernels, *explanation.workspaces]
     every = tuple(dict.fromkeys(dtype for use in uses for dtype in use.dtypes))
     batch = explanation.workspaces[0].batch if explanation.workspaces else 0
     found = (

@@ -113,9 +113,10 @@ def _high_end(unbounded: Unbounded, margins: Iterable[Margin], gpu: Gpu, fits: F
 
 def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fits:
     """True, False or "uncertain" as in `fit`, which says what they mean, without the timeline."""
-    if surely_runs(tape, gpu, expandable_segments, unbounded and unbounded.large_bytes):
+    large, few = (unbounded.large_bytes, unbounded.few_bytes) if unbounded else (None, None)
+    if surely_runs(tape, gpu, expandable_segments, large):
         return True
-    return "uncertain" if possibly_runs(tape, gpu, expandable_segments, unbounded and unbounded.few_bytes) else False
+    return "uncertain" if possibly_runs(tape, gpu, expandable_segments, few) else False
 
 
 def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: bool) -> Timeline:

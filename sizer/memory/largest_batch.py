@@ -92,8 +92,8 @@ def largest_batch(
     near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False)
     near = near * sure // start + 1 if start else ceiling
     possible = search(lambda batch: verdict(batch, possibly_runs, (True, "uncertain")), ceiling, start=near, low=sure)
-    sure, possible = (batch if batch >= family.smallest else None for batch in (sure, possible))
-    return MaxBatch(dtype=dtype, batch=sure, possible_batch=possible, reason=_reason(sure, possible, gpu, family))
+    least, largest = (batch if batch >= family.smallest else None for batch in (sure, possible))
+    return MaxBatch(dtype=dtype, batch=least, possible_batch=largest, reason=_reason(least, largest, gpu, family))
 
 
 def find_largest_batch(
@@ -191,7 +191,8 @@ def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0
 
     Goes from `start` in steps that double until it has passed the answer, then bisects what is left.
     """
-    high, guess, step, verdicts = bound + 1, start, 1 + start // 1024, set()
+    high, guess, step = bound + 1, start, 1 + start // 1024
+    verdicts: set[bool] = set()
     while high - low > 1:
         if len(verdicts) == 2:
             guess = (low + high) // 2

@@ -17,12 +17,18 @@ class Pools(Protocol):
     """An allocator whose free blocks are kept apart by streams. `run` is as in CudaCache, for the stream last named to `use`."""
 
     capacity: int | None
-    reserved: int
-    retries: int
     grown: list[tuple[int, int]]
     started: int
     position: int
     given_back: list[int]
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the driver."""
+
+    @property
+    def retries(self) -> int:
+        """How often cached memory was given back."""
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """Bytes as they are asked of the pools, 0 for nothing."""
@@ -42,12 +48,12 @@ class LoopRunner:
 
     def __init__(self, pools: Pools, taken: np.ndarray, addresses: np.ndarray) -> None:
         self.pools, self.taken, self.addresses = pools, taken, addresses
-        self.failed_at: int | None = None  # the place in the step of the request that found no room
 
     def run(self, tape: Tape, again: Repetition, rounded: Iterable[np.ndarray], before: np.ndarray) -> LoopReplay:
         """Every step of a loop, up to the first request that finds no room.
 
-        `rounded` are the bytes of the step's blocks each time, as they are asked for, `before` the bytes alive by category.
+        `rounded` are the bytes of the step's blocks each time, as they are asked for, `before` the bytes alive by category. The
+        `position` of the pools is then that of the refused request in its step.
         """
         pools, taken, addresses = self.pools, self.taken, self.addresses
         sums = Sums(tape, again, before, taken)
@@ -58,8 +64,7 @@ class LoopRunner:
             reserved = pools.reserved
             done = pools.run(again.events, taken, addresses)
             if not done:
-                self.failed_at = pools.position
-                sums.refused(taken[again.blocks], self.failed_at)
+                sums.refused(taken[again.blocks], pools.position)
                 break
             sums.add(taken[again.blocks], reserved, pools.grown[1:])
         return sums.found()

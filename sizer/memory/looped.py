@@ -46,7 +46,7 @@ def place(tape: Tape, pools: Pools) -> Replay:
         rounded = (pools.rounded(again.sizes_at(time)) for time in range(1, again.count + 1))
         loops.append(found := runner.run(tape, again, rounded, level))
         if found.refused is not None:
-            failed_at = end - len(again.events) + runner.failed_at
+            failed_at = end - len(again.events) + pools.position
             break
         level = found.levels[-1].copy()
     if failed_at is not None:
@@ -67,7 +67,7 @@ def place(tape: Tape, pools: Pools) -> Replay:
 
 def _stops(tape: Tape) -> list[tuple[int, Repetition | None]]:
     """Where the events of a tape's order do not simply go on: a step that comes again ends, caches are emptied, or all is done."""
-    stops = [(loop.end, again) for loop, again in repetitions(tape)]
+    stops: list[tuple[int, Repetition | None]] = [(loop.end, again) for loop, again in repetitions(tape)]
     if empties := tape.empties():
         stops += [(position, None) for position, event in enumerate(tape.order) if event in empties]
         stops.sort(key=lambda stop: stop[0])

@@ -184,7 +184,8 @@ def append_steps(
             [event for event in order if event >= 0] for order in (tape.order[mine_from:mine_to], other.order[from_:to])
         )
         names |= {block: name for block, name in zip(theirs, mine, strict=False) if block not in names}
-    order, blocks, appended = tape.order[:], [], []
+    order, appended = tape.order[:], []
+    blocks: list[int] = []
     for from_, to in pairwise(ends[begin:]):
         for event in other.order[from_:to]:
             if event >= 0:
@@ -277,7 +278,7 @@ def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
     order.frombytes(tail.astype(np.int64).tobytes())
     moved = {block: tuple([block + time * made for time in range(loop.count + 1)]) for block in range(first, place)}
     queries = by_block(tape.size_queries)
-    resolved = set()
+    resolved: set[int] = set()
     for block in tape.resolved:
         resolved.update(moved.get(block, (block + more * (block >= place),)))
     return replace(

@@ -15,10 +15,14 @@ class Cache(Protocol):
     """An allocator that is asked event by event. Requests are of more than 0 bytes; addresses are the allocator's own."""
 
     capacity: int | None
-    reserved: int
-    retries: int
-    position: int
-    grown: list[tuple[int, int]]
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the driver."""
+
+    @property
+    def retries(self) -> int:
+        """How often cached memory was given back."""
 
     def allocate(self, size: int) -> tuple[int, int] | None:
         """(address, bytes really taken), or None where the device has no memory left."""
@@ -28,6 +32,13 @@ class Cache(Protocol):
 
     def release_cached(self) -> None:
         """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""
+
+
+class RunCache(Cache, Protocol):
+    """A cache that keeps what `run_events` says of its last run."""
+
+    position: int
+    grown: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +118,7 @@ def fill_reserved(reserved: np.ndarray, grown: Sequence[tuple[int, int]]) -> Non
     reserved[:] = np.repeat(held, np.diff(positions, append=len(reserved)))
 
 
-def run_events(cache: Cache, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+def run_events(cache: RunCache, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
     """Whether events (see Tape) found room; by block `taken` are the bytes asked for, which become those really taken.
 
     All three are of int64. `grown` of the cache then says after how many events how much was reserved, `position` which event found
@@ -120,7 +131,7 @@ def run_events(cache: Cache, events: np.ndarray, taken: np.ndarray, addresses: n
     return done
 
 
-def _run_each(cache: Cache, events: Iterable[tuple[bool, int]], sizes: list[int], starts: list[int]) -> bool:
+def _run_each(cache: RunCache, events: Iterable[tuple[bool, int]], sizes: list[int], starts: list[int]) -> bool:
     allocate, release = cache.allocate, cache.release
     held = cache.reserved
     cache.grown = [(0, held)]

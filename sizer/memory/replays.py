@@ -6,7 +6,7 @@ import contextlib
 import json
 import zlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sizer.memory.codec import decode, encode
 
@@ -24,8 +24,8 @@ class Replays:
 
     def __init__(self, packed: bytes | None = None, *, shared: Replays | None = None) -> None:
         self._texts: dict[str, str] = {} if packed is None else _unpack(packed)
-        self._found: dict[str, object] = {} if shared is None else shared._found
-        self._asked: dict[str, object] = {}
+        self._found: dict[str, Any] = {} if shared is None else shared._found
+        self._asked: dict[str, Any] = {}
 
     def find(self, key: str, kind: type[Found], replay: Callable[[], Found]) -> Found:
         """The value (a dataclass of type `kind`) of a key; what `replay` returns where there is none yet."""
@@ -42,7 +42,7 @@ class Replays:
         if self._asked.keys() <= self._texts.keys():
             return None
         for key, found in self._asked.items():
-            self._texts[key] = self._texts.pop(key, None) or json.dumps(encode(found))
+            self._texts[key] = self._texts.pop(key, "") or json.dumps(encode(found))
         left = sum(map(len, self._texts.values()))
         for key in tuple(self._texts):
             if left <= KEPT_BYTES:

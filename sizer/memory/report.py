@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -90,8 +91,7 @@ class Report:
         """
         if self.serve is not None:
             return self.serve.fits is True
-        cells = [(dtype, batch) for dtype in self.request["dtypes"] for batch in self.request["batches"]]
-        rows = [self.find(*cell) for cell in cells]
+        rows = [self.find(dtype, batch) for dtype in self._asked("dtypes") for batch in self._asked("batches")]
         return all(row is not None and row.fits is True for row in rows)
 
     def largest_batch(self, dtype: str) -> Interval:
@@ -100,9 +100,9 @@ class Report:
         for row in self.max_batch:
             if row.dtype == dtype:
                 found = found.meet(row.interval)
-        for row in self.estimates:
-            if row.dtype == dtype:
-                found = found.with_verdict(row.batch, row.fits)
+        for estimate in self.estimates:
+            if estimate.dtype == dtype:
+                found = found.with_verdict(estimate.batch, estimate.fits)
         return found
 
     def focused(self, cell: tuple[str, int] | None) -> Report:
@@ -118,7 +118,7 @@ class Report:
     def after(self, earlier: Report) -> Report:
         """The report with the estimates of an earlier one of the same query beside its own, in the order of the query."""
         rows = {(row.dtype, row.batch): row for row in (*earlier.estimates, *self.estimates)}
-        dtypes = tuple(self.request["dtypes"])
+        dtypes = self._asked("dtypes")
         ordered = sorted(rows.values(), key=lambda row: (dtypes.index(row.dtype), row.batch))
         return replace(self, estimates=tuple(ordered))
 
@@ -192,6 +192,11 @@ class Report:
         }
         return {"model.name": self.model.name, **values, "gpu.name": self.gpu.name}
 
+    def _asked(self, key: str) -> tuple[Any, ...]:
+        """Return the values of a key of the query that may have several."""
+        values = self.request[key]
+        return values if isinstance(values, tuple) else (values,)
+
     def _asks(self, key: str) -> bool:
         """Return False for a value of the query that changes nothing in this question."""
         if key.startswith("adapter"):
@@ -225,7 +230,7 @@ def build_report(
     columns: Mapping[str, Column],
     gpu: Gpu,
     mode: str,
-    request: Mapping[str, object] | None = None,
+    request: Mapping[str, Any] | None = None,
     focus: Focus | None = None,
     pending: Iterable[str] = (),
     failures: Mapping[str, str] | None = None,
@@ -290,13 +295,12 @@ def default_focus(estimates: Iterable[Estimate]) -> Focus | None:
     rows = sorted(estimates, key=lambda row: row.batch)
     fitting = [row for row in rows if row.fits is True]
     chosen = fitting[-1] if fitting else rows[0] if rows else None
-    return chosen and Focus(dtype=chosen.dtype, batch=chosen.batch)
+    return Focus(dtype=chosen.dtype, batch=chosen.batch) if chosen else None
 
 
 def _with_columns(data: object) -> object:
     """The data of a report with its curves by columns. Raises DecodeError for points that are none."""
-    rows = data.get("estimates") if isinstance(data, dict) else None
-    if not isinstance(rows, list):
+    if not isinstance(data, dict) or not isinstance(rows := data.get("estimates"), list):
         return data
     return {
         **data,

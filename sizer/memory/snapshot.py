@@ -38,7 +38,8 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, _ = placed.peak(tape)
     segments = ExpandableSegments() if expandable_segments else Segments()
-    frames, events, given_back = _Frames(tape), [], set(placed.given_back)
+    frames, given_back = _Frames(tape), set(placed.given_back)
+    events: list[dict] = []
     blocks: dict[int, int] = {}  # by address the block that is there
     for at, event in enumerate(tape.order[:position]):
         block = event if event >= 0 else ~event

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from sizer.memory.communication import Collective
 from sizer.memory.size_queries import SizeQuery, by_block, gather
 from sizer.memory.stretches import NO_LAYER, LayersDifferError, Rows, Stretch, find_stretches
 from sizer.memory.tape import Tape
+
+Place = TypeVar("Place", int, int | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +192,7 @@ def _marks(one: Tape, two: Tape, periods: int) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _grown(before: int | None, after: int | None, periods: int) -> int | None:
+def _grown(before: Place, after: Place, periods: int) -> Place:
     return None if before is None or after is None else before + (after - before) * periods
 
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from sizer.memory.size_queries import by_block, gather
 from sizer.memory.tape import CATEGORIES, Loop, Tape
 
 ALIKE = 3  # windows that show a line: two growths, which must be the same
+
+Values = TypeVar("Values", "array[int]", bytes)  # by block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def append_windows(tape: Tape, begins: Sequence[int], count: int, *, rest: int =
     made, length = last.last - last.first, last.end - last.begin
     part = int((last.events[:rest] >= 0).sum())
 
-    def more(values: array[int] | bytes) -> array[int] | bytes:
+    def more(values: Values) -> Values:
         return values + values[last.first : last.last] * count + values[last.first : last.first + part]
 
     order, sizes = tape.order[:], tape.sizes[:]

@@ -31,14 +31,16 @@ class Diagnosis:
     @property
     def reserved_bytes(self) -> int | None:
         """Return what the allocator held: allocated and cached."""
-        known = (self.allocated_bytes, self.cached_bytes)
-        return None if None in known else sum(known)
+        if self.allocated_bytes is None or self.cached_bytes is None:
+            return None
+        return self.allocated_bytes + self.cached_bytes
 
     @property
     def is_fragmented(self) -> bool:
         """Return True if the request was smaller than the cached memory: no cached block was large enough."""
-        known = self.requested_bytes is not None and self.cached_bytes is not None
-        return known and self.cached_bytes >= self.requested_bytes > 0
+        if self.requested_bytes is None or self.cached_bytes is None:
+            return False
+        return self.cached_bytes >= self.requested_bytes > 0
 
     def lines(self) -> Iterator[str]:
         """Yield the diagnosis in plain words."""
@@ -59,7 +61,7 @@ class Diagnosis:
             )
         elif self.requested_bytes is not None and self.cached_bytes is not None:
             yield "Fragmentation is not the cause: less was cached than requested."
-        if None not in (self.requested_bytes, self.allocated_bytes, self.total_bytes):
+        if self.requested_bytes is not None and self.allocated_bytes is not None and self.total_bytes is not None:
             short = self.allocated_bytes + self.requested_bytes + (self.outside_bytes or 0) - self.total_bytes
             if short > 0:
                 yield f"Even without any cached memory, at least {format_bytes(short)} are missing for this request."
@@ -85,7 +87,8 @@ def read_message(text: str) -> Diagnosis:
         cached = max(reserved - allocated, 0)
     if requested is None and allocated is None:
         raise ConfigError("this message states no sizes", given=quote(words, 120), todo="paste the whole line of the error")
-    if (outside := _find(rf"other allocations: {_SIZE}", words)) is None and None not in (total, free, allocated, cached):
+    outside = _find(rf"other allocations: {_SIZE}", words)
+    if outside is None and total is not None and free is not None and allocated is not None and cached is not None:
         outside = max(total - free - allocated - cached, 0)
     return Diagnosis(
         requested_bytes=requested,

@@ -51,7 +51,7 @@ def _only(stack: list[Any]) -> Any:
     return stack[0]
 
 
-def _follow(name: str, argument: Any, position: int, stack: list[Any], memo: dict[int, Any]) -> None:
+def _follow(name: str, argument: Any, position: int | None, stack: list[Any], memo: dict[int, Any]) -> None:
     """Follow one opcode. Raises ConfigError for one that could import or call something."""
     if name in _VALUES:
         stack.append(argument)

@@ -58,7 +58,7 @@ class PairLoss:
 
         embedder = Embedder(module)
         if self._cast is not None:
-            embedder.forward = prepared(embedder.forward, self._cast)
+            embedder.forward = prepared(embedder.forward, self._cast)  # type: ignore[method-assign]  # as accelerate does
         if self._size is None:
             loss = losses.MultipleNegativesRankingLoss(embedder)
         else:

@@ -146,7 +146,7 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
         """GRPOTrainer without its constructor."""
 
         def __init__(self, **own: Any) -> None:
-            vars(self).update(own)
+            self.__dict__.update(own)
 
         def _calculate_rewards(self, inputs: list, *others: Any) -> Tensor:
             return torch.zeros(len(inputs), 1, device=self.accelerator.device)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import format_release
+from sizer.memory.codec import Difference
 from sizer.memory.served import ContextRow, Served, both
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import blocks_of_request
@@ -83,9 +84,9 @@ def answer_vllm(
         outside_torch_bytes=plan.outside_torch_bytes,
         graphs_bytes=plan.graphs_bytes,
         graphs_in_budget=flags.rules.graphs_in_budget,
-        kv_cache_bytes=plan.kv_cache_bytes,
-        kv_cache_low_bytes=plan.kv_cache_bytes - plan.band_bytes,
-        kv_cache_high_bytes=plan.kv_cache_bytes + plan.band_bytes,
+        kv_cache_bytes=Difference(plan.kv_cache_bytes),
+        kv_cache_low_bytes=Difference(plan.kv_cache_bytes - plan.band_bytes),
+        kv_cache_high_bytes=Difference(plan.kv_cache_bytes + plan.band_bytes),
         blocks=plan.cache.blocks,
         block_tokens=plan.cache.block_tokens,
         kv_tokens=plan.cache.kv_tokens,

@@ -103,7 +103,10 @@ def release_of(engine: str, text: str | None) -> Release:
     row = ENGINES[engine]
     if row.oldest is None or row.newest is None:
         return (0, 0, 0)
-    release = tuple(map(int, text.split("."))) if text is not None else row.newest
+    release = row.newest
+    if text is not None:
+        major, minor, patch = map(int, text.split("."))
+        release = major, minor, patch
     if not row.oldest <= release <= row.newest:
         raise RequestError(
             f"engine_version: {row.title}'s rules are not known",

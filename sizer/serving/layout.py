@@ -87,7 +87,8 @@ def allocated(sizes: Iterable[int]) -> int:
     A block keeps the rest of its segment if that is 1 MiB or less (sizer.memory.cuda: c10/cuda/CUDACachingAllocator.cpp,
     should_split; PyTorch 2.6 and 2.15).
     """
-    total, free = 0, []
+    total = 0
+    free: list[int] = []
     for size in sizes:
         size = -(-size // 512) * 512
         if size <= MIB:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.parallel import beside_nccl, nccl_bytes
+from sizer.memory.codec import Difference
 from sizer.memory.served import Lever, Starts
 from sizer.serving.architecture import Architecture
 from sizer.serving.flags import Flags
@@ -136,7 +137,7 @@ def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], 
             query="&".join(change.query for change in chosen),
             starts=after.starts,
             fits=after.fits,
-            kv_cache_bytes=after.kv_cache_bytes,
+            kv_cache_bytes=Difference(after.kv_cache_bytes),
             requests_at_once=round(after.requests_at_once, 2),
             gained=round(after.requests_at_once - before.requests_at_once, 2),
             note="; ".join(change.note for change in chosen),

@@ -15,6 +15,7 @@ from typing import Any
 
 from sizer.catalogue.gpus import Gpu
 from sizer.errors import Refusal, RequestError
+from sizer.memory.codec import Difference
 from sizer.memory.served import ContextRow, Served, Want
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 
@@ -99,9 +100,9 @@ def answer_llama(
         outside_torch_bytes=0,
         graphs_bytes=0,
         graphs_in_budget=False,
-        kv_cache_bytes=cache,
-        kv_cache_low_bytes=cache,
-        kv_cache_high_bytes=cache,
+        kv_cache_bytes=Difference(cache),
+        kv_cache_low_bytes=Difference(cache),
+        kv_cache_high_bytes=Difference(cache),
         blocks=_cells(tokens),
         block_tokens=1,
         kv_tokens=tokens if starts else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from sizer.units import GIB, MIB
 
@@ -159,8 +160,8 @@ def sglang_rules_of(release: Release) -> SglangRules:
     return SglangRules(**_newest(SGLANG_RULES, release))
 
 
-def _newest(rules: tuple[Rule, ...], release: Release) -> dict[str, object]:
-    found: dict[str, object] = {}
+def _newest(rules: tuple[Rule, ...], release: Release) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for rule in sorted(rules, key=lambda row: row.since):
         if rule.since <= release:
             found[rule.name] = rule.value

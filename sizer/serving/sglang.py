@@ -20,6 +20,7 @@ from typing import Any
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import AUTO, format_release
 from sizer.errors import Refusal, RequestError
+from sizer.memory.codec import Difference
 from sizer.memory.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 from sizer.serving.cache import page_elements, state_bytes
@@ -306,9 +307,9 @@ def answer_sglang(
         outside_torch_bytes=LOADED_BYTES,
         graphs_bytes=0,
         graphs_in_budget=False,
-        kv_cache_bytes=pool.pool_bytes,
-        kv_cache_low_bytes=low.pool_bytes,
-        kv_cache_high_bytes=high.pool_bytes,
+        kv_cache_bytes=Difference(pool.pool_bytes),
+        kv_cache_low_bytes=Difference(low.pool_bytes),
+        kv_cache_high_bytes=Difference(high.pool_bytes),
         blocks=pool.tokens,
         block_tokens=1,
         kv_tokens=pool.tokens,

@@ -7,6 +7,7 @@ per model type or class whose inputs depend on each other (`FAMILIES`); labels a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,14 +85,14 @@ def make_example(spec: ExampleSpec) -> Example:
     return Example(kwargs=inputs)
 
 
-def inputs_of(spec: ExampleSpec) -> dict[str, object]:
+def inputs_of(spec: ExampleSpec) -> dict[str, Any]:
     """The keyword arguments of the class's forward without labels."""
     if "MultipleChoice" in spec.class_name:
         return text.as_choices(_plain_inputs(replace(spec, batch=spec.batch * text.CHOICES)), spec.batch)
     return _plain_inputs(spec)
 
 
-def _plain_inputs(spec: ExampleSpec) -> dict[str, object]:
+def _plain_inputs(spec: ExampleSpec) -> dict[str, Any]:
     recipe = _family(spec)
     if spec.text_alone:
         inputs = multimodal_text.text_alone(spec)
@@ -119,7 +120,7 @@ def _family(spec: ExampleSpec) -> Recipe | None:
     return FAMILIES.get(spec.class_name) or FAMILIES.get(spec.config.model_type)
 
 
-def by_parameter(spec: ExampleSpec) -> dict[str, object]:
+def by_parameter(spec: ExampleSpec) -> dict[str, Any]:
     """One tensor for every parameter of the forward that has a recipe of its own."""
     if spec.takes("grid_thw"):
         return vision_towers.patch_grid_tower(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -92,7 +93,7 @@ def _frames_last(spec: ExampleSpec) -> Tensor:
     return floats(spec.batch, bins, WHISPER_FRAMES)
 
 
-def _audio_input(spec: ExampleSpec, inputs: dict[str, object], count: int) -> MultimodalInput:
+def _audio_input(spec: ExampleSpec, inputs: dict[str, Any], count: int) -> MultimodalInput:
     return MultimodalInput(inputs=inputs, token=placeholder(spec.config, "audio"), count=count, kind="audio clip")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,12 @@ from sizer.architecture.examples.tensors import floats, integers, ones, zeros
 REGIONS = 36  # regions of an image, as the detector in front of LXMERT and VisualBERT yields them
 
 
-def page_with_image(spec: ExampleSpec) -> dict[str, object]:
+def page_with_image(spec: ExampleSpec) -> dict[str, Any]:
     """LayoutLMv2: words, their boxes, and the page's image under the name `image`."""
     return text.words_and_mask(spec) | {"bbox": text.boxes_of_words(spec), "image": vision.image(spec)}
 
 
-def regions(spec: ExampleSpec) -> dict[str, object]:
+def regions(spec: ExampleSpec) -> dict[str, Any]:
     """LXMERT: words, and 36 regions as features and as corners in parts of the image."""
     config = spec.config
     inputs = text.words_and_mask(spec) | {
@@ -29,7 +31,7 @@ def regions(spec: ExampleSpec) -> dict[str, object]:
     return inputs
 
 
-def region_embeddings(spec: ExampleSpec) -> dict[str, object]:
+def region_embeddings(spec: ExampleSpec) -> dict[str, Any]:
     """VisualBERT: words, and 36 regions as embeddings; its pretraining labels cover both."""
     inputs = text.words_and_mask(spec) | {
         "visual_embeds": floats(spec.batch, REGIONS, spec.config.visual_embedding_dim),
@@ -37,51 +39,51 @@ def region_embeddings(spec: ExampleSpec) -> dict[str, object]:
         "visual_token_type_ids": ones(spec.batch, REGIONS),
     }
     if spec.training and "PreTraining" in spec.class_name:
-        inputs["labels"] = integers(text.vocabulary(spec), spec.batch, spec.length + REGIONS)
+        inputs["labels"] = integers(text.vocabulary(spec), spec.batch, spec.tokens + REGIONS)
         inputs["sentence_image_labels"] = integers(2, spec.batch)
     return inputs
 
 
-def table(spec: ExampleSpec) -> dict[str, object]:
+def table(spec: ExampleSpec) -> dict[str, Any]:
     """TAPAS: words with seven token types (row and column among them); the first half is the question."""
-    kinds = zeros(spec.batch, spec.length, len(spec.config.type_vocab_sizes))
-    half = spec.length // 2
-    place = torch.arange(spec.length - half)
+    kinds = zeros(spec.batch, spec.tokens, len(spec.config.type_vocab_sizes))
+    half = spec.tokens // 2
+    place = torch.arange(spec.tokens - half)
     kinds[:, half:, 0] = 1
     kinds[:, half:, 1] = place % 4 + 1
     kinds[:, half:, 2] = (place // 4).clamp(max=60) + 1
     inputs = text.words_and_mask(spec) | {"token_type_ids": kinds}
     if spec.training and spec.takes("table_mask"):
-        inputs["labels"] = (torch.arange(spec.length) == half).long().repeat(spec.batch, 1)
+        inputs["labels"] = (torch.arange(spec.tokens) == half).long().repeat(spec.batch, 1)
     return inputs
 
 
-def shaped_words(spec: ExampleSpec) -> dict[str, object]:
+def shaped_words(spec: ExampleSpec) -> dict[str, Any]:
     """RoCBert: words with ids of their shapes and pronunciations beside them."""
-    shape = integers(spec.config.shape_vocab_size, spec.batch, spec.length)
-    pronunciation = integers(spec.config.pronunciation_vocab_size, spec.batch, spec.length)
+    shape = integers(spec.config.shape_vocab_size, spec.batch, spec.tokens)
+    pronunciation = integers(spec.config.pronunciation_vocab_size, spec.batch, spec.tokens)
     return text.words_and_mask(spec) | {"input_shape_ids": shape, "input_pronunciation_ids": pronunciation}
 
 
-def word_boxes_in_parts(spec: ExampleSpec) -> dict[str, object]:
+def word_boxes_in_parts(spec: ExampleSpec) -> dict[str, Any]:
     """BROS: words and their boxes as eight coordinates in parts of the page."""
-    first = ones(spec.batch, spec.length).bool()
-    inputs = text.words_and_mask(spec) | {"bbox": floats(spec.batch, spec.length, 8)}
+    first = ones(spec.batch, spec.tokens).bool()
+    inputs = text.words_and_mask(spec) | {"bbox": floats(spec.batch, spec.tokens, 8)}
     return inputs | ({"bbox_first_token_mask": first} if spec.takes("bbox_first_token_mask") else {})
 
 
-def question_token(spec: ExampleSpec) -> dict[str, object]:
+def question_token(spec: ExampleSpec) -> dict[str, Any]:
     """Splinter: a text with its question token."""
     inputs = text.words_and_mask(spec)
     inputs["input_ids"][:, 1] = spec.config.question_token_id
     return inputs
 
 
-def retrieved(spec: ExampleSpec) -> dict[str, object]:
+def retrieved(spec: ExampleSpec) -> dict[str, Any]:
     """RAG: a question, and the documents that a retriever found for it, with their scores."""
     count = spec.config.n_docs
     inputs = text.words_and_mask(spec)
-    context = integers(1000, spec.batch * count, spec.length) + 100
+    context = integers(1000, spec.batch * count, spec.tokens) + 100
     return inputs | {
         "context_input_ids": context,
         "context_attention_mask": torch.ones_like(context),
@@ -89,7 +91,7 @@ def retrieved(spec: ExampleSpec) -> dict[str, object]:
     }
 
 
-def bytes_or_arrays(spec: ExampleSpec) -> dict[str, object]:
+def bytes_or_arrays(spec: ExampleSpec) -> dict[str, Any]:
     """Perceiver: words, pixels or a plain array under the name `inputs`, after the head's preprocessor."""
     if "MaskedLM" in spec.class_name or "SequenceClassification" in spec.class_name:
         ids = integers(spec.config.vocab_size, spec.batch, spec.config.max_position_embeddings)
@@ -98,20 +100,20 @@ def bytes_or_arrays(spec: ExampleSpec) -> dict[str, object]:
         return {"inputs": floats(spec.batch, 2, 27, *read(spec.config, "train_size", default=(368, 496)))}
     if "Image" in spec.class_name:
         return {"inputs": floats(spec.batch, 3, 224, 224)}
-    return {"inputs": floats(spec.batch, spec.length, spec.config.d_model)}
+    return {"inputs": floats(spec.batch, spec.tokens, spec.config.d_model)}
 
 
-def folded_positions(spec: ExampleSpec) -> dict[str, object]:
+def folded_positions(spec: ExampleSpec) -> dict[str, Any]:
     """Reformer: in training exactly as many tokens as its axial positions have places."""
     shape = spec.config.axial_pos_shape
-    length = shape[0] * shape[1] if spec.training and spec.config.axial_pos_embds else spec.length
+    length = shape[0] * shape[1] if spec.training and spec.config.axial_pos_embds else spec.tokens
     ids = integers(spec.config.vocab_size - 3, spec.batch, length) + 3
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def marked_text(spec: ExampleSpec) -> dict[str, Tensor]:
     """Jev: one prompt, and where in it four questions with two options each end."""
-    marks = torch.linspace(1, spec.length, 4).long().unsqueeze(0)
+    marks = torch.linspace(1, spec.tokens, 4).long().unsqueeze(0)
     ids = text.sentence(spec)[:1]
     return {"input_ids": ids, "marks": marks, "num_options": torch.full((1, 4), 2), "question_type_ids": zeros(1, 4)}
 

@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from sizer.errors import BuildError
 
 CACHE = ("cache", "past_key_values")  # what a decoder takes and returns: the name since transformers 5.24, and before
 
@@ -37,6 +40,20 @@ class ExampleSpec:
         return self.cls.__name__
 
     @property
+    def tokens(self) -> int:
+        """The length of a text. Raises BuildError where the model has none."""
+        if self.length is None:
+            raise BuildError(f"{self.class_name} reads neither text nor audio")
+        return self.length
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The height and width of an image in pixels. Raises BuildError where the model has none."""
+        if self.image_size is None:
+            raise BuildError(f"{self.class_name} takes no images")
+        return self.image_size
+
+    @property
     def text(self) -> PreTrainedConfig:
         return text_config(self.config)
 
@@ -51,7 +68,7 @@ class ExampleSpec:
         passes_on = self.takes(*CACHE) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
         return self.takes("use_cache") or (passes_on and read(self.config, "use_cache") is True)
 
-    def read(self, *names: str, default: object = None) -> object:
+    def read(self, *names: str, default: Any = None) -> Any:
         """The first of the dotted attribute paths that the config has, else `default`."""
         return read(self.config, *names, default=default)
 
@@ -60,7 +77,7 @@ class ExampleSpec:
         return read(self.config, *names, default=self.config)
 
 
-Recipe = Callable[[ExampleSpec], dict[str, object]]
+Recipe = Callable[[ExampleSpec], dict[str, Any]]
 
 
 @cache
@@ -71,7 +88,8 @@ def forward_parameters(cls: type[PreTrainedModel]) -> tuple[str, ...]:
 
 def takes(cls: type[PreTrainedModel], *names: str) -> bool:
     """True where the class's forward has a parameter of one of these names."""
-    return any(name in forward_parameters(cls) for name in names)
+    # mypy looks for a __hash__ of the class's instances
+    return any(name in forward_parameters(cls) for name in names)  # type: ignore[arg-type]
 
 
 def transduces(cls: type[PreTrainedModel]) -> bool:
@@ -79,7 +97,7 @@ def transduces(cls: type[PreTrainedModel]) -> bool:
     return "RNNT" in cls.__name__ or "TDT" in cls.__name__
 
 
-def read(config: object, *names: str, default: object = None) -> object:
+def read(config: object, *names: str, default: Any = None) -> Any:
     """The first of the dotted attribute paths that leads to something other than None, else `default`."""
     for name in names:
         value = config

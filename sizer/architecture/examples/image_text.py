@@ -54,7 +54,7 @@ def pixels(spec: ExampleSpec, **more: Tensor) -> MultimodalInput:
 def pixtral(spec: ExampleSpec) -> MultimodalInput:
     """Pixtral's tower: any size, so the image's size goes with it; one feature per `spatial_merge_size` squared patches."""
     step = spec.config.vision_config.patch_size * read(spec.config, "spatial_merge_size", default=1)
-    rows, columns = (max(1, side // step) for side in spec.image_size)
+    rows, columns = (max(1, side // step) for side in spec.sides)
     inputs = {"pixel_values": floats(spec.batch, vision.channels(spec), rows * step, columns * step),
               "image_sizes": image_sizes(spec, rows * step, columns * step)}  # fmt: skip
     return image_input(spec, inputs, rows * columns)
@@ -73,7 +73,7 @@ def queried_patches(spec: ExampleSpec) -> MultimodalInput:
 def downsampled_patches(spec: ExampleSpec) -> MultimodalInput:
     """Step 3.7: pixels whose patches two convolutions of stride 2 (kernel 3, padding 1) fold along each side."""
     patch = spec.config.vision_config.patch_size
-    rows, columns = ((size // patch + 3) // 4 for size in spec.image_size)
+    rows, columns = ((size // patch + 3) // 4 for size in spec.sides)
     return image_input(spec, {"pixel_values": vision.image(spec)}, rows * columns)
 
 
@@ -96,7 +96,7 @@ def queries(spec: ExampleSpec) -> MultimodalInput:
 
 def video_queries(spec: ExampleSpec) -> MultimodalInput:
     """InstructBLIP for videos: four frames, each read by the Q-Former's queries."""
-    inputs = queries(spec).inputs | {"pixel_values": floats(spec.batch, 4, vision.channels(spec), *spec.image_size)}
+    inputs = queries(spec).inputs | {"pixel_values": floats(spec.batch, 4, vision.channels(spec), *spec.sides)}
     token = placeholder(spec.config, "video")
     return MultimodalInput(inputs=inputs, token=token, count=4 * spec.config.num_query_tokens)
 
@@ -166,7 +166,7 @@ def patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
 def merged_patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
     """Gemma 4 without an encoder: merged patches (batch, count, channels * side * side) and their places, a placeholder each."""
     side = spec.config.vision_config.model_patch_size
-    rows, columns = (max(1, size // side) for size in spec.image_size)
+    rows, columns = (max(1, size // side) for size in spec.sides)
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
     values = floats(spec.batch, rows * columns, 3 * side * side)
     inputs = {"pixel_values": values, "image_position_ids": places.repeat(spec.batch, 1, 1)}
@@ -176,7 +176,7 @@ def merged_patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
 def fuyu_patches(spec: ExampleSpec) -> MultimodalInput:
     """Fuyu: patches (batch, count, channels * patch * patch), one placeholder each."""
     patch = spec.config.patch_size
-    rows, columns = (max(1, size // patch) for size in spec.image_size)
+    rows, columns = (max(1, size // patch) for size in spec.sides)
     values = floats(spec.batch, rows * columns, spec.config.num_channels * patch * patch)
     return image_input(spec, {"pixel_values": values}, rows * columns)
 
@@ -200,7 +200,7 @@ def patch_cubes(spec: ExampleSpec) -> MultimodalInput:
 def flat_grid(spec: ExampleSpec) -> MultimodalInput:
     """Nemotron Omni: rows of flattened patches and (rows, columns) of each image; a pixel shuffle folds 2 x 2 into one."""
     patch = spec.part("vision_config").patch_size
-    rows, columns = (max(1, size // (2 * patch)) * 2 for size in spec.image_size)
+    rows, columns = (max(1, size // (2 * patch)) * 2 for size in spec.sides)
     values = floats(1, spec.batch * rows * columns, 3 * patch * patch)[0]
     inputs = {"pixel_values": values, "image_grid_hw": torch.tensor([[rows, columns]]).repeat(spec.batch, 1)}
     return image_input(spec, inputs, rows * columns // 4)
@@ -209,7 +209,7 @@ def flat_grid(spec: ExampleSpec) -> MultimodalInput:
 def lone_patches(spec: ExampleSpec) -> MultimodalInput:
     """NeoMME: rows of flattened patches, one placeholder each."""
     patch = spec.config.patch_size
-    rows, columns = (max(1, size // patch) for size in spec.image_size)
+    rows, columns = (max(1, size // patch) for size in spec.sides)
     values = floats(1, spec.batch * rows * columns, 3 * patch * patch)[0]
     return image_input(spec, {"pixel_values": values}, rows * columns)
 
@@ -237,7 +237,7 @@ def question(vocabulary: int, batch: int) -> Tensor:
 
 
 def _places(spec: ExampleSpec, count: int) -> Tensor:
-    places = zeros(spec.batch, spec.length)
+    places = zeros(spec.batch, spec.tokens)
     places[:, 1 : 1 + count] = 1
     return places
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,98 +19,98 @@ from sizer.architecture.examples.vision import BOXES, boxes
 
 MASKED_SHARE = 7  # every 7th token is hidden from a masked language model: the 15 % of BERT's training
 
-Target = Callable[[ExampleSpec, dict[str, object]], object]
+Target = Callable[[ExampleSpec, dict[str, Any]], object]
 
 
-def continuation(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def continuation(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """The input ids themselves (batch, length): each token is predicted from those before it."""
     return inputs["input_ids"].clone()
 
 
-def hidden_words(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def hidden_words(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """The ids of every 7th token, (batch, length), -100 elsewhere."""
-    ids = inputs.get("input_ids", inputs.get("inputs"))
+    ids = inputs["input_ids" if "input_ids" in inputs else "inputs"]
     return torch.where(torch.arange(ids.shape[-1]) % MASKED_SHARE == 0, ids, IGNORED_LABEL)
 
 
-def transcript(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def transcript(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """Token ids of what is said, (batch, n): 12 a second of raw audio (letters), 3 a second of mel frames (word pieces).
 
     CTC needs fewer of them than the encoder has output frames.
     """
-    audio = inputs.get("input_values", inputs.get("input_features"))
+    audio = inputs["input_values" if "input_values" in inputs else "input_features"]
     count = max(1, audio.shape[1] // (1280 if "input_values" in inputs else 32))
     return words(spec.config.vocab_size, special_tokens(spec.config), spec.batch, count)
 
 
-def transcript_so_far(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def transcript_so_far(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """What a transducer's decoder reads: the blank and the transcript in training, (batch, 1 + n); else the blank to begin with."""
     blank = torch.full((spec.batch, 1), read(spec.config, "blank_token_id", default=0))
     return torch.cat([blank, transcript(spec, inputs)], dim=1) if spec.training else blank
 
 
-def class_of_sample(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def class_of_sample(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """One class per sample, (batch,)."""
     return integers(spec.config.num_labels, spec.batch)
 
 
-def class_of_token(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def class_of_token(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """One class per token, (batch, length)."""
-    return integers(spec.config.num_labels, spec.batch, spec.length)
+    return integers(spec.config.num_labels, spec.batch, spec.tokens)
 
 
-def one_of_two(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def one_of_two(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """The number of the right answer, (batch,)."""
     return integers(2, spec.batch)
 
 
-def position(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def position(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """A position in the text per sample, (batch,)."""
-    return integers(max(1, spec.length - 2), spec.batch) + 1
+    return integers(max(1, spec.tokens - 2), spec.batch) + 1
 
 
-def class_of_pixel(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def class_of_pixel(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """One class per pixel, (batch, height, width)."""
-    return integers(spec.config.num_labels, spec.batch, *spec.image_size)
+    return integers(spec.config.num_labels, spec.batch, *spec.sides)
 
 
-def depth_of_pixel(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def depth_of_pixel(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """A depth per pixel, (batch, height, width) float32."""
-    return floats(spec.batch, *spec.image_size) + 0.5
+    return floats(spec.batch, *spec.sides) + 0.5
 
 
-def objects(spec: ExampleSpec, inputs: dict[str, object]) -> list[dict[str, Tensor]]:
+def objects(spec: ExampleSpec, inputs: dict[str, Any]) -> list[dict[str, Tensor]]:
     """Per image a dict of `class_labels` (5,) and `boxes` (5, 4), as object detectors take them."""
     kinds = integers(spec.config.num_labels, BOXES)
     return [{"class_labels": kinds.clone(), "boxes": boxes(BOXES)} for _ in range(spec.batch)]
 
 
-def true(spec: ExampleSpec, inputs: dict[str, object]) -> bool:
+def true(spec: ExampleSpec, inputs: dict[str, Any]) -> bool:
     """The switch `return_loss`."""
     return True
 
 
-def hidden_frames(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def hidden_frames(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """Which output frames of wav2vec 2 are hidden, (batch, frames) bool: every other one."""
     return (torch.arange(frame_count(spec, inputs)) % 2 == 0).repeat(spec.batch, 1)
 
 
-def other_frames(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def other_frames(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """For each output frame the frames that it is told apart from, (batch, frames, negatives)."""
     frames = frame_count(spec, inputs)
     return integers(frames, spec.batch, frames, spec.config.num_negatives)
 
 
-def frame_count(spec: ExampleSpec, inputs: dict[str, object]) -> int:
+def frame_count(spec: ExampleSpec, inputs: dict[str, Any]) -> int:
     """Output frames of an encoder whose first layers are convolutions over raw audio; mel frames stay as many as they are."""
-    frames = inputs.get("input_values", inputs.get("input_features")).shape[1]
+    frames = inputs["input_values" if "input_values" in inputs else "input_features"].shape[1]
     kernels, strides = getattr(spec.config, "conv_kernel", ()), getattr(spec.config, "conv_stride", ())
     for kernel, stride in zip(kernels, strides, strict=False):
         frames = (frames - kernel) // stride + 1
     return frames
 
 
-def frames_of_speakers(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def frames_of_speakers(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """Which of two speakers is heard in each output frame, (batch, frames, labels) one-hot."""
     frames = frame_count(spec, inputs)
     kinds = integers(spec.config.num_labels, spec.batch, frames)
@@ -167,7 +168,7 @@ UNTRAINABLE = frozenset(
 REFUSAL = re.compile(r"labels is not None:\s*raise ")
 
 
-def targets(spec: ExampleSpec, inputs: dict[str, object]) -> dict[str, object]:
+def targets(spec: ExampleSpec, inputs: dict[str, Any]) -> dict[str, Any]:
     """What makes the class's forward return its own loss, by parameter name; empty where it has none."""
     pretrained = "ForPreTraining" in spec.class_name
     made = {name: make for name, make in BY_PARAMETER.items() if pretrained or name not in FOR_PRETRAINING}
@@ -178,17 +179,17 @@ def targets(spec: ExampleSpec, inputs: dict[str, object]) -> dict[str, object]:
     return found
 
 
-def has_own_loss(spec: ExampleSpec, inputs: dict[str, object]) -> bool:
+def has_own_loss(spec: ExampleSpec, inputs: dict[str, Any]) -> bool:
     """True where the class, trained on these inputs and their targets, returns a loss of its own."""
     return bool(targets(spec, inputs) or LABEL_ARGUMENTS & inputs.keys() or spec.class_name in LOSS_WITHOUT_LABELS)
 
 
-def task_labels(spec: ExampleSpec, inputs: dict[str, object]) -> Target | None:
+def task_labels(spec: ExampleSpec, inputs: dict[str, Any]) -> Target | None:
     """The recipe for `labels`: by the class's name, else a text to produce (an encoder-decoder) or the text itself (a decoder).
 
     None where the forward takes no labels, or takes them only to raise that it cannot be trained.
     """
-    if not spec.takes("labels") or refuses_labels(spec.cls):
+    if not spec.takes("labels") or refuses_labels(spec.cls):  # type: ignore[arg-type]  # as in example_spec.takes
         return None
     named = next((make for part, make in BY_TASK if part in spec.class_name), None)
     if named is not None:

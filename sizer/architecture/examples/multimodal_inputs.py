@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class MultimodalInput:
     has no placeholders. `marks` are the ids right before and after the placeholders, where the model looks for them.
     """
 
-    inputs: dict[str, object]
+    inputs: dict[str, Any]
     token: int | None
     count: int
     kind: str = "image"
@@ -45,7 +46,7 @@ def placeholder(config: PreTrainedConfig, kind: str) -> int:
     return token
 
 
-def count_features(spec: ExampleSpec, method: str, inputs: dict[str, object]) -> int:
+def count_features(spec: ExampleSpec, method: str, inputs: dict[str, Any]) -> int:
     """How many features the class's own `get_image_features` (or audio) yields for one sample, found by running it on meta.
 
     `inputs` are those of a batch of one. Integer tensors stay real: they only steer the code. Raises BuildError where the
@@ -68,13 +69,13 @@ def count_features(spec: ExampleSpec, method: str, inputs: dict[str, object]) ->
     return sum(tensor.shape[:-1].numel() for tensor in _features_in(output))
 
 
-def counted_image_input(spec: ExampleSpec, inputs: dict[str, object]) -> MultimodalInput:
+def counted_image_input(spec: ExampleSpec, inputs: dict[str, Any]) -> MultimodalInput:
     """An image input whose encoder says itself how many features it yields."""
     first = {name: value[: len(value) // spec.batch] for name, value in inputs.items()}
     return image_input(spec, inputs, count_features(spec, "get_image_features", first))
 
 
-def image_input(spec: ExampleSpec, inputs: dict[str, object], count: int) -> MultimodalInput:
+def image_input(spec: ExampleSpec, inputs: dict[str, Any], count: int) -> MultimodalInput:
     """An image of so many features, in the place of the config's token for one."""
     return MultimodalInput(inputs=inputs, token=placeholder(spec.config, "image"), count=count)
 

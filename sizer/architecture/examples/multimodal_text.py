@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -72,23 +73,23 @@ def _names_token(spec: ExampleSpec, kind: str) -> bool:
     return any(hasattr(spec.config, f"{kind}_token_{end}") for end in ("id", "index"))
 
 
-def text_alone(spec: ExampleSpec) -> dict[str, object]:
+def text_alone(spec: ExampleSpec) -> dict[str, Any]:
     """Return a text (batch, length) without images or audio, and a mask as processors return it."""
     ids = sentence(inner(spec))
     types = {name: torch.zeros_like(ids) for name in ("mm_token_type_ids", "token_type_ids") if spec.takes(name)}
-    return {"input_ids": ids, "attention_mask": ones(spec.batch, spec.length), **types}
+    return {"input_ids": ids, "attention_mask": ones(spec.batch, spec.tokens), **types}
 
 
-def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput) -> dict[str, object]:
+def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput) -> dict[str, Any]:
     """A text (batch, length) with the input's placeholders after its first token, a mask as processors return it, the input itself.
 
     Raises RequestError where the text is too short for the placeholders.
     """
     needed = multimodal_input.count + 2
-    if spec.length < needed:
+    if spec.tokens < needed:
         raise RequestError(
             f"seq: one {multimodal_input.kind} takes {multimodal_input.count} tokens of the text of {spec.class_name}",
-            given=f"{spec.length} tokens",
+            given=f"{spec.tokens} tokens",
             allowed=f"at least {needed}",
         )
     ids = sentence(inner(spec))
@@ -96,7 +97,7 @@ def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput)
         ids[:, 1 : 1 + multimodal_input.count] = multimodal_input.token
     if multimodal_input.marks is not None:
         ids[:, 0], ids[:, 1 + multimodal_input.count] = multimodal_input.marks
-    inputs = {"input_ids": ids, "attention_mask": ones(spec.batch, spec.length), **multimodal_input.inputs}
+    inputs = {"input_ids": ids, "attention_mask": ones(spec.batch, spec.tokens), **multimodal_input.inputs}
     marked = (ids == multimodal_input.token).long() if multimodal_input.token is not None else torch.zeros_like(ids)
     if spec.takes("mm_token_type_ids"):
         inputs["mm_token_type_ids"] = marked

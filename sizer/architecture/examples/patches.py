@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -18,7 +20,7 @@ def grid_thw(spec: ExampleSpec) -> Tensor:
     """The grid of patches of each image, (batch, 3) int64: one frame, rows, columns, both multiples of the merge size."""
     patch = side_of(read(spec.part("vision_config"), "patch_size", default=14))
     step = merge_size(spec.config)
-    rows, columns = (max(1, size // (patch * step)) * step for size in spec.image_size)
+    rows, columns = (max(1, size // (patch * step)) * step for size in spec.sides)
     return torch.tensor([[1, rows, columns]]).repeat(spec.batch, 1)
 
 
@@ -43,7 +45,7 @@ def merged_patches(spec: ExampleSpec) -> dict[str, Tensor]:
     """Merged patches (rows, side, side, channels) of all images, and the grid each forms."""
     part = spec.part("vision_config")
     side = part.patch_size * merge_size(spec.config)
-    rows, columns = (max(1, size // side) for size in spec.image_size)
+    rows, columns = (max(1, size // side) for size in spec.sides)
     values = floats(1, spec.batch * rows * columns, side, side, part.num_channels)[0]
     return {"pixel_values": values, "image_grid_thw": torch.tensor([[1, rows, columns]]).repeat(spec.batch, 1)}
 
@@ -62,7 +64,7 @@ def naflex(spec: ExampleSpec) -> dict[str, Tensor]:
 def positioned_patches(spec: ExampleSpec, pool: int, name: str = "image_position_ids") -> dict[str, Tensor]:
     """Patches (batch, count, values) in [0, 1) and their (column, row), (batch, count, 2)."""
     patch = spec.part("vision_config").patch_size
-    rows, columns = (max(1, size // (patch * pool)) * pool for size in spec.image_size)
+    rows, columns = (max(1, size // (patch * pool)) * pool for size in spec.sides)
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
     return {
         "pixel_values": floats(spec.batch, rows * columns, vision.channels(spec) * patch * patch),
@@ -73,7 +75,7 @@ def positioned_patches(spec: ExampleSpec, pool: int, name: str = "image_position
 def side_by_side(spec: ExampleSpec) -> dict[str, Tensor]:
     """Patches side by side in one row and the grid that each image's form, both sides multiples of four."""
     patch = spec.part("vision_config").patch_size
-    rows, columns = (max(1, size // (4 * patch)) * 4 for size in spec.image_size)
+    rows, columns = (max(1, size // (4 * patch)) * 4 for size in spec.sides)
     values = floats(1, vision.channels(spec), patch, spec.batch * rows * columns * patch)
     return {"pixel_values": values, "target_sizes": torch.tensor([[rows, columns]]).repeat(spec.batch, 1)}
 
@@ -81,7 +83,7 @@ def side_by_side(spec: ExampleSpec) -> dict[str, Tensor]:
 def cubes(spec: ExampleSpec) -> Tensor:
     """The patches of all images, (patches, frames, patch, patch, channels)."""
     part = spec.part("vision_config")
-    rows, columns = (max(1, size // part.patch_size) for size in spec.image_size)
+    rows, columns = (max(1, size // part.patch_size) for size in spec.sides)
     depth = read(part, "temporal_patch_size", default=2)
     shape = (depth, part.patch_size, part.patch_size, read(part, "num_channels", default=3))
     return floats(1, spec.batch * rows * columns, *shape)[0]
@@ -98,6 +100,6 @@ def flattened_patches(spec: ExampleSpec) -> dict[str, Tensor]:
     return {"flattened_patches": patches, "attention_mask": ones(spec.batch, FLAT_PATCHES)}
 
 
-def side_of(value: object) -> int:
+def side_of(value: Any) -> int:
     """A size that a config gives as one number or one per side, as one number."""
     return value if isinstance(value, int) else value[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ CLASSES = 4  # names of objects to look for in every image
 
 def point(spec: ExampleSpec) -> dict[str, Tensor]:
     """SAM: an image and one point in its middle, (batch, 1, 1, 2) as (x, y), marked as belonging to the object."""
-    height, width = spec.image_size
+    height, width = spec.sides
     points = torch.tensor([width / 2, height / 2]).repeat(spec.batch, 1, 1, 1)
     return {"pixel_values": vision.image(spec), "input_points": points, "input_labels": ones(spec.batch, 1, 1)}
 
@@ -28,12 +30,12 @@ def names(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def pair(spec: ExampleSpec) -> dict[str, Tensor]:
     """Keypoint matchers: two images of the same thing, (batch, 2, channels, height, width)."""
-    return {"pixel_values": floats(spec.batch, 2, vision.channels(spec), *spec.image_size)}
+    return {"pixel_values": floats(spec.batch, 2, vision.channels(spec), *spec.sides)}
 
 
 def tiled_image(spec: ExampleSpec) -> dict[str, Tensor]:
     """ViTMatte: an image and its trimap as a fourth channel."""
-    return {"pixel_values": floats(spec.batch, 4, *spec.image_size)}
+    return {"pixel_values": floats(spec.batch, 4, *spec.sides)}
 
 
 def video_frames(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -57,7 +59,7 @@ def video(spec: ExampleSpec) -> dict[str, Tensor]:
     return inputs
 
 
-def video_and_words(spec: ExampleSpec) -> dict[str, object]:
+def video_and_words(spec: ExampleSpec) -> dict[str, Any]:
     """TVP, X-CLIP: frames and a sentence about them; in training TVP is told how long they last, and where it begins and ends."""
     inputs = {"pixel_values": vision.video(spec)} | text.words_and_mask(spec)
     if spec.training and "VideoGrounding" in spec.class_name:
@@ -65,9 +67,9 @@ def video_and_words(spec: ExampleSpec) -> dict[str, object]:
     return inputs
 
 
-def universal_segments(spec: ExampleSpec) -> dict[str, object]:
+def universal_segments(spec: ExampleSpec) -> dict[str, Any]:
     """Mask2Former, MaskFormer, EoMT: an image, and in training five masks with their classes per image."""
-    inputs: dict[str, object] = {"pixel_values": vision.image(spec)}
+    inputs: dict[str, Any] = {"pixel_values": vision.image(spec)}
     if spec.training:
         inputs |= segments(spec)
     return inputs
@@ -75,7 +77,7 @@ def universal_segments(spec: ExampleSpec) -> dict[str, object]:
 
 def segments(spec: ExampleSpec) -> dict[str, list[Tensor]]:
     """Per image five horizontal strips as masks (5, height, width) and their classes (5,)."""
-    height, width = spec.image_size
+    height, width = spec.sides
     rows = torch.arange(height) * vision.BOXES // height
     masks = (
         (rows[None, :, None] == torch.arange(vision.BOXES)[:, None, None]).float().expand(-1, -1, width).contiguous()
@@ -85,7 +87,7 @@ def segments(spec: ExampleSpec) -> dict[str, list[Tensor]]:
     return {"mask_labels": [masks.clone() for _ in images], "class_labels": [kinds.clone() for _ in images]}
 
 
-def task_and_segments(spec: ExampleSpec) -> dict[str, object]:
+def task_and_segments(spec: ExampleSpec) -> dict[str, Any]:
     """OneFormer: an image, the task as words, and in training the masks and the words for each query."""
     config = spec.config
     inputs = universal_segments(spec)
@@ -113,7 +115,7 @@ def classes_and_task(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def painted_example(spec: ExampleSpec) -> dict[str, Tensor]:
     """SegGPT: an image, one with its mask as the prompt, in training the mask to paint; it stacks two of them to its size."""
-    half = floats(spec.batch, 3, spec.image_size[0] // 2, spec.image_size[1])
+    half = floats(spec.batch, 3, spec.sides[0] // 2, spec.sides[1])
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks", *(("labels",) if spec.training else ()))
     return {name: half.clone() for name in names}
 
@@ -124,7 +126,7 @@ def robot(spec: ExampleSpec) -> dict[str, Tensor]:
     inputs = {
         "state": floats(spec.batch, config.max_state_dim),
         **text.words_and_mask(spec),
-        "pixel_values": floats(spec.batch, 1, 3, *spec.image_size),
+        "pixel_values": floats(spec.batch, 1, 3, *spec.sides),
         "pixel_attention_mask": ones(spec.batch, 1),
     }
     if spec.training:
@@ -176,7 +178,7 @@ def clipseg(spec: ExampleSpec) -> dict[str, Tensor]:
     """CLIPSeg: an image and a name for what to find; in training the mask (batch, height, width)."""
     inputs = {"pixel_values": vision.image(spec)} | text.words_and_mask(spec)
     if spec.training and "Segmentation" in spec.class_name:
-        inputs["labels"] = floats(spec.batch, *spec.image_size)
+        inputs["labels"] = floats(spec.batch, *spec.sides)
     return inputs
 
 

@@ -17,7 +17,7 @@ def residues_and_atoms(spec: ExampleSpec) -> dict[str, Tensor]:
     """ESMFold2: a chain of residues (batch, length) and its atoms (batch, atoms), as `prepare_protein_features` makes them."""
     package = spec.cls.__module__.rpartition(".")[0]
     prepare = importlib.import_module(f"{package}.protein_utils").prepare_protein_features
-    features = prepare("".join(islice(cycle(RESIDUES), spec.length)))
+    features = prepare("".join(islice(cycle(RESIDUES), spec.tokens)))
     return {
         name: value.repeat(spec.batch, *(1 for _ in value.shape[1:]))
         for name, value in features.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,7 @@ def patched_series(spec: ExampleSpec) -> dict[str, Tensor]:
     return inputs
 
 
-def plain_series(spec: ExampleSpec) -> dict[str, object]:
+def plain_series(spec: ExampleSpec) -> dict[str, Any]:
     """TimesFM: one series per sample (batch, context), and in training what follows it."""
     inputs = {"past_values": floats(spec.batch, spec.config.context_length)}
     if spec.takes("past_values_padding"):

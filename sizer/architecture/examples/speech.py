@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,10 +32,10 @@ def spectrogram_image(spec: ExampleSpec) -> dict[str, Tensor]:
     return {"input_values": floats(spec.batch, spec.config.max_length, spec.config.num_mel_bins)}
 
 
-def clap(spec: ExampleSpec) -> dict[str, object]:
+def clap(spec: ExampleSpec) -> dict[str, Any]:
     """CLAP: 10 s as mel frames (batch, 1, frames, bins), whether it was longer, and words where the class reads them."""
     audio = spec.part("audio_config")
-    inputs: dict[str, object] = {
+    inputs: dict[str, Any] = {
         "input_features": floats(spec.batch, 4 if audio.enable_fusion else 1, 1001, audio.num_mel_bins),
         "is_longer": torch.zeros(spec.batch, 1, dtype=torch.bool),
     }
@@ -50,7 +52,7 @@ def clvp(spec: ExampleSpec) -> dict[str, Tensor]:
 def synthesis(spec: ExampleSpec) -> dict[str, Tensor]:
     """FastSpeech 2: phonemes; in training how long, how high and how loud each is, and the spectrogram of two frames each."""
     config = read(spec.config, "model_config", default=spec.config)
-    count = spec.length
+    count = spec.tokens
     ids = integers(config.vocab_size - 1, spec.batch, count) + 1
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if spec.training:
@@ -93,8 +95,8 @@ def depth_codes(spec: ExampleSpec) -> dict[str, Tensor]:
 def words_with_codes(spec: ExampleSpec) -> dict[str, Tensor]:
     """Kyutai's speech to text: at each step a word and the codes of the audio, (batch, length, 1 + codebooks)."""
     config = spec.config
-    words = integers(config.vocab_size - 1, spec.batch, spec.length, 1)
-    codes = integers(config.codebook_vocab_size - 1, spec.batch, spec.length, config.num_codebooks)
+    words = integers(config.vocab_size - 1, spec.batch, spec.tokens, 1)
+    codes = integers(config.codebook_vocab_size - 1, spec.batch, spec.tokens, config.num_codebooks)
     inputs = {"input_ids": torch.cat([words, codes], dim=-1)}
     return inputs | ({"labels": words[..., 0].clone()} if spec.training else {})
 
@@ -103,7 +105,7 @@ def latent_speech(spec: ExampleSpec) -> dict[str, Tensor]:
     """Pocket TTS, Phonon: a text, the start of the audio, one place for each of its latent frames, and the frames."""
     config = spec.config
     ids = text.sentence(spec)
-    frames = spec.length // 2
+    frames = spec.tokens // 2
     ids[:, -frames - 1] = config.audio_bos_token_id
     ids[:, -frames:] = config.audio_latent_token_id
     latents = floats(spec.batch, frames, read(config, "latent_dim", "flow_head_config.latent_dim", default=32))
@@ -131,7 +133,7 @@ def audio_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
 def frames_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
     """CSM: at each step the codes of one frame of audio, (batch, length, codebooks)."""
     config = spec.config
-    codes = integers(config.vocab_size - 1, spec.batch, spec.length, config.num_codebooks)
+    codes = integers(config.vocab_size - 1, spec.batch, spec.tokens, config.num_codebooks)
     return {"input_ids": codes} | ({"labels": codes.clone()} if spec.training else {})
 
 
@@ -153,7 +155,7 @@ def streamed_speech(spec: ExampleSpec) -> dict[str, Tensor]:
 
     A convolution of stride 2 halves the frames; `downsample_factor` of what is left become one step.
     """
-    frames = 2 * spec.config.downsample_factor * spec.length
+    frames = 2 * spec.config.downsample_factor * spec.tokens
     features = floats(spec.batch, mel_bins(spec), frames)
     return text.words_and_mask(spec) | {"input_features": features}
 
@@ -161,7 +163,7 @@ def streamed_speech(spec: ExampleSpec) -> dict[str, Tensor]:
 def dialogue(spec: ExampleSpec) -> dict[str, Tensor]:
     """Dia: a text in bytes, and the codes of its audio in nine channels, (batch, steps, channels); in training as labels too."""
     decoder = spec.config.decoder_config
-    ids = integers(spec.config.encoder_config.vocab_size, spec.batch, spec.length)
+    ids = integers(spec.config.encoder_config.vocab_size, spec.batch, spec.tokens)
     codes = integers(1024, spec.batch, CODES, decoder.num_channels)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": codes}
     if spec.training:
@@ -169,16 +171,16 @@ def dialogue(spec: ExampleSpec) -> dict[str, Tensor]:
     return inputs
 
 
-def codes_beside_each_other(spec: ExampleSpec) -> dict[str, object]:
+def codes_beside_each_other(spec: ExampleSpec) -> dict[str, Any]:
     """Bark's fine model: all codes of each step, (batch, length, codebooks), of which it corrects the last."""
     config = spec.config
-    codes = integers(config.input_vocab_size - 1, spec.batch, spec.length, config.n_codes_total)
+    codes = integers(config.input_vocab_size - 1, spec.batch, spec.tokens, config.n_codes_total)
     return {"input_ids": codes, "codebook_idx": config.n_codes_total - 1}
 
 
 def phonemes(spec: ExampleSpec) -> dict[str, Tensor]:
     """VITS: the ids of phonemes (batch, length)."""
-    ids = integers(spec.config.vocab_size - 1, spec.batch, spec.length) + 1
+    ids = integers(spec.config.vocab_size - 1, spec.batch, spec.tokens) + 1
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def image_by_name(spec: ExampleSpec) -> dict[str, Tensor]:
     return {"image": vision.image(spec)}
 
 
-def patches_and_queries(spec: ExampleSpec) -> dict[str, object]:
+def patches_and_queries(spec: ExampleSpec) -> dict[str, Any]:
     """DeepSeek-OCR 2's encoder: 256 patches and as many queries after them."""
     return {"inputs_embeds": floats(spec.batch, 512, spec.config.hidden_size), "num_patches": 256}
 
@@ -54,7 +56,7 @@ def draft(spec: ExampleSpec) -> dict[str, Tensor]:
     }
 
 
-def pyramid(spec: ExampleSpec) -> dict[str, object]:
+def pyramid(spec: ExampleSpec) -> dict[str, Any]:
     """SAM 3's fusing encoder: features of an image (batch, channels, 72, 72), their positions, and a prompt."""
     size = spec.config.hidden_size
     features = floats(spec.batch, size, SAM_SIDE, SAM_SIDE)
@@ -79,7 +81,7 @@ def fused_features(spec: ExampleSpec) -> dict[str, Tensor]:
     }
 
 
-def queries_and_pyramid(spec: ExampleSpec) -> dict[str, object]:
+def queries_and_pyramid(spec: ExampleSpec) -> dict[str, Any]:
     """SAM 3's mask decoder: queries, three levels of features, the encoder's output, and a prompt."""
     size = spec.config.hidden_size
     return {
@@ -122,7 +124,7 @@ def groups_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
 def reply_to_speak(spec: ExampleSpec) -> dict[str, Tensor]:
     """Qwen2.5-Omni's talker: the thinker's reply as embeddings and codes of speech."""
     config = spec.config
-    count = min(spec.length, 1024)
+    count = min(spec.tokens, 1024)
     return {
         "inputs_embeds": floats(spec.batch, count, config.embedding_size),
         "input_text_ids": integers(1000, spec.batch, count),
@@ -131,7 +133,7 @@ def reply_to_speak(spec: ExampleSpec) -> dict[str, Tensor]:
     }
 
 
-def noisy_spectrogram(spec: ExampleSpec) -> dict[str, object]:
+def noisy_spectrogram(spec: ExampleSpec) -> dict[str, Any]:
     """Qwen2.5-Omni's diffusion transformer: a noisy spectrogram of 300 frames, its voice and its codes."""
     config = spec.config
     frames = 300
@@ -186,7 +188,7 @@ def words_with_delay(spec: ExampleSpec) -> dict[str, Tensor]:
     return inputs | ({"labels": inputs["input_ids"].clone()} if spec.training and spec.takes("labels") else {})
 
 
-def bytes_in_patches(spec: ExampleSpec) -> dict[str, object]:
+def bytes_in_patches(spec: ExampleSpec) -> dict[str, Any]:
     """BLT's local encoder: 512 bytes in patches of four."""
     count = 512 // BYTES_PER_PATCH
     patch = (torch.arange(512) // BYTES_PER_PATCH).repeat(spec.batch, 1)

@@ -47,7 +47,7 @@ def words(vocabulary: int, special: frozenset[int], batch: int, length: int) -> 
 
 def special_tokens(*configs: PreTrainedConfig) -> frozenset[int]:
     """Every token id that the configs give a meaning of its own: padding, begin, end, image placeholders, ..."""
-    found = set()
+    found: set[int] = set()
     for config in configs:
         for name, value in vars(config).items():
             if SPECIAL.search(name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -25,7 +27,7 @@ def is_causal(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
 def sentence(spec: ExampleSpec) -> Tensor:
     """Token ids (batch, length) without special tokens; text that is not continued ends with the end token, as tokenizers do."""
     text = spec.text
-    ids = words(vocabulary(spec), special_tokens(spec.config, text), spec.batch, spec.length)
+    ids = words(vocabulary(spec), special_tokens(spec.config, text), spec.batch, spec.tokens)
     end = end_token(text)
     if end is not None and not is_causal(spec.config, spec.cls):
         ids[:, -1] = end
@@ -34,7 +36,7 @@ def sentence(spec: ExampleSpec) -> Tensor:
 
 def words_and_mask(spec: ExampleSpec) -> dict[str, Tensor]:
     """The inputs of a plain encoder: a sentence, of which every token is attended to."""
-    return {"input_ids": sentence(spec), "attention_mask": ones(spec.batch, spec.length)}
+    return {"input_ids": sentence(spec), "attention_mask": ones(spec.batch, spec.tokens)}
 
 
 def vocabulary(spec: ExampleSpec) -> int:
@@ -56,21 +58,21 @@ def end_token(text: PreTrainedConfig) -> int | None:
 
 def token_mask(spec: ExampleSpec) -> Tensor | None:
     """The tokenizer's mask, (batch, length) ones; None for a decoder, whose training batches are packed without padding."""
-    return None if is_causal(spec.config, spec.cls) else ones(spec.batch, spec.length)
+    return None if is_causal(spec.config, spec.cls) else ones(spec.batch, spec.tokens)
 
 
 def boxes_of_words(spec: ExampleSpec) -> Tensor:
     """A box (left, top, right, bottom) in thousandths of the page for every token, (batch, length, 4)."""
-    corner = torch.arange(spec.length) % 500
+    corner = torch.arange(spec.tokens) % 500
     box = torch.stack([corner, corner, corner + 400, corner + 20], dim=-1)
     return box.expand(spec.batch, -1, -1).contiguous()
 
 
-def translation(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def translation(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     """Decoder input ids (batch, length) for a step without labels, where the decoder's input cannot be derived from them."""
     decoder = spec.config.get_text_config(decoder=True)
     size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(spec))
-    return words(size, special_tokens(spec.config, decoder), spec.batch, spec.length)
+    return words(size, special_tokens(spec.config, decoder), spec.batch, spec.tokens)
 
 
 def derives_decoder_input(spec: ExampleSpec) -> bool:
@@ -78,7 +80,7 @@ def derives_decoder_input(spec: ExampleSpec) -> bool:
     return spec.takes("labels") and read(spec.config, "decoder_start_token_id") is not None
 
 
-def as_choices(inputs: dict[str, object], batch: int) -> dict[str, object]:
+def as_choices(inputs: dict[str, Any], batch: int) -> dict[str, Any]:
     """Inputs of batch * CHOICES texts, folded to (batch, CHOICES, ...)."""
     return {name: value.unflatten(0, (batch, CHOICES)) for name, value in inputs.items()}
 
@@ -90,9 +92,9 @@ def language(spec: ExampleSpec) -> Tensor | None:
 
 def xpath_tags(spec: ExampleSpec) -> Tensor:
     """For each token the path of its tag through the page's tree, (batch, length, depth)."""
-    return integers(spec.config.max_xpath_tag_unit_embeddings, spec.batch, spec.length, spec.config.max_depth)
+    return integers(spec.config.max_xpath_tag_unit_embeddings, spec.batch, spec.tokens, spec.config.max_depth)
 
 
 def xpath_subscripts(spec: ExampleSpec) -> Tensor:
     """The subscripts of those tags, (batch, length, depth)."""
-    return integers(spec.config.max_xpath_subs_unit_embeddings, spec.batch, spec.length, spec.config.max_depth)
+    return integers(spec.config.max_xpath_subs_unit_embeddings, spec.batch, spec.tokens, spec.config.max_depth)

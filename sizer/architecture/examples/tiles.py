@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from sizer.architecture.examples.tensors import floats, ones, zeros
 
 def tiles(spec: ExampleSpec) -> MultimodalInput:
     """LLaVA-NeXT's way: the whole image and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
-    side = _square(read(spec.config, "vision_config.image_size", default=spec.image_size))
-    rows, columns = select_best_resolution(spec.image_size, spec.config.image_grid_pinpoints)
+    side = _square(read(spec.config, "vision_config.image_size", default=spec.sides))
+    rows, columns = select_best_resolution(spec.sides, spec.config.image_grid_pinpoints)
     count = 1 + (rows // side[0]) * (columns // side[1])
     values = floats(spec.batch, count, vision.channels(spec), *side)
-    return counted_image_input(spec, {"pixel_values": values, "image_sizes": image_sizes(spec, *spec.image_size)})
+    return counted_image_input(spec, {"pixel_values": values, "image_sizes": image_sizes(spec, *spec.sides)})
 
 
 def one_tile(spec: ExampleSpec) -> MultimodalInput:
@@ -36,7 +37,7 @@ def idefics(spec: ExampleSpec) -> MultimodalInput:
     latents = read(spec.config, "perceiver_config.resampler_n_latents")
     fold = read(spec.config, "scale_factor", "pixel_shuffle_factor", default=1)
     step = fold * spec.config.vision_config.patch_size
-    rows, columns = (max(1, side // step) for side in spec.image_size)
+    rows, columns = (max(1, side // step) for side in spec.sides)
     inputs = {
         "pixel_values": floats(spec.batch, 1, vision.channels(spec), rows * step, columns * step),
         "pixel_attention_mask": ones(spec.batch, 1, rows * step, columns * step),
@@ -46,7 +47,7 @@ def idefics(spec: ExampleSpec) -> MultimodalInput:
 
 def idefics_one(spec: ExampleSpec) -> MultimodalInput:
     """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
-    seen = ones(spec.batch, spec.length, 1)
+    seen = ones(spec.batch, spec.tokens, 1)
     seen[:, 0] = 0
     pixels = vision.image(spec).unsqueeze(1)
     return MultimodalInput(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
@@ -55,7 +56,7 @@ def idefics_one(spec: ExampleSpec) -> MultimodalInput:
 def aspect_ratio_tiles(spec: ExampleSpec) -> MultimodalInput:
     """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
     inputs = aspect_ratio_inputs(spec)
-    crossing = zeros(spec.batch, spec.length, 1, inputs["aspect_ratio_mask"].shape[-1])
+    crossing = zeros(spec.batch, spec.tokens, 1, inputs["aspect_ratio_mask"].shape[-1])
     crossing[:, 1:, :, 0] = 1
     return image_input(spec, inputs | {"cross_attention_mask": crossing}, 1)
 
@@ -65,7 +66,7 @@ def aspect_ratio_inputs(spec: ExampleSpec) -> dict[str, Tensor]:
     count = read(spec.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
     mask = zeros(spec.batch, 1, count)
     mask[..., 0] = 1
-    pixels = floats(spec.batch, 1, count, vision.channels(spec), *spec.image_size)
+    pixels = floats(spec.batch, 1, count, vision.channels(spec), *spec.sides)
     return {"pixel_values": pixels, "aspect_ratio_ids": ones(spec.batch, 1), "aspect_ratio_mask": mask}
 
 
@@ -93,8 +94,9 @@ def pooled_crops(spec: ExampleSpec) -> MultimodalInput:
     return MultimodalInput(inputs=inputs, token=spec.config.image_patch_id, count=2 * pool * pool)
 
 
-def _square(size: object) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+def _square(size: Any) -> tuple[int, int]:
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return rows, columns
 
 
 FAMILIES: dict[str, Callable[[ExampleSpec], MultimodalInput]] = {

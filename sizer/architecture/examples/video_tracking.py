@@ -14,7 +14,7 @@ FRAMES = 2  # the first shows the objects, in the second the memory of the first
 
 def followed_objects(spec: ExampleSpec) -> dict[str, Tensor]:
     """Two frames (2, channels, height, width), and in the first a point on each of as many objects as there are samples."""
-    height, width = spec.image_size
+    height, width = spec.sides
     return {
         "frames": floats(FRAMES, vision.channels(spec), height, width),
         "input_points": torch.tensor([width / 2, height / 2]).repeat(spec.batch, 1, 1, 1),

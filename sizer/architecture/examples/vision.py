@@ -14,12 +14,12 @@ VIDEO_FRAMES = 8
 
 def image(spec: ExampleSpec) -> Tensor:
     """Pixels (batch, channels, height, width)."""
-    return floats(spec.batch, channels(spec), *spec.image_size)
+    return floats(spec.batch, channels(spec), *spec.sides)
 
 
 def video(spec: ExampleSpec) -> Tensor:
     """Frames of pixels (batch, frames, channels, height, width)."""
-    return floats(spec.batch, frames(spec), channels(spec), *spec.image_size)
+    return floats(spec.batch, frames(spec), channels(spec), *spec.sides)
 
 
 def channels(spec: ExampleSpec) -> int:
@@ -44,7 +44,7 @@ def grid(spec: ExampleSpec) -> tuple[int, int]:
     """Patches along height and width."""
     patch = read(spec.config, "patch_size", "vision_config.patch_size", "encoder_stride", default=16)
     sides = patch if isinstance(patch, (list, tuple)) else (patch, patch)
-    return spec.image_size[0] // sides[-2], spec.image_size[1] // sides[-1]
+    return spec.sides[0] // sides[-2], spec.sides[1] // sides[-1]
 
 
 def hidden_patches(spec: ExampleSpec) -> Tensor | None:

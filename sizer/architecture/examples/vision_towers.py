@@ -37,7 +37,7 @@ def positioned_tower(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def sized_tower(spec: ExampleSpec) -> dict[str, Tensor]:
     """Pixtral's tower: pixels, each image's size with them."""
-    sizes = torch.tensor([spec.image_size]).repeat(spec.batch, 1)
+    sizes = torch.tensor([spec.sides]).repeat(spec.batch, 1)
     return {"pixel_values": vision.image(spec), "image_sizes": sizes}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -84,15 +83,13 @@ class Alignment:
 
     def levels_after(self, difference: Difference) -> tuple[int, int]:
         """Bytes alive on both sides just after a difference began."""
-        if difference.kind == "earlier":
-            side, position = "estimate", self._own.died[difference.block] + 1
-        elif difference.kind == "later":
-            side, position = "device", self._other.died[difference.device_block] + 1
+        if difference.block is not None and difference.kind != "later":
+            places = self._own.died if difference.kind == "earlier" else self._own.born
+            end, device_end = self.corresponding("estimate", places[difference.block] + 1)
         else:
-            side = "device" if difference.block is None else "estimate"
-            born = self._other.born[difference.device_block] if side == "device" else self._own.born[difference.block]
-            position = born + 1
-        end, device_end = self.corresponding(side, position)
+            assert difference.device_block is not None  # what one side alone has, the other has not
+            places = self._other.died if difference.kind == "later" else self._other.born
+            end, device_end = self.corresponding("device", places[difference.device_block] + 1)
         return self._own.levels[end], self._other.levels[device_end]
 
     def corresponding(self, side: Side, position: int) -> tuple[int, int]:
@@ -104,7 +101,7 @@ class Alignment:
         phase = self.sides[side].phase_at(position)
         if phase not in self.phases:
             last = self.phases[-1] if self.phases else None
-            return tuple(tape_index.bounds[last][1] if last else 0 for tape_index in self.sides.values())
+            return (self._own.bounds[last][1], self._other.bounds[last][1]) if last else (0, 0)
         here = 0 if side == "estimate" else 1
         points = self._points[phase]
         index = min(bisect_right(points, position, key=lambda pair: pair[here]), len(points) - 1)
@@ -124,7 +121,8 @@ class Alignment:
         """
         calls, others = self._own.calls(phase), self._other.calls(phase)
         place = {block: number for number, call in enumerate(others) for block in self._other.blocks_in(call)}
-        pairs, taken = [], set()
+        pairs: list[tuple[Call, Call | None]] = []
+        taken: set[int] = set()
         for call in calls:
             partners = {
                 self.estimate_partner[block] for block in self._own.blocks_in(call) if block not in self._out_of_order
@@ -139,7 +137,7 @@ class Alignment:
             else:
                 pairs.append((call, None))
             taken.update(range(found[0], found[-1] + 1) if found else ())
-        return pairs + [(None, call) for number, call in enumerate(others) if number not in taken]
+        return [*pairs, *((None, call) for number, call in enumerate(others) if number not in taken)]
 
     # --------------------------------------------------------------------------------------------------------- pairing
 
@@ -156,8 +154,9 @@ class Alignment:
     def _align(self, phase: str) -> None:
         own, other = self._own, self._other
         blocks, device_blocks = own.allocated_in(phase), other.allocated_in(phase)
+        ordered: list[Pair] = []
         if phase == "load":
-            ordered, out_of_order = [], pair_in_any_order(own, blocks, other, device_blocks)
+            out_of_order = pair_in_any_order(own, blocks, other, device_blocks)
         else:
             ordered, out_of_order = pair_in_order(own, blocks, other, device_blocks, phase)
             self._out_of_order.update(block for block, _ in out_of_order)
@@ -174,9 +173,8 @@ class Alignment:
         for phase in self.phases:
             for block in tape_index.allocated_in(phase):
                 if partner[block] < 0:
-                    pair, sizes = (block, None), (tape_index.tape.sizes[block], 0)
-                    if not own:
-                        pair, sizes = pair[::-1], sizes[::-1]
+                    size = tape_index.tape.sizes[block]
+                    pair, sizes = ((block, None), (size, 0)) if own else ((None, block), (0, size))
                     scratch = tape_index.within_one_operator(block)
                     found.append(_difference(kind, phase, tape_index.lifetime(block), pair, sizes, is_scratch=scratch))
         return found
@@ -184,6 +182,7 @@ class Alignment:
     def _paired(self) -> list[Difference]:
         """Pairs whose sizes differ, and pairs of one size that are not released at the same time."""
         found = []
+        kind: Kind
         for block, device_block in enumerate(self.estimate_partner):
             if device_block < 0:
                 continue
@@ -196,7 +195,7 @@ class Alignment:
                 continue  # the order in which a kernel releases its own workspaces does not matter
             elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._out_of_order else 0):
                 kind = "later" if lifetime[1] > device_lifetime[1] else "earlier"
-                span = sorted((lifetime[1], device_lifetime[1]))
+                span = min(lifetime[1], device_lifetime[1]), max(lifetime[1], device_lifetime[1])
                 first = self._own.died[block] if kind == "earlier" else self._other.died[device_block]
                 phase = (self._own if kind == "earlier" else self._other).phase_at(first + 1)
                 if phase not in self.phases:
@@ -210,7 +209,7 @@ class Alignment:
 def _difference(
     kind: Kind,
     phase: str,
-    span: Sequence,
+    span: tuple[float, float],
     pair: tuple[int | None, int | None],
     sizes: tuple[int, int],
     *,

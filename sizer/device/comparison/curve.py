@@ -28,23 +28,20 @@ class Level:
 def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
     """Allocated bytes over the work, as either side's counter would show them, at places that both have in common."""
     levels = running_bytes(sides.tape.order, replay_events(sides.tape, sides.kind).taken)
-    device_levels = (
-        None
-        if sides.recording is None
-        else running_bytes(sides.recording.order, replay_events(sides.recording, sides.kind).taken)
-    )
+    alignment, device_levels = sides.alignment, []
+    if alignment is not None:
+        device_levels = running_bytes(alignment.device.order, replay_events(alignment.device, sides.kind).taken)
     curve, device_curve = [], []
     for number, (_, phase) in enumerate(sides.tape.marks):
-        begin, end = bounds_of(sides.tape, phase)
-        on_device = device_levels is not None and phase in sides.alignment.phases
+        bounds = bounds_of(sides.tape, phase)
+        assert bounds is not None  # of a phase of this tape
+        begin, end = bounds
         cuts = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
-        places = (
-            [sides.alignment.corresponding("estimate", cut) for cut in cuts]
-            if on_device
-            else [(cut, 0) for cut in cuts]
-        )
-        if on_device:
-            places[0] = begin, bounds_of(sides.recording, phase)[0]
+        places = [(cut, 0) for cut in cuts]
+        on_device = bounds_of(alignment.device, phase) if alignment is not None and phase in alignment.phases else None
+        if alignment is not None and on_device is not None:
+            places = [alignment.corresponding("estimate", cut) for cut in cuts]
+            places[0] = begin, on_device[0]
         for part, ((start, device_start), (stop, device_stop)) in enumerate(pairwise(places)):
             at = number + (part + 1) / (PARTS + 1)
             curve.append(Level(at=at, phase=phase, allocated_bytes=max(levels[start : stop + 1])))

@@ -110,6 +110,7 @@ def scratch_of(alignment: Alignment, count: int = MOST_SCRATCH) -> tuple[Scratch
     for phase in alignment.phases:
         for one, other in alignment.calls(phase):
             named = other or one
+            assert named is not None  # a pair has a call on one side at least
             found = Scratch(
                 op=named.op,
                 module=named.module or (one.module if one else ""),
@@ -197,12 +198,13 @@ def _divergence(alignment: Alignment, group: Sequence[Difference]) -> Divergence
 def _share(alignment: Alignment, kind: Kind, group: Sequence[_BlockPair]) -> Share:
     tapes = alignment.estimate, alignment.device
     sizes = [tuple(0 if b is None else t.sizes[b] for b, t in zip(held, tapes, strict=True)) for held in group]
-    largest = group[max(range(len(group)), key=lambda index: abs(sizes[index][0] - sizes[index][1]))]
-    side, block = ("device", largest[1]) if largest[0] is None else ("estimate", largest[0])
-    op, module = alignment.sides[side].names(block)
+    own, other = group[max(range(len(group)), key=lambda index: abs(sizes[index][0] - sizes[index][1]))]
+    tape_index, block = alignment.sides["device" if own is None else "estimate"], other if own is None else own
+    assert block is not None  # a pair has a block on one side at least
+    op, module = tape_index.names(block)
     return Share(
         kind=kind,
-        category=alignment.sides[side].category(block),
+        category=tape_index.category(block),
         op=op,
         module=module,
         difference_bytes=sum(one - other for one, other in sizes),

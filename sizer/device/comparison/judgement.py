@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.device.comparison.alignment import Side
+from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
+from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.memory.advice import PHRASES
 from sizer.memory.allocator import replay_events
 from sizer.memory.report import Report
@@ -33,12 +34,12 @@ def _cause(sides: Sides, row: Row) -> str:
     if name in _TENSORS:
         return _TENSORS[name]
     if name == "process_bytes":
-        return _process_cause(sides)
+        return _process_cause(sides, row)
     if sides.alignment is None:
         return "without a recording of the device nobody can say where"
     if name in ("reserved_bytes", "peak_reserved_bytes"):
-        return _reserved_cause(sides, row)
-    return _allocated_cause(sides, row, name)
+        return _reserved_cause(sides, sides.alignment.device, row)
+    return _allocated_cause(sides, sides.alignment, row, name)
 
 
 _TENSORS = {
@@ -50,28 +51,28 @@ _TENSORS = {
 }
 
 
-def _allocated_cause(sides: Sides, row: Row, name: str) -> str:
+def _allocated_cause(sides: Sides, alignment: Alignment, row: Row, name: str) -> str:
     """Who holds what the other side has not, at the phase's end, or where the larger of two peaks is."""
-    bounds = {side: bounds_of(tape, row.phase) for side, tape in sides.tapes}
-    if None in bounds.values():
+    bounds = {side: found for side, tape in sides.tapes if (found := bounds_of(tape, row.phase)) is not None}
+    if len(bounds) < len(sides.tapes):
         return ""
     side: Side = "estimate" if row.difference_bytes > 0 else "device"
     begin, end = bounds[side]
     where = f"at the end of {row.phase}"
     if name == "peak_allocated_bytes":
-        levels = sides.alignment.sides[side].levels[begin : end + 1]
+        levels = alignment.sides[side].levels[begin : end + 1]
         end = begin + levels.index(max(levels))
         tape = dict(sides.tapes)[side]
         whose = "the estimate's" if side == "estimate" else "the device's"
         where = f"at {whose} peak, {_event_text(tape, end)}"
-    shares = shares_at(sides.alignment, side, end)
+    shares = shares_at(alignment, side, end)
     return f"{where}: {join_shares(shares)}" if shares else f"{where} both hold the same tensors"
 
 
-def _reserved_cause(sides: Sides, row: Row) -> str:
+def _reserved_cause(sides: Sides, recording: Tape, row: Row) -> str:
     """Whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
-    reserved = replay_events(sides.recording, sides.kind).reserved
-    end = bounds_of(sides.recording, row.phase)
+    reserved = replay_events(recording, sides.kind).reserved
+    end = bounds_of(recording, row.phase)
     ours = int(reserved.max(initial=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0)
     replayed = f"our replay of the device's own allocations reserves {format_bytes(ours)}"
     if abs(ours - row.measured_bytes) < abs(row.difference_bytes) // 2:
@@ -79,12 +80,12 @@ def _reserved_cause(sides: Sides, row: Row) -> str:
     return f"{replayed}: the rules of the allocator differ"
 
 
-def _process_cause(sides: Sides) -> str:
+def _process_cause(sides: Sides, row: Row) -> str:
     reserved = sides.measured.peak_reserved_bytes
     if reserved is None:
         return ""
-    outside = format_bytes(sides.measured.process_bytes - reserved)
-    assumed = format_bytes(sides.estimate.process_bytes - sides.estimate.peak_reserved_bytes)
+    outside = format_bytes(row.measured_bytes - reserved)
+    assumed = format_bytes(row.estimated_bytes - sides.estimate.peak_reserved_bytes)
     return f"outside the allocator the device holds {outside}, the estimate assumes {assumed}"
 
 
@@ -117,15 +118,15 @@ def _event_text(tape: Tape, position: int) -> str:
 
 def verdict_of(sides: Sides, rows: tuple[Row, ...]) -> str:
     """The whole in a sentence or two."""
-    judged = [row for row in rows if row.holds is not None]
-    held = sum(row.holds for row in judged)
+    judged = [row.holds for row in rows if row.holds is not None]
+    held = sum(judged)
     every = "the one figure holds" if held == 1 else f"all {held} figures hold"
     figures = every if held == len(judged) else f"{held} of {len(judged)} figures hold"
     until = f"; up to there {figures}." if judged else ", before anything was read."
     if sides.measured.failure is not None:
         return f"The device did not come to the end ({sides.measured.failure}){until}"
     if sides.measured.out_of_memory is not None:
-        return f"{_out_of_memory_text(sides)}{until}"
+        return f"{_out_of_memory_text(sides, sides.measured.out_of_memory)}{until}"
     peak = next((row for row in rows if row.quantity == "peak_allocated_bytes"), None)
     text = f"{figures[0].upper()}{figures[1:]}"
     if peak is not None:
@@ -134,8 +135,7 @@ def verdict_of(sides: Sides, rows: tuple[Row, ...]) -> str:
     return f"{text}. But {fit}." if fit else f"{text}."
 
 
-def _out_of_memory_text(sides: Sides) -> str:
-    failed = sides.measured.out_of_memory
+def _out_of_memory_text(sides: Sides, failed: DeviceOutOfMemory) -> str:
     asked = "" if failed.requested_bytes is None else f", asked for {format_bytes(failed.requested_bytes)}"
     free = "" if failed.free_bytes is None else f" with {format_bytes(failed.free_bytes)} free"
     verdict = sides.estimate.verdict
@@ -151,8 +151,8 @@ def _error_text(row: Row) -> str:
     if row.difference_bytes == 0:
         return f"exact ({format_bytes(row.measured_bytes)})"
     way = "too high" if row.difference_bytes > 0 else "too low"
-    tiny = row.error is None or abs(row.error) < SMALLEST_PERCENT
-    size = format_bytes(abs(row.difference_bytes)) if tiny else f"{abs(row.error):.2%}"
+    error = abs(row.error or 0)  # 0: tiny, or of nothing measured
+    size = format_bytes(abs(row.difference_bytes)) if error < SMALLEST_PERCENT else f"{error:.2%}"
     return f"{size} {way} ({format_bytes(row.estimated_bytes)} for {format_bytes(row.measured_bytes)})"
 
 
@@ -169,7 +169,7 @@ def notes_on(sides: Sides, report: Report) -> Iterator[str]:
     if sides.recording is None:
         yield "the device's allocations were not recorded: where the two diverge is not known"
     else:
-        yield from _recording_notes(sides)
+        yield from _recording_notes(sides, sides.recording)
     yield from (f"the estimate does not count: {text}" for text in report.uncounted)
 
 
@@ -202,10 +202,10 @@ def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
             yield f"the estimate was made with {name} {ours}, the measurement with {theirs}"
 
 
-def _recording_notes(sides: Sides) -> Iterator[str]:
+def _recording_notes(sides: Sides, recording: Tape) -> Iterator[str]:
     """Whether the recording adds up to the device's own counters."""
-    levels = running_bytes(sides.recording.order, replay_events(sides.recording, sides.kind).taken)
-    ends = {phase: end for end, phase in sides.recording.marks}
+    levels = running_bytes(recording.order, replay_events(recording, sides.kind).taken)
+    ends = {phase: end for end, phase in recording.marks}
     for reading in sides.measured.phases:
         if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:
             found = f"{levels[ends[reading.phase]]:,} bytes at the end of {reading.phase}"

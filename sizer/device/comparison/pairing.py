@@ -44,9 +44,10 @@ def pair_in_order(
     pairing.in_order(lambda one: one.size)
     pairing.nearby(lambda one: (one.size, one.module))
     pairing.alike(lambda one: one.op)
-    return tuple(
+    ordered, out_of_order = (
         [(blocks[one], others[two]) for one, two in pairs] for pairs in (pairing.ordered, pairing.out_of_order)
     )
+    return ordered, out_of_order
 
 
 class _Block:
@@ -102,7 +103,7 @@ class _Pairing:
 
     def alike(self, key: Callable[[_Block], Hashable]) -> None:
         """Add everything between two pairs where both sides have the same keys there."""
-        more = []
+        more: list[tuple[int, int]] = []
         for left, right in self._gaps():
             if [key(self._one[index]) for index in left] == [key(self._two[index]) for index in right]:
                 more += zip(left, right, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sizer.device.comparison.family import Family
 from sizer.device.comparison.sides import Sides
@@ -88,14 +88,14 @@ def _tensor_rows(sides: Sides) -> Iterator[Row]:
             quantity="inputs_bytes", estimated_bytes=_inputs(sides), measured_bytes=tensors.inputs_bytes, tolerance=0
         )
     if tensors.activations_bytes is not None:
-        yield Row(
+        row = Row(
             quantity="activations_bytes",
             phase="forward",
             estimated_bytes=_left_by_forward(sides),
             measured_bytes=tensors.activations_bytes,
             tolerance=_tolerance(sides, "allocated_bytes", "forward"),
-            **_numbers(sides, "forward"),
         )
+        yield _with_numbers(row, sides)
 
 
 def _phase_rows(sides: Sides) -> Iterator[Row]:
@@ -108,14 +108,14 @@ def _phase_rows(sides: Sides) -> Iterator[Row]:
             found = getattr(reading, name)
             if found is None or (name == "reserved_bytes" and sides.kind == "cpu"):
                 continue
-            yield Row(
+            row = Row(
                 quantity=f"phases.{reading.phase}.{name}",
                 phase=reading.phase,
                 estimated_bytes=getattr(use, name),
                 measured_bytes=found,
                 tolerance=_tolerance(sides, name, reading.phase),
-                **(_numbers(sides, reading.phase) if name != "reserved_bytes" else {}),
             )
+            yield row if name == "reserved_bytes" else _with_numbers(row, sides)
 
 
 def _whole_rows(sides: Sides) -> Iterator[Row]:
@@ -124,13 +124,13 @@ def _whole_rows(sides: Sides) -> Iterator[Row]:
         names += ["peak_reserved_bytes", "process_bytes"]
     for name in names:
         if (found := getattr(sides.measured, name)) is not None:
-            yield Row(
+            row = Row(
                 quantity=name,
                 estimated_bytes=getattr(sides.estimate, name),
                 measured_bytes=found,
                 tolerance=_tolerance(sides, name, ""),
-                **(_numbers(sides, None) if name == "peak_allocated_bytes" else {}),
             )
+            yield _with_numbers(row, sides) if name == "peak_allocated_bytes" else row
 
 
 def _tolerance(sides: Sides, name: str, phase: str) -> float | None:
@@ -147,15 +147,15 @@ def _tolerance(sides: Sides, name: str, phase: str) -> float | None:
     return 0 if (name, phase) == ("allocated_bytes", "load") else allocated
 
 
-def _numbers(sides: Sides, phase: str | None) -> dict[str, object]:
-    """The allowance for Python numbers that autograd saved, on the CPU: of a phase, or the most of all phases.
+def _with_numbers(row: Row, sides: Sides) -> Row:
+    """The row with the allowance for Python numbers that autograd saved, on the CPU: in its phase, or the most of all phases.
 
     PyTorch wraps each in a tensor of 8 bytes, on the CPU whatever the device, that no dispatch mode sees.
     """
     if sides.kind != "cpu" or sides.recording is None:
-        return {}
-    found = max(0, _tiny_bytes(sides.recording, phase) - _tiny_bytes(sides.tape, phase))
-    return {"allowance_bytes": found, "allowance": "Python numbers that autograd saved"} if found else {}
+        return row
+    found = max(0, _tiny_bytes(sides.recording, row.phase) - _tiny_bytes(sides.tape, row.phase))
+    return replace(row, allowance_bytes=found, allowance="Python numbers that autograd saved") if found else row
 
 
 def _inputs(sides: Sides) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.gpus import Backend, Gpu
 from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.family import Family
 from sizer.device.record.measurement import Measurement
@@ -25,7 +25,7 @@ class Sides:
     family: Family
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Backend:
         """The device's kind, by whose allocator's rules both sides are counted."""
         return self.gpu.backend
 
@@ -37,8 +37,9 @@ class Sides:
     @property
     def tapes(self) -> tuple[tuple[Side, Tape], ...]:
         """The tapes of both sides, the device's only where there is one."""
-        tapes = (("estimate", self.tape), ("device", self.recording))
-        return tuple((side, tape) for side, tape in tapes if tape is not None)
+        if self.recording is None:
+            return (("estimate", self.tape),)
+        return ("estimate", self.tape), ("device", self.recording)
 
 
 def bounds_of(tape: Tape, phase: str | None) -> tuple[int, int] | None:

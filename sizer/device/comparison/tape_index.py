@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,7 +41,7 @@ class TapeIndex:
                 self.born[event] = position
             else:
                 self.died[~event] = position
-        self._ticks: list[float] = []
+        self._ticks: Sequence[float] = ()
         self._paired: list[int] = []
 
     @cached_property

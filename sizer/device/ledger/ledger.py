@@ -12,11 +12,12 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, digest_of, read_items
@@ -210,7 +211,7 @@ class Ledger:
     def _knows(self, digest: str) -> bool:
         return bool(self._read("SELECT 1 FROM comparisons WHERE digest = ?", (digest,)))
 
-    def _read(self, statement: str, values: object = ()) -> list[tuple]:
+    def _read(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple]:
         """The rows of a SELECT; none where there is no ledger yet."""
         if not self.path.exists():
             return []

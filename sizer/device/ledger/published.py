@@ -11,6 +11,7 @@ import csv
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DATA = Path(__file__).with_name("published.csv")
 
@@ -48,5 +49,6 @@ def read_published() -> tuple[Published, ...]:
 
 
 def _row(row: dict[str, str]) -> Published:
-    sizes = {name: int(row[name]) for name in ("measured_bytes", "estimated_bytes")}
-    return Published(**row | sizes)
+    values: dict[str, Any] = {**row}
+    values |= {name: int(row[name]) for name in ("measured_bytes", "estimated_bytes")}
+    return Published(**values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.ranks import rank_of, world_of
@@ -45,13 +46,13 @@ class LedgerRow:
 COLUMNS = tuple(field.name for field in fields(LedgerRow))
 
 
-def row_from(values: Sequence[object]) -> LedgerRow:
+def row_from(values: Sequence[Any]) -> LedgerRow:
     """The row whose columns, in the order of COLUMNS, hold these values; SQLite keeps what is true as 1."""
-    found = dict(zip(COLUMNS, values, strict=True))
+    found: dict[str, Any] = dict(zip(COLUMNS, values, strict=True))
     return LedgerRow(**found | {"holds": bool(found["holds"])})
 
 
-def columns_of(comparison: Comparison) -> dict[str, object]:
+def columns_of(comparison: Comparison) -> dict[str, Any]:
     """The columns of a comparison but its id."""
     measurement, estimate = comparison.measurement, comparison.estimate
     complete = measurement.out_of_memory is None and measurement.failure is None

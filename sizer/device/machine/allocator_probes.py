@@ -20,7 +20,7 @@ class AllocatorProbe:
     """One device: blocks of memory on it, which are tensors of float32, and its three figures. Tests script it.
 
     `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
-    cached. A device's own probe has `read`: the bytes allocated, reserved, and taken from the system since it was made.
+    cached.
     """
 
     driver: str
@@ -29,6 +29,10 @@ class AllocatorProbe:
 
     def __init__(self, torch: Any, device: str):
         self._torch, self._device = torch, torch.device(device)
+
+    def read(self) -> tuple[int, int | None, int | None]:
+        """The bytes allocated, reserved, and taken from the system since the probe was made: each device's probe has its own."""
+        raise NotImplementedError
 
     def make(self, size_bytes: int) -> Any:
         """A block of so many bytes; freed when nobody refers to it."""

@@ -34,7 +34,9 @@ def read_error(
     allocated = _find(rf"{_SIZE} is allocated by PyTorch", text) or _find(rf"MPS allocated: {_SIZE}", text)
     cached = _find(rf"{_SIZE} is reserved by PyTorch but unallocated", text)
     allowed, others = _find(rf"max allowed: {_SIZE}", text), _find(rf"other allocations: {_SIZE}", text)
-    left = None if None in (allowed, others, allocated) else max(0, allowed - others - allocated)
+    left = None
+    if allowed is not None and others is not None and allocated is not None:
+        left = max(0, allowed - others - allocated)
     return DeviceOutOfMemory(
         phase=phase,
         requested_bytes=_find(rf"[Tt]ried to allocate {_SIZE}", text),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sizer.memory.codec import Document
@@ -173,6 +174,5 @@ class Measurement(Document):
         return _largest(phase.driver_bytes for phase in self.phases)
 
 
-def _largest(values: object) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known, default=None)
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

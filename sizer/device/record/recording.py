@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sizer.device.record.measurement import Measurement
 from sizer.memory.affine import LIMIT_BYTES
@@ -99,7 +100,7 @@ def tape_to_dict(tape: Tape) -> dict:
     }
 
 
-def tape_from_dict(data: object) -> Tape:
+def tape_from_dict(data: Any) -> Tape:
     """The tape that `tape_to_dict` came from. Raises DecodeError where `data` breaks a promise of Tape."""
     try:
         _check_columns(data)
@@ -111,7 +112,9 @@ def tape_from_dict(data: object) -> Tape:
             ops=array("l", data["ops"]),
             modules=array("l", data["modules"]),
             marks=tuple((position, phase) for position, phase in data["marks"]),
-            **{name: tuple(data[name]) for name in _TEXTS},
+            op_names=tuple(data["op_names"]),
+            module_names=tuple(data["module_names"]),
+            stand_ins=tuple(data["stand_ins"]),
         ).validate()
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DecodeError(f"recording is not a tape: {error!s:.300}") from None

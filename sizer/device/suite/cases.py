@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from sizer.config_json import encode_config
 from sizer.device.suite.shapes import (
@@ -193,7 +194,7 @@ def _config(name: str, config: dict, batch: int, **keys: object) -> Case:
     return _case(name, f"config:{encode_config(json.dumps(config, sort_keys=True))}", batch, keys)
 
 
-def _case(model: str, arch: str, batch: int, keys: dict[str, object]) -> Case:
+def _case(model: str, arch: str, batch: int, keys: dict[str, Any]) -> Case:
     """The case of a model with these keys of the query; its name says what is not usual about it."""
     dtype = keys.pop("dtype", "float32")
     words = [model, f"b{batch}", dtype, *(_word(key, value) for key, value in keys.items() if key not in _SIZES)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.recording import Measured
@@ -34,7 +35,8 @@ class Runner:
     def _measure_ranks(self, case: Case, seconds: float) -> Measured:
         job = start_ranks(case.query, self.device.partition(":")[0], record=self.record, seconds=seconds)
         try:
-            return max(job.result(), key=lambda one: one.measurement.peak_allocated_bytes or 0)
+            ranks: Any = job.result()  # a tuple of Measured
+            return max(ranks, key=lambda one: one.measurement.peak_allocated_bytes or 0)
         finally:
             job.cancel()  # only where the waiting was cut short
 

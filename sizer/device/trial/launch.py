@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import GPUS
@@ -196,7 +197,8 @@ def measure(
     except BaseException:  # Ctrl-C: the measurement must not go on
         job.cancel()
         raise
-    return job.result()
+    measured: Any = job.result()
+    return measured
 
 
 def _check_possible(request: Request, device: str) -> None:

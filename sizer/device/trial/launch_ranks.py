@@ -30,7 +30,7 @@ class RanksJob(MeasureJob):
 
     def _read(self) -> tuple[Measured, ...]:
         self._found: dict[int, Measured] = {}
-        self._failure: SizerError | None = None
+        self._error_of_rank: SizerError | None = None
         self._ending = threading.Event()
         ranks = range(self._request.world)
         threads = [threading.Thread(target=self._read_rank, args=(rank,), daemon=True) for rank in ranks]
@@ -38,8 +38,8 @@ class RanksJob(MeasureJob):
             thread.start()
         for thread in threads:
             thread.join()
-        if self._failure is not None:
-            raise self._failure
+        if self._error_of_rank is not None:
+            raise self._error_of_rank
         return tuple(self._found[rank] for rank in sorted(self._found))
 
     def _read_rank(self, rank: int) -> None:
@@ -48,7 +48,7 @@ class RanksJob(MeasureJob):
             measured = self._processes[rank].read(self._job_of(rank), self._say)
         except SizerError as error:
             if not self._ending.is_set():
-                self._failure = error
+                self._error_of_rank = error
                 self._end_all()
             return
         self._found[rank] = measured

@@ -36,6 +36,7 @@ def memory_limited(free_bytes: int | None) -> Iterator[None]:
     import resource
 
     held = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert held is not None  # Linux says it of every process
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = int(held[1]) * KIB + free_bytes
     known = [value for value in (limit, soft, hard) if value != resource.RLIM_INFINITY]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from sizer.architecture.quantization import quantization_states
 from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Backend
 from sizer.catalogue.modes import QUANTIZED, QUANTO
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import BuildError
@@ -58,7 +60,8 @@ def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) 
             allowed="the other caches",
             todo="ask for one of these",
         )
-    device = replace(find_gpu(request.gpu), name=facts.name, backend=facts.kind, capability=facts.capability)
+    backend = typing.cast(Backend, facts.kind)  # an XPU is none of them: nothing is known of its kernels
+    device = replace(find_gpu(request.gpu), name=facts.name, backend=backend, capability=facts.capability)
     loaded = as_loaded(request, device, config)
     if loaded.quantization is not None and loaded.request.weights == "checkpoint":
         method = METHODS[loaded.quantization.method]
@@ -166,7 +169,7 @@ def _parameters_on_meta() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if type(parameter) is nn.Parameter and not parameter.is_meta:
+        if parameter is not None and type(parameter) is nn.Parameter and not parameter.is_meta:
             _swap(parameter, torch.empty_like(parameter, device="meta"))
         register(self, name, parameter)
 

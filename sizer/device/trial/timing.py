@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Event(Protocol):
     def record(self) -> None:
         """Put the mark behind all that is queued now."""
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: Self) -> float:
         """Milliseconds between this mark and `end`, both reached."""
 
 
@@ -128,11 +128,12 @@ def _time(timer: Timer, work: Callable[[], object], *, events: bool) -> tuple[fl
 def _transfers(timer: Timer, batch: Example, device: torch.device, runs: int) -> Iterator[Transfer]:
     leaves = pytree.tree_leaves((batch.args, batch.kwargs, batch.targets))
     plain = [leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor)]
-    if timer.pin is None or not plain:
+    pin = timer.pin
+    if pin is None or not plain:
         return
     size = sum(tensor.numel() * tensor.element_size() for tensor in plain)
     for pinned in (False, True):
-        tensors = _pin(timer, plain) if pinned else plain
+        tensors = _pin(pin, plain) if pinned else plain
         if tensors is None:
             return
         for non_blocking in (False, True):
@@ -140,10 +141,10 @@ def _transfers(timer: Timer, batch: Example, device: torch.device, runs: int) ->
             yield Transfer(pinned=pinned, non_blocking=non_blocking, bytes=size, issued=issued, done=done)
 
 
-def _pin(timer: Timer, tensors: list[Tensor]) -> list[Tensor] | None:
+def _pin(pin: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> list[Tensor] | None:
     """Copies in page-locked memory; None where this device cannot."""
     try:
-        return [timer.pin(tensor) for tensor in tensors]
+        return [pin(tensor) for tensor in tensors]
     except (RuntimeError, NotImplementedError):
         return None
 

@@ -87,7 +87,7 @@ def measure_request(
     else:
         trial.run(record=record, free_bytes=free_bytes)
         if timing and trial.steps is not None:
-            trial.take_time()
+            trial.take_time(trial.steps)
     return trial.result(request, config_text, record=record)
 
 
@@ -165,7 +165,7 @@ class _Trial:
         ends = [phase for phase, last in (("prefill", 1), ("decode", self.work.new)) if number == last]
         for phase in ends:
             live = self._placed(inputs) if phase == "prefill" else {}
-            self._mark(phase, live | _at_addresses(KV_CACHE, {"": self._on_device(cache)}))
+            self._mark(phase, {**live, **_at_addresses(KV_CACHE, {"": self._on_device(cache)})})
 
     def _comes_from_host(self) -> bool:
         """Whether all weights are on the host before they come to the device."""
@@ -213,13 +213,13 @@ class _Trial:
     def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [tensor for tensor in tensors if tensor.device.type == self.reader.device.type]
 
-    def take_time(self) -> None:
+    def take_time(self, steps: Steps) -> None:
         """Measure the time of one step and of the batch's way to the device; add a doubt where that fails."""
         self.progress("timing steps")
         try:
             batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
             with backends_of(self.work):
-                self.timing = measure_timing(self.steps.step, batch, self.reader.device)
+                self.timing = measure_timing(steps.step, batch, self.reader.device)
         except Exception as error:  # the memory figures are complete without it
             self.doubts.append(f"the time could not be measured: {type(error).__name__} {_one_line(error)}")
 
