@@ -34,7 +34,7 @@ class Job:
         return SILENT if self.shared.is_silent() else self.shared.progress
 
     @property
-    def partial(self) -> object | None:
+    def partial(self) -> Any:
         """What is known of the result so far, None where nothing is; it stays when the job fails or is cancelled."""
         value = self.shared.partial
         return None if value is None else self._view(value)

@@ -70,7 +70,7 @@ class ForkedJob:
 class SpawnedJob:
     """The same in a fresh Python process, which imports everything again."""
 
-    def __init__(self, job: dict, settings: Settings, template: Template | None = None):
+    def __init__(self, job: dict, settings: Settings):
         self._job = job
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
