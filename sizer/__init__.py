@@ -73,8 +73,9 @@ def size_module(
     """The report (bytes) on a module of yours; see sizer.custom.size_module."""
     from sizer import custom
 
-    options = {"mode": mode, "optimizer": optimizer, "gpu": gpu, "loss": loss, "steps": steps, "torch": torch}
-    return custom.size_module(factory, inputs, **options)
+    return custom.size_module(
+        factory, inputs, mode=mode, optimizer=optimizer, gpu=gpu, loss=loss, steps=steps, torch=torch
+    )
 
 
 def size_step(
@@ -90,8 +91,9 @@ def size_step(
     """The report (bytes) on a step of yours, written as for a real device, or for one rank of many; see sizer.custom.size_step."""
     from sizer import custom
 
-    told = {"gpu": gpu, "steps": steps, "torch": torch, "expandable_segments": expandable_segments}
-    return custom.size_step(setup, **told, world=world, rank=rank)
+    return custom.size_step(
+        setup, gpu=gpu, steps=steps, torch=torch, world=world, rank=rank, expandable_segments=expandable_segments
+    )
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:

@@ -144,8 +144,10 @@ def _object(pairs: list[tuple[str, _Json]]) -> dict:
     value = dict(pairs)
     if len(value) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ConfigError("config has a key twice in one object", given=quote(twice), todo="keep one of them")
+        for key, _ in pairs:
+            if key in seen:
+                raise ConfigError("config has a key twice in one object", given=quote(key), todo="keep one of them")
+            seen.add(key)
     return value
 
 

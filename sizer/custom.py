@@ -139,8 +139,17 @@ def size_step(
     census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
     tape, dtype = _tape(recorder), _dtype(roots[0]) if roots else "float32"
     crowded = _tape(traced(crowded=True)[0]) if any(note.startswith(ROUTES) for note in recorder.notes) else None
-    told = {"gpu": place, "mode": "training", "device": device, "expandable_segments": expandable_segments}
-    return _report(tape, census, dtype=dtype, crowded=crowded, compiled=compiled, **told)
+    return _report(
+        tape,
+        census,
+        dtype=dtype,
+        gpu=place,
+        mode="training",
+        device=device,
+        expandable_segments=expandable_segments,
+        crowded=crowded,
+        compiled=compiled,
+    )
 
 
 def _trace_step(
@@ -196,7 +205,7 @@ def _trace_step(
     if device.kind != "cpu" and not recorder.log.sizes:
         todo = "add .cuda() or device='cuda' to what the step computes with"
         raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)
-    return recorder, watcher.roots(), compiler and compiler.code
+    return recorder, watcher.roots(), None if compiler is None else compiler.code
 
 
 def _tape(recorder: Recorder) -> Tape:
@@ -218,8 +227,9 @@ def _report(
 ) -> Report:
     """The report of a tape; `crowded` is the one where all other ranks send this one all they have, and ends its range."""
     family, oracle = TapeFamily(exact=(tape,)), size_oracle_of(gpu)
-    told = {"gpu": gpu, "mode": mode, "oracle": oracle, "expandable_segments": expandable_segments}
-    columns = read_columns({dtype: family}, [tape.batch], **told)
+    columns = read_columns(
+        {dtype: family}, [tape.batch], gpu=gpu, mode=mode, oracle=oracle, expandable_segments=expandable_segments
+    )
     if crowded is not None:
         most = peak_reserved_bytes(crowded.resolve(oracle), gpu.backend, expandable_segments)
         (row,) = columns[dtype].estimates

@@ -168,7 +168,7 @@ def _is_of_family(wanted: str, word: str) -> bool:
     """Return False if two names are those of two families, as `mimo` and `mimi` are: their first letters, up to another
     character, differ in more than letters that changed places, or a slip in a longer name.
     """
-    first, second = (_NAME.match(one)[0] for one in (wanted, word))
+    first, second = (_NAME.findall(one)[0] for one in (wanted, word))
     if not first or not second:
         return first == second
     if first.startswith(second) or second.startswith(first) or sorted(first) == sorted(second):

@@ -95,12 +95,10 @@ class Estimator:
                 todo="remove it",
             )
         self._serves = MODES[request.mode].serves
+        self._config, self._kept, self._progress = config, kept, progress or (lambda text: None)
         if self._serves:
-            self._config, self._kept, self._progress = config, kept, progress
             return
         self._tracer = Tracer(request, self.gpu, config=config, kept=kept, progress=progress)
-        self._config, self._kept = config, kept
-        self._progress = progress or (lambda text: None)
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
@@ -120,8 +118,14 @@ class Estimator:
         if self._serves:
             from sizer.server.report import serve
 
-            told = {"config": self._config, "kept": self._kept, "progress": self._progress}
-            yield serve(self.request, self.gpu, **told, echo=_echo(self.request))
+            yield serve(
+                self.request,
+                self.gpu,
+                config=self._config,
+                kept=self._kept,
+                progress=self._progress,
+                echo=_echo(self.request),
+            )
             return
         batches = self._possible_batches()
         yield self._report(self.request.dtypes)
@@ -155,8 +159,8 @@ class Estimator:
         """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
         in focus first."""
         shown = None
-        focused = self.request.focus is not None and self.request.focus[0] == dtype
-        in_turn = sorted(batches, key=lambda batch: focused and batch != self.request.focus[1])
+        focus = self.request.focus
+        in_turn = sorted(batches, key=lambda batch: focus is not None and focus[0] == dtype and batch != focus[1])
         for traced in self._tracer.traces(dtype, in_turn):
             self._traced[dtype] = traced
             if not (there := traced.family.covered(batches)):
@@ -323,7 +327,8 @@ class Estimator:
         if not MODES[request.mode].trains:
             return
         cells = {(row.dtype, row.batch): row for column in self._columns.values() for row in column.estimates}
-        estimate = cells.get(request.focus) or cells[focus.dtype, focus.batch]
+        looked_at = request.focus or (focus.dtype, focus.batch)
+        estimate = cells.get(looked_at) or cells[focus.dtype, focus.batch]
         traced = self._open_tracer().trace(estimate.dtype, (estimate.batch,))
         tape = traced.family.at(estimate.batch, self._oracle)
         yield from loop_decisions(
@@ -427,7 +432,8 @@ class Estimator:
 
 def _echo(request: Request) -> dict[str, object]:
     echo = asdict(request)
-    unused = () if MODES[request.mode].generates else ("cache",) if request.objective == GRPO else GENERATION_KEYS
+    unused: tuple[str, ...] = () if MODES[request.mode].generates else GENERATION_KEYS
+    unused = ("cache",) if unused and request.objective == GRPO else unused
     unused += () if request.parallel != "none" else PARALLEL_KEYS
     unused += () if MODES[request.mode].serves else SERVER_FIELDS
     for name in ("config", "focus", *unused):

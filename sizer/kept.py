@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.memory.archive import Traced, pack, unpack
@@ -20,6 +20,8 @@ from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.by_capability import sized
 from sizer.tracing.depth import Depths
 from sizer.tracing.device import Device
+
+T = TypeVar("T")
 
 
 class Kept(Protocol):
@@ -79,7 +81,7 @@ class KeptTapes:
     def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
         self.unpacked = unpacked  # by the names that they are kept under
         self._kept, self._device, self._choices = kept, device, choices_of(request)
-        self._capability = device.capability and device.capability.plain
+        self._capability = device.capability.plain if device.kind == "cuda" else None
         self._outputs = request.outputs
         # By the identity of what is shared: that, and what it is here
         self._sized: dict[int, tuple[Traced, Traced]] = {}
@@ -162,7 +164,7 @@ def read_tape(kept: Kept, name: str) -> Tape | None:
     return None
 
 
-def read_kept(kept: Kept, name: str, kind: type, path: str) -> object | None:
+def read_kept(kept: Kept, name: str, kind: type[T], path: str) -> T | None:
     """A value of a type that the codec knows, kept by `keep`; None where there is none, or another version has kept it."""
     if (data := kept.get(name)) is not None:
         with contextlib.suppress(DecodeError, ValueError):

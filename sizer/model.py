@@ -95,8 +95,13 @@ class Model:
                 # Tensor parallel splits weights before they arrive: each rank's come to the device as they stay there.
                 self._modules[key] = build(blueprint, checkpointing=checkpointing, dtype=dtype), None
             else:
-                told = {"device": self._device, "tell_frozen": self._request.train != "all"}
-                self._modules[key] = build_loaded(blueprint, checkpointing=checkpointing, dtype=dtype, **told)
+                self._modules[key] = build_loaded(
+                    blueprint,
+                    checkpointing=checkpointing,
+                    dtype=dtype,
+                    device=self._device,
+                    tell_frozen=self._request.train != "all",
+                )
         return self._modules[key]
 
     def count(self, request: Request) -> Counted:

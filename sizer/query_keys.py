@@ -5,9 +5,9 @@ Every key of the contract is one row of `KEYS`, by the fields of Request (sizer.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.compilation import SCOPES
@@ -161,7 +161,7 @@ class Key:
     the form, or a switch if `toggles`. Other keys have widgets of their own (sizer.ui.form).
     """
 
-    read: Callable[[str], dict[str, object]]
+    read: Callable[[str], dict[str, Any]]
     write: Callable[[AnyRequest], str | None]
     is_default: Callable[[AnyRequest], bool]
     allowed: str
@@ -174,7 +174,7 @@ class Key:
 def _field(
     name: str,
     read: Callable[[str], object],
-    write: Callable[[object], str] = str,
+    write: Callable[[Any], str] = str,
     *,
     allowed: str,
     otherwise: str = "",
@@ -205,7 +205,7 @@ def _recipe(
     name: str,
     read: Callable[[str], object],
     default: object,
-    write: Callable[[object], str] = str,
+    write: Callable[[Any], str] = str,
     *,
     allowed: str,
     label: str,
@@ -228,12 +228,11 @@ def _recipe(
 def _usual_of(request: AnyRequest, name: str) -> object:
     """Return the default of a field of Request: its source's own, else the same for all."""
     source = SOURCES.get(request.source)
-    return source.defaults[name] if source is not None and name in source.defaults else _default_of(type(request), name)
+    return source.defaults[name] if source is not None and name in source.defaults else _default_of(request, name)
 
 
-@functools.cache
-def _default_of(kind: type, name: str) -> object:
-    return next(field.default for field in fields(kind) if field.name == name)
+def _default_of(request: AnyRequest, name: str) -> object:
+    return request.__dataclass_fields__[name].default
 
 
 def _read_version(text: str) -> dict[str, object]:
@@ -371,7 +370,7 @@ KEYS: dict[str, Key] = {
         read=lambda text: {"new": read_new(text)},
         write=lambda request: str(request.new),
         is_default=lambda request: request.new
-        == (NEW if request.objective == GRPO else _default_of(type(request), "new")),
+        == (NEW if request.objective == GRPO else _default_of(request, "new")),
         allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate or objective=grpo",
         otherwise=f"512; {NEW} with objective=grpo",
         needs=completions,

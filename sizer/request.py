@@ -9,6 +9,7 @@ nothing silently becomes its default. No torch here: names are checked by their 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
@@ -209,7 +210,7 @@ def parse_query(text: str) -> Request:
             todo="shorten the config to the keys of its architecture",
         )
     pairs, refusals = _split(text)
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     given_by: dict[str, str] = {}  # by field, the key that says its value
     for key, value in pairs.items():
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 from sizer.catalogue.modes import MODES
 from sizer.memory.loop_decisions import TRACED_PASSES
@@ -19,7 +20,7 @@ DIGEST_LENGTH = 32  # characters
 def as_traced(request: Request) -> Request:
     """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
     DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
-    fewest = {"accumulate": min(request.accumulate, TRACED_PASSES), "replicate": min(request.replicate, 2)}
+    fewest: dict[str, Any] = {"accumulate": min(request.accumulate, TRACED_PASSES), "replicate": min(request.replicate, 2)}
     if request.parallel == "ddp":
         ranks, rank = min(request.ranks, 2), None
         if request.rank is not None and request.cp > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 from torch import nn
 
@@ -95,7 +96,7 @@ class Tracer:
 
     def device(self, *, shared: bool = False) -> Device:
         """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
-        version = self.request.torch and parse_version(self.request.torch)
+        version = None if self.request.torch is None else parse_version(self.request.torch)
         compiles_for = self.gpu if self.request.compile is not None else None
         # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
         shared = shared and not self._compares_stages and compiles_for is None
@@ -118,13 +119,14 @@ class Tracer:
     def _count_parts(self) -> Counted:
         """Return the counts of a source whose work is that of several modules."""
         self._progress("building the pipeline on meta")
+        assert self._source.count is not None, "pipelines have functions of their own"
         census, notes, sizes = import_function(self._source.count)(self.request, self._config)
         return Counted(census=census, notes=notes, uncounted=(), sequence_length=self.request.sequence_length, **sizes)
 
     @cached_property
     def replays(self) -> Replays:
         """What was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules of each."""
-        return Replays(self._kept.get(self._replayed), shared=self._alike and self._alike.replays)
+        return Replays(self._kept.get(self._replayed), shared=None if self._alike is None else self._alike.replays)
 
     def keep_replays(self) -> None:
         """Keep what was replayed."""
@@ -196,8 +198,13 @@ class Tracer:
                     self._begun[dtype] = device, tape
             except TraceError as error:
                 family, failure = TapeFamily(), str(error)
-            told = {"kernels": device.kernels(), "decisions": device.decisions(), "compiled": device.compiled()}
-            alone = Traced(family=family, failure=failure, **told)
+            alone = Traced(
+                family=family,
+                failure=failure,
+                kernels=device.kernels(),
+                decisions=device.decisions(),
+                compiled=device.compiled(),
+            )
             self._tapes.keep(dtype, alone, at_batch=batch)
         if alone.failure:
             check_kernels(alone.failure, dtype)
@@ -207,7 +214,7 @@ class Tracer:
     def compiled(self, dtype: str, batch: int) -> CompiledCode | None:
         """Return what torch.compile did of the code of a cell that was traced; None if it compiled nothing, or nothing is kept."""
         found = self._tapes.find(dtype) or self._tapes.find(dtype, at_batch=batch)
-        return found and found.compiled
+        return None if found is None else found.compiled
 
     def trace_noted(self, dtype: str, batch: int) -> tuple[Tape, BlockNotes]:
         """The tape at one batch size, its size queries not resolved, with what it does not hold of its blocks: always a new trace.
@@ -239,10 +246,12 @@ class Tracer:
         try:
             module, loading = self._model.built(dtype)
             work = work_of(self.request, dtype)
-            told = {"device": self.device(), "loading": loading, "repeated": self._model.repeated}
             from sizer.tracing.kv_cache import trace_kv_cache  # imports transformers, which other work does not need
 
-            found = trace_kv_cache(self._model.blueprint, module, work, **told)
+            repeated = self._model.repeated
+            found = trace_kv_cache(
+                self._model.blueprint, module, work, device=self.device(), loading=loading, repeated=repeated
+            )
         except TraceError:  # the estimate of the dtype says why
             found = ()
         keep(self._kept, name, found)
@@ -268,12 +277,13 @@ class Tracer:
     ) -> Tape:
         if self.request.is_pipeline:
             self._progress(f"tracing {dtype} at batch {batch}")
+            assert self._source.trace is not None, "pipelines have functions of their own"
             run = import_function(self._source.trace)
             return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
         work = replace(work_of(self.request, dtype), accumulates=accumulates)
         blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
-        told = {"batch": batch, "device": device, "loading": loading}
+        told: dict[str, Any] = {"batch": batch, "device": device, "loading": loading}
         if self._compares_stages:
             return self._run_stages(dtype, batch, device, block_notes)
         if MODES[self.request.mode].generates:
@@ -287,8 +297,10 @@ class Tracer:
         if work.rolls_out:
             from sizer.tracing.rollouts import trace_rollouts  # imports transformers
 
-            told = {"backend": device.kind, "noted": block_notes is not None}
-            return trace_rollouts(at, module, blueprint.sequence_length or 1, work.new, **told)
+            noted = block_notes is not None
+            return trace_rollouts(
+                at, module, blueprint.sequence_length or 1, work.new, backend=device.kind, noted=noted
+            )
         # the compiler may decide otherwise in a model with fewer layers
         whole = block_notes is not None or work.compile_scope is not None
         return at() if whole else self._model.deep_traces(work.plan).trace(module, at, device)
@@ -301,9 +313,10 @@ class Tracer:
         """The tape of the rank of a pipeline that needs most."""
         blueprint, module = self._model.blueprint, self._model.module(dtype)
 
-        def at(work: Work, **notes: BlockNotes | None) -> Tape:
+        def at(work: Work, *, block_notes: BlockNotes | None = None) -> Tape:
+            assert work.plan is not None, "ranks have a plan"
             self._progress(f"tracing {dtype} at batch {batch}, rank {work.plan.rank}")
-            return trace(blueprint, module, work, batch=batch, device=device, **notes)
+            return trace(blueprint, module, work, batch=batch, device=device, block_notes=block_notes)
 
         return self._stages.trace(at, work_of(self.request, dtype), module, batch, block_notes)
 
@@ -340,8 +353,8 @@ class Tracer:
                 raise NotAffineError("the loss has more chunks with more tokens")
             if before.note.startswith(BY_ITSELF):
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
-            told = {"begun": begun, "exceptional": self._exceptional}
-            yield traced(trace_lines(at, batches, device, smallest=self.counted.smallest, **told))
+            smallest, exceptional = self.counted.smallest, self._exceptional
+            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, exceptional=exceptional))
         except NotAffineError as error:
             note = f"{BY_ITSELF}{error}"
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
@@ -351,8 +364,8 @@ class Tracer:
                 except TraceError as missing:
                     yield traced(TapeFamily(exact=tuple(exact.values())), failure=str(missing), note=note)
                     return
-                told = note + self._stages.whose(dtype, batches)
-                yield traced(TapeFamily(exact=tuple(exact.values())), note=told)
+                whose = self._stages.whose(dtype, batches)
+                yield traced(TapeFamily(exact=tuple(exact.values())), note=note + whose)
         except TraceError as error:
             failure, family = str(error), TapeFamily()
             if tuple(batches) == (1,):

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 def format_budgets(found: BudgetReport, width: int | None = None) -> Iterator[str]:
     """Return the steps as a table, and which of them has the lowest peak."""
-    rows = [("eager", *_peaks(found.eager), "-", "")]
+    rows: list[tuple[str, ...]] = [("eager", *_peaks(found.eager), "-", "")]
     rows.append(("eager, checkpointing", *_peaks(found.checkpointing), "-", found.reason))
     rows += [_row(point) for point in found.points]
     yield from format_table(("step", "allocated", "reserved", "computed again", "what is computed again"), rows, width=width)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from sizer.commands.arguments import describe_keys
 from sizer.commands.figures import TITLES
@@ -74,7 +75,7 @@ def _figures(found: SideBySide) -> Iterator[list[str]]:
     yield ["dtype", *_cells(found, lambda side: side.dtype or "-")]
     yield ["batch", *_cells(found, lambda side: "-" if side.batch is None else str(side.batch))]
     for name in FIGURES[:-1]:
-        yield [TITLES.get(name, name), *_cells(found, lambda side, name=name: _size(side, name), name)]
+        yield [TITLES.get(name, name), *_cells(found, partial(_size, name=name), name)]
     yield ["verdict", *_cells(found, lambda side: side.verdict or "-")]
     yield ["largest batch", *_cells(found, _largest, FIGURES[-1])]
 
@@ -85,8 +86,8 @@ def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = 
     yield text(first)
     for side in others:
         yield text(side)
-        difference = side.differences.get(figure)
-        yield "" if difference is None else _signed(difference, figure)
+        difference = None if figure is None else side.differences.get(figure)
+        yield "" if figure is None or difference is None else _signed(difference, figure)
 
 
 def _size(side: Side, name: str) -> str:

@@ -16,8 +16,8 @@ from sizer.commands.measure_text import format_comparison, format_measurement, f
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
-from sizer.device.trial.launch import start
-from sizer.device.trial.launch_ranks import start_ranks
+from sizer.device.trial.launch import MeasureJob, start
+from sizer.device.trial.launch_ranks import RanksJob, start_ranks
 from sizer.errors import JobError, RequestError, SizerError, quote
 from sizer.query_values import DTYPES
 from sizer.request import Request, check_traced, format_query, parse_query
@@ -97,6 +97,7 @@ def _measure_cell(options: argparse.Namespace, cell: Request) -> tuple[Measured,
     """What was measured, of each rank."""
     query, seconds = format_query(cell, complete=True), 60 * options.minutes
     several = cell.parallel != "none"
+    job: RanksJob | MeasureJob
     if several:
         job = start_ranks(query, options.device, seconds=seconds)
     else:

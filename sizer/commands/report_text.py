@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
@@ -81,7 +82,7 @@ def _model(report: Report) -> Iterator[str]:
     model = report.model
     yield f"{model.name} ({model.class_name})"
     counts = f"{model.parameters:,} parameters ({format_count(model.parameters)})"
-    if MODES[report.request["mode"]].trains and model.trainable_parameters != model.parameters:
+    if MODES[str(report.request["mode"])].trains and model.trainable_parameters != model.parameters:
         counts += f", {model.trainable_parameters:,} of them trainable"
     yield f"{counts}, {model.buffers:,} buffer elements"
     if (focus := _focus(report)) and (download := describe_download(report, focus)):
@@ -92,7 +93,8 @@ def _model(report: Report) -> Iterator[str]:
 
 def _headline(report: Report) -> Iterator[str]:
     if focus := _focus(report):
-        asked, mode = report.request, MODES[report.request["mode"]]
+        asked: Mapping[str, Any] = report.request
+        mode = MODES[asked["mode"]]
         part = trained_part(asked["train"], asked["adapter"], asked["adapter_rank"])
         work = (
             f"{mode.title} of {counted(asked['new'], 'token')}" if mode.generates else f"{mode.title} {part}".rstrip()
@@ -115,7 +117,7 @@ def _headline(report: Report) -> Iterator[str]:
 
 def _focus(report: Report) -> Estimate | None:
     """The estimate to look at first."""
-    return report.focus and report.find(report.focus.dtype, report.focus.batch)
+    return None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
 
 
 def _advice(report: Report) -> Iterator[str]:

@@ -39,15 +39,15 @@ class Changed:
 def changes(request: Request, cells: Cells) -> Iterator[Changed]:
     """Yield the question with each set of changes that applies to it."""
     for keys, title in _SETS:
-        changed: Request | None = request
+        changed: Request | None = None
+        before = request
         try:
             for key in keys:
-                before = changed
                 changed = _BY_KEY[key].change(before, cells.counted(before))
                 if changed is None or changed == before:
                     changed = None
                     break
-                changed = checked(changed)
+                before = changed = checked(changed)
         except CANNOT:
             continue
         if changed is not None:

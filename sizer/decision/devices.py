@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import MODES
@@ -42,7 +43,7 @@ def devices(
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here where the architecture itself is
     rows: dict[str, DeviceRow] = {}
-    helped: dict[str, object] = {}  # the smallest change, and where the work then fits
+    helped: dict[str, Any] = {}  # the smallest change, and where the work then fits
 
     def report(pending: list[Gpu]) -> DeviceReport:
         shown = sorted(rows.values(), key=lambda row: (row.total_bytes, row.name))

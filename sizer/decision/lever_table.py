@@ -108,16 +108,16 @@ def _with_optimizer(optimizer: str) -> Change:
     def change(request: Request, known: Counted) -> Request | None:
         if request.optimizer in ("none", "sgd", optimizer):
             return None
-        known = OPTIMIZERS[optimizer].implementations_on(find_gpu(request.gpu).backend)
-        implementation = request.optimizer_impl if request.optimizer_impl in known else None
+        available = OPTIMIZERS[optimizer].implementations_on(find_gpu(request.gpu).backend)
+        implementation = request.optimizer_impl if request.optimizer_impl in available else None
         return replace(request, optimizer=optimizer, optimizer_impl=implementation)
 
     return change
 
 
 def _fused(request: Request, known: Counted) -> Request | None:
-    known = OPTIMIZERS[request.optimizer].implementations_on(find_gpu(request.gpu).backend)
-    return replace(request, optimizer_impl="fused") if "fused" in known else None
+    available = OPTIMIZERS[request.optimizer].implementations_on(find_gpu(request.gpu).backend)
+    return replace(request, optimizer_impl="fused") if "fused" in available else None
 
 
 def _with_lora(request: Request, known: Counted) -> Request | None:

@@ -6,7 +6,7 @@ the work fit is one whose own trace fits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
@@ -73,8 +73,8 @@ def levers(
         for lever, changed in traced:
             report_progress(f"{lever.title(changed)}, {len(report.rows) + 1} of {len(offered) + len(late)}")
             row = _row(lever, changed, cells, request, base)
-            left = {"pending": report.pending[1:], "pending_titles": report.pending_titles[1:]}
-            report = replace(report, rows=(*report.rows, row), **left)
+            rows, pending, titles = (*report.rows, row), report.pending[1:], report.pending_titles[1:]
+            report = replace(report, rows=rows, pending=pending, pending_titles=titles)
             yield report
         if not report.search:
             report = _search(report, [lever for lever, _ in offered], request, cells, report_progress)
@@ -154,7 +154,7 @@ def _search(
 
     Where none do, an adapter is trained in its place: beside whole weights, if that is not enough beside quantised ones.
     """
-    if report.base.fits is True:
+    if report.base is not None and report.base.fits is True:
         return replace(report, search="It fits as it is.")
     able = {row.key: row.cell for row in report.rows if row.cell is not None}
     useful = [lever for lever in offered if lever.key in able and lever.key not in OTHER_WORK]
@@ -172,6 +172,7 @@ def _search(
     adapted_sets: list[LeverSet] = []
     for adapter in (lever for lever in offered if lever.key in ADAPTERS and lever.key in able):
         adapted = adapter.change(request, cells.counted(request))
+        assert adapted is not None, "its row has a cell"
         known = cells.counted(adapted)
         beside = [
             lever
@@ -204,7 +205,7 @@ def _order(found: LeverSet) -> tuple[int, int, int]:
 class _Sets:
     """Sets of levers that are pulled together on one question. `fits_alone` are those of which one is enough."""
 
-    def __init__(self, request: Request, cells: Cells, progress: Progress, *, fits_alone: Collection[str]) -> None:
+    def __init__(self, request: Request, cells: Cells, progress: Progress, *, fits_alone: Set[str]) -> None:
         self._request, self._cells, self._progress, self._fits_alone = request, cells, progress, fits_alone
 
     def fewest(self, useful: list[Lever], *first: Lever) -> tuple[LeverSet | None, str]:
@@ -225,7 +226,7 @@ class _Sets:
         Sets of one and two are all tried. For more, levers are taken away, the dearest first, from all of them as long as it fits.
         """
         whole = _everything(useful)
-        enough = self._fits_alone.intersection(lever.key for lever in first or useful)
+        enough = self._fits_alone & {lever.key for lever in first or useful}
         everything = None if enough else self._fitting((*first, *whole))
         if not enough and everything is None:
             return None, ""
@@ -254,7 +255,9 @@ class _Sets:
             found = None if question is None else self._cells.estimate(question)
         except CANNOT:
             return None
-        return found and f"{format_bytes(found.process_low_bytes)} to {format_bytes(found.process_high_bytes)}"
+        if found is None:
+            return None
+        return f"{format_bytes(found.process_low_bytes)} to {format_bytes(found.process_high_bytes)}"
 
     def _fitting(self, chosen: Sequence[Lever]) -> LeverSet | None:
         """The set where its work fits for sure, at the largest batch size that does where that is one of its levers."""

@@ -184,7 +184,7 @@ def _batch(request: Request, cells: Cells) -> Limit:
         return Limit(key="batch", title=title, value=None, possible_value=None, reason=why(error))
     limit = Limit(key="batch", title=title, value=found.batch, possible_value=found.possible_batch, reason=found.reason)
     limit = replace(limit, most_value=found.interval.most)
-    return _with_cell(limit, found.batch and replace(request, batches=(found.batch,)), cells)
+    return _with_cell(limit, replace(request, batches=(found.batch,)) if found.batch else None, cells)
 
 
 def _traced_batches(request: Request, cells: Cells) -> Size:
@@ -218,7 +218,9 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
                 verdicts[value] = False
         return verdicts[value] in wanted
 
-    now = max(1, (size.value(request, cells.counted(request)) - size.offset) // size.step)
+    given = size.value(request, cells.counted(request))
+    assert given is not None, "the model has such a size"
+    now = max(1, (given - size.offset) // size.step)
     if size.key == "new" and fits(size.largest, (True,)):
         start = near = size.largest
     else:

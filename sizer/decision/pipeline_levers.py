@@ -149,7 +149,7 @@ def describe_part(found: PeakReport) -> str:
 def remedies(part: str) -> tuple[Lever, ...]:
     """Return the levers that may lower a peak while a part works."""
     if part.startswith("vae"):
-        keys = ("vae-tiling", "offload-model", "offload-sequential")
+        keys: tuple[str, ...] = ("vae-tiling", "offload-model", "offload-sequential")
     elif part in (*DENOISERS, "transformer_2"):
         keys = (CAST, "nf4", "offload-model", "offload-sequential")
     else:  # text encoders, and the load

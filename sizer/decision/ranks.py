@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
@@ -114,8 +115,8 @@ def _with_checkpointing(
     way = next(way for way in ways(first.request) if way.gpus == gpus and way.request.parallel == key)
     progress(f"{way.title} on {way.gpus} {first.title}")
     row = replace(_row(way, cells), change=first.title)
-    found = {"fewest_changed": gpus, "change": first.title} if _fits(row) else {}
-    yield replace(report, rows=(*report.rows, row), **found)
+    report = replace(report, rows=(*report.rows, row))
+    yield replace(report, fewest_changed=gpus, change=first.title) if _fits(row) else report
 
 
 def _with_changes(
@@ -164,34 +165,34 @@ def ways(request: Request) -> list[Way]:
     HSDP shards within hosts of 8 and replicates over them; of a pipeline, on 64 GPUs, each host is a stage, within which FSDP2
     shards. Tensor parallel stays within one. transformers has plans for both, of some models.
     """
-    degrees = {"ranks": 8, "replicate": 1, "reshard": 1, "tp": 1, "cp": 1, "pp": 1, "microbatch": 1}
-    plain = {"offload": False, "sp": False, "lp": False, "schedule": "1f1b", "rank": None}
+    degrees: dict[str, Any] = {"ranks": 8, "replicate": 1, "reshard": 1, "tp": 1, "cp": 1, "pp": 1, "microbatch": 1}
+    plain: dict[str, Any] = {"offload": False, "sp": False, "lp": False, "schedule": "1f1b", "rank": None}
     alone = replace(request, parallel="none", **degrees, **plain)
     within = {"sp": request.sp, "lp": request.lp}
-    sharded = {"reshard": request.reshard, "offload": request.offload}
+    sharded: dict[str, Any] = {"reshard": request.reshard, "offload": request.offload}
     found = [Way(title=PARALLELS["none"].title, gpus=1, request=alone)]
     for gpus in GPUS[1:]:
         groups = gpus // PER_HOST
         of_data = {"ddp": gpus, "zero1": gpus, "fsdp": gpus} | ({"hsdp": PER_HOST} if groups > 1 else {})
         for key, ranks in of_data.items():
             row = PARALLELS[key]
-            spread = {"ranks": ranks, "replicate": gpus // ranks} | (sharded if row.shards else {})
+            spread = {"ranks": ranks, "replicate": gpus // ranks, **(sharded if row.shards else {})}
             title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
             found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
         if groups in PIPELINES and "pp" not in SOURCES[request.source].refuses:
-            stages = {"parallel": "fsdp", "ranks": PER_HOST, "pp": groups, "reshard": request.reshard}
+            stages: dict[str, Any] = {"parallel": "fsdp", "ranks": PER_HOST, "pp": groups, "reshard": request.reshard}
             title = f"{PARALLELS['fsdp'].title} of {PER_HOST}, pipeline parallel"
             found.append(
                 Way(title=title, gpus=gpus, request=replace(alone, **stages, **_microbatches(request, groups)))
             )
         if groups > 1 and "tp" not in SOURCES[request.source].refuses:
-            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST} | within | sharded
+            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST, **within, **sharded}
             title = f"{PARALLELS['fsdp'].title}, {ways_to_split(**within)} of {PER_HOST}"
             found.append(Way(title=title, gpus=gpus, request=replace(alone, **split)))
     return found
 
 
-def _microbatches(request: Request, stages: int) -> dict[str, object]:
+def _microbatches(request: Request, stages: int) -> dict[str, Any]:
     """What a pipeline of so many stages works on: what the question says, where that is of a pipeline."""
     if request.pp > 1:
         return {"schedule": request.schedule, "microbatch": request.microbatch}

@@ -90,6 +90,7 @@ def parts_of(request: Request, blueprint: Blueprint, module: nn.Module, example:
 
 def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
     task = task_name_of(request.name)
+    assert blueprint.image_size is not None, "torchvision's models read images"
     options = "".join(
         f", {name}={value!r}" for name, value in build_options(
             request.name,
@@ -99,7 +100,7 @@ def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
         ).items()
     )
     build = f"    model = torchvision.models.get_model({request.name!r}, weights=None{options})\n"
-    imports = ("import torchvision",)
+    imports: tuple[str, ...] = ("import torchvision",)
     if task == "detection":
         build += "    model.transform.torch_choice = max  # the largest size to which it resizes images, every time\n"
     if request.checkpointing:
@@ -121,6 +122,7 @@ def _timm(request: Request, blueprint: Blueprint) -> Parts:
 
     from sizer.architecture.timm_models import build_options as timm_options
 
+    assert blueprint.image_size is not None, "timm's models read images"
     options = timm_options(request.name, blueprint.image_size, classes=request.classes)
     written = "".join(f", {name}={value!r}" for name, value in options.items())
     build = f"    model = timm.create_model({request.name!r}, pretrained=False{written})\n"

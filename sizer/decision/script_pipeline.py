@@ -111,7 +111,9 @@ def pipeline_lines(
     request: Request, module: nn.Module, example: Example, *, context: str, optimizers: str, step: str
 ) -> str:
     """The work of such a script on a model that is on meta: `context` is autocast's, `step` the lines at a step's end."""
-    plan, config, row = plan_of(request), module.config.get_text_config(), SCHEDULES[request.schedule]
+    plan = plan_of(request)
+    assert plan is not None, "pipelines have a plan"
+    config, row = module.config.get_text_config(), SCHEDULES[request.schedule]
     (dtype,), (batch,) = request.dtypes, request.batches
     half, mixed = dtype.removeprefix("amp-"), dtype.startswith("amp-")
     replicates = request.parallel == "ddp"

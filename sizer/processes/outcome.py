@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from sizer.errors import SizerError
 from sizer.processes.wire import error_from_wire, error_to_wire
@@ -14,7 +15,7 @@ class Outcome:
     def __init__(self, progress: str = "starting"):
         self.progress = progress
         self._finished = threading.Event()
-        self._value: object = None
+        self._value: Any = None
         self._failure: dict | None = None
 
     @property
@@ -25,7 +26,7 @@ class Outcome:
     def finish(self, value: object = None, failure: SizerError | None = None) -> None:
         """Set the value, or the error; the first one stays."""
         if not self._finished.is_set():
-            self._value, self._failure = value, failure and error_to_wire(failure)
+            self._value, self._failure = value, None if failure is None else error_to_wire(failure)
             self.progress = "failed" if failure else "done"
             self._finished.set()
 
@@ -33,7 +34,7 @@ class Outcome:
         """Wait until the job is done, or for `timeout` seconds."""
         self._finished.wait(timeout)
 
-    def result(self, timeout: float | None = None) -> object:
+    def result(self, timeout: float | None = None) -> Any:
         """The value, or None while there is none after `timeout` seconds (None: waits to the end).
 
         Raises the error, a fresh copy for each caller.

@@ -76,6 +76,9 @@ class ChildProcess:
         except OSError as error:
             shutil.rmtree(self.home, ignore_errors=True)
             raise JobError(f"{name} could not be started ({error.strerror})") from error
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None, "all are pipes"
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
         self._stderr_lines: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
         self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._stderr_reader.start()
@@ -87,17 +90,17 @@ class ChildProcess:
 
     def send(self, message: dict) -> None:
         """Write a message. Raises OSError where the process has ended."""
-        self._process.stdin.write(to_line(message))
-        self._process.stdin.flush()
+        self._stdin.write(to_line(message))
+        self._stdin.flush()
 
     def close_stdin(self) -> None:
         """Tell the process that no more messages will come."""
         with contextlib.suppress(OSError):  # it has ended with a message unread
-            self._process.stdin.close()
+            self._stdin.close()
 
     def lines(self, limit: int) -> Iterator[bytes]:
         """The lines that the process writes until it ends; one of more than `limit` bytes comes in parts."""
-        while line := self._process.stdout.readline(limit):
+        while line := self._stdout.readline(limit):
             yield line
 
     def kill(self) -> None:
@@ -117,7 +120,7 @@ class ChildProcess:
         """The exit status, negative for the signal that ended the process; waits for its end and removes its home."""
         status = self._process.wait()
         self._stderr_reader.join(CLOSE_SECONDS)
-        self._process.stdout.close()
+        self._stdout.close()
         shutil.rmtree(self.home, ignore_errors=True)
         return status
 
@@ -127,6 +130,6 @@ class ChildProcess:
         return f", saying {quote(lines[-1], 300)}" if lines else ""
 
     def _read_stderr(self) -> None:
-        with self._process.stderr as pipe:
+        with self._stderr as pipe:
             for line in iter(lambda: pipe.readline(LIMIT_STDERR_LINE), b""):
                 self._stderr_lines.append(line.decode("utf-8", "replace").strip())

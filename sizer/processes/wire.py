@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 from sizer import errors
 from sizer.errors import JobError, Refusal, RequestError, SizerError
@@ -44,11 +45,12 @@ def from_line(line: bytes) -> dict:
 def error_to_wire(error: SizerError) -> dict:
     """A Sizer error as plain values; long texts are clipped."""
     refusals = [asdict(refusal) for refusal in getattr(error, "refusals", ())]
-    parts = {name: _clip(getattr(error, name)) for name in ("what", "given", "allowed", "todo")}
+    texts = {name: getattr(error, name) for name in ("what", "given", "allowed", "todo")}
+    parts = {name: None if text is None else _clip(text) for name, text in texts.items()}
     return {"kind": type(error).__name__, **parts, "refusals": refusals}
 
 
-def error_from_wire(data: object) -> SizerError:
+def error_from_wire(data: Any) -> SizerError:
     """The error that `error_to_wire` came from, of the same class; a JobError where `data` is anything else."""
     try:
         kind = _KINDS[data["kind"]]
@@ -66,8 +68,8 @@ def clip_progress(text: object) -> str:
     return " ".join(str(text)[: 4 * LIMIT_PROGRESS].split())[:LIMIT_PROGRESS]
 
 
-def _clip(text: str | None) -> str | None:
-    return text if text is None or len(text) <= LIMIT_TEXT else f"{text[:LIMIT_TEXT]}..."
+def _clip(text: str) -> str:
+    return text if len(text) <= LIMIT_TEXT else f"{text[:LIMIT_TEXT]}..."
 
 
 def _refuse_constant(name: str) -> None:

@@ -55,7 +55,8 @@ def read_question(text: str, number: int) -> Request:
 def read_questions(texts: Sequence[str]) -> tuple[Request, ...]:
     """The requests of two to four texts. Raises RequestError for another number of them, else for all that is refused at once."""
     check_number(texts)
-    requests, refusals = [], []
+    requests: list[Request] = []
+    refusals: list[Refusal] = []
     for number, text in enumerate(texts, start=1):
         try:
             requests.append(read_question(text, number))

@@ -60,7 +60,7 @@ class Side:
     def interval(self) -> Interval:
         """Return the interval of the largest batch."""
         found = Interval(least=self.largest_batch or 0, most=self.most_batch)
-        return found if self.fits is None else found.with_verdict(self.batch, self.fits)
+        return found if self.fits is None or self.batch is None else found.with_verdict(self.batch, self.fits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def side_of(request: Request, report: Report | None, error: str = "") -> Side:
     query = format_query(request)
     if report is None:
         return Side(query=query, error=error)
-    focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
+    focus = None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
     counted = Side(query=query, parameters=report.model.parameters, error=error)
     if focus is None:
         return counted if error or report.pending else replace(counted, error=next(iter(report.failures.values()), ""))
@@ -131,8 +131,8 @@ def side_of(request: Request, report: Report | None, error: str = "") -> Side:
         batch=focus.batch,
         fits=focus.fits,
         verdict=focus.verdict,
-        largest_batch=largest and largest.batch,
-        possible_batch=largest and largest.possible_batch,
+        largest_batch=None if largest is None else largest.batch,
+        possible_batch=None if largest is None else largest.possible_batch,
         tried=largest is not None and largest.tried,
         most_batch=report.largest_batch(focus.dtype).most,
         searched=largest is not None or not report.pending,

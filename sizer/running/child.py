@@ -123,7 +123,7 @@ class Run:
                 signal.SIGINT, signal.SIG_IGN
             ) if threading.current_thread() is threading.main_thread() else None
         if self.status == "completed" and os.getpid() == self._pid:
-            threading._shutdown()
+            threading._shutdown()  # type: ignore[attr-defined] # as Python itself does at its end
             atexit._run_exitfuncs()
 
     def finish(self) -> NoReturn:
@@ -153,7 +153,7 @@ class Run:
         self.finish()
 
     def _out_of_time(self) -> None:
-        frame = sys._current_frames().get(threading.main_thread().ident)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
         where = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
         self.status, self.message = "out of time", f"{self.settings.seconds} s were over{where}"
         self.finish()
@@ -171,7 +171,7 @@ class Run:
         torch.save = torch.serialization.save = guarded
         if importlib.util.find_spec("safetensors") is None:
             return
-        files = importlib.import_module("safetensors.torch")
+        files: Any = importlib.import_module("safetensors.torch")
         files.save_file = lambda tensors, filename, *args, **kwargs: self._save(os.fspath(filename))
         files.save_model = lambda model, filename, *args, **kwargs: self._save(os.fspath(filename))
 
@@ -264,7 +264,8 @@ class Run:
 def watch_spawned() -> None:
     """Watch a process that `multiprocessing` spawns: it writes the report if it used a device."""
     settings = Settings.from_json(os.environ[VARIABLE])
-    bootstrap = multiprocessing.process.BaseProcess._bootstrap
+    base: Any = multiprocessing.process.BaseProcess
+    bootstrap = base._bootstrap
 
     def watched(process: Any, *args: Any, **kwargs: Any) -> int:
         run = Run(settings)
@@ -282,7 +283,7 @@ def watch_spawned() -> None:
         process.run = run_process
         return bootstrap(process, *args, **kwargs)
 
-    multiprocessing.process.BaseProcess._bootstrap = watched
+    base._bootstrap = watched
 
 
 def main() -> NoReturn:

@@ -107,7 +107,7 @@ def _accelerate(words: Sequence[str]) -> Command:
     parser.add_argument("--gradient_accumulation_steps", "--gradient-accumulation-steps", default="1")
     parser.add_argument("-m", "--module", action="store_true")
     flags = ("multi_gpu", "use_fsdp", "use_deepspeed", "same_network", "no_python", "quiet", "debug")
-    values = ("config_file", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "dynamo_backend")
+    values: tuple[str, ...] = ("config_file", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "dynamo_backend")
     values += ("num_cpu_threads_per_process",)
     _add_ignored(parser, values, flags)
     parser.add_argument("program", nargs=argparse.REMAINDER)

@@ -155,7 +155,7 @@ class Steps:
             path = self._owners.get(parameter, "") if isinstance(parameter, Tensor) else ""
             for value in pytree.tree_leaves(state):
                 self._label(stamp, value, "optimizer state", path)
-        self._ends[phase_of_step(self._counts.get(self._leader, 1))] = stamp
+        self._ends[phase_of_step(self._counts.get(self._leader or 0, 1))] = stamp
 
     def _label(self, stamp: int, tensor: object, category: str, module: str = "") -> None:
         if not isinstance(tensor, Tensor):

@@ -29,7 +29,7 @@ def format_outcome(outcome: Outcome) -> Iterator[str]:
     yield from _list("Assumed counts", outcome.assumed_counts)
     yield from _list("Lines that read values that were not computed", outcome.reads)
     for note in outcome.report.notes if outcome.report else ():
-        if note not in outcome.report.cautions:
+        if outcome.report and note not in outcome.report.cautions:
             yield f"Note: {note}."
 
 
@@ -49,6 +49,7 @@ def _ending(outcome: Outcome) -> str:
 
 def _figures(outcome: Outcome) -> Iterator[str]:
     row, gpu = outcome.estimate, outcome.gpu
+    assert row is not None, "the script used a device"
     assumed = ", with assumed counts" if outcome.assumed_counts else ""
     peaks = f"{format_bytes(row.peak_allocated_bytes)} allocated, {format_bytes(row.peak_reserved_bytes)} reserved"
     yield f"Peak: {peaks}, {format_bytes(row.process_bytes)} for the process of {format_bytes(gpu.total_bytes)}{assumed}."

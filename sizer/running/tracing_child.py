@@ -94,7 +94,7 @@ class Steps:
         if id(optimizer) == self._leader:
             self.watcher.end_step("optimizer" if number == 1 else "")
             self.watcher.begin_step()
-        self.ends[phase_of_step(self.counts.get(self._leader, 1))] = self._position()
+        self.ends[phase_of_step(self.counts.get(self._leader or 0, 1))] = self._position()
 
     def tape(self) -> Tape:
         """End the trace and return its tape, with the phases of a run."""
@@ -199,6 +199,7 @@ def _answers(settings: Settings, recorder: Recorder) -> Any:
     """Within the context torch.cuda answers for the device and torch.distributed for the world."""
     gpu = find_gpu(settings.gpu)
     hardware = HARDWARE.get(gpu.key)
+    assert gpu.capability is not None, "a dry run is on a GPU of CUDA's"
     device = Accelerator(
         capability=gpu.capability,
         total_bytes=gpu.total_bytes,

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -219,10 +220,10 @@ class Values(TorchFunctionMode):
         if func in _WHERE:
             masks = [args[0]] if len(args) == 1 and not kwargs else []
         elif func in _SELECTED:
-            tensor, mask = args[0], kwargs.get("mask", args[1] if len(args) > 1 else None)
+            tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
             masks = [mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))]
         elif func in _SCATTERED:
-            tensor, mask = args[0], kwargs.get("mask", args[1] if len(args) > 1 else None)
+            tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
             mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
             masks = [mask] if self._is_true(mask) else []
         elif func in _INDEXED or func in _PUT:
@@ -335,7 +336,8 @@ _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 def call_site() -> str:
     """Return the innermost line, as "file:line", that is neither PyTorch's, Python's nor Sizer's; else PyTorch's."""
-    frame, inner = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    inner = None
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_OURS, "<")):

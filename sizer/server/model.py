@@ -264,7 +264,7 @@ def _uncounted(facts: Mapping[str, Any], encoder: str | None) -> tuple[str, ...]
     return tuple(said)
 
 
-def _quantization(checkpoint: Mapping[str, Any]) -> dict[str, object]:
+def _quantization(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return layout, group size, zero points and the layers left out of a checkpoint's `quantization_config`."""
     found = checkpoint.get("quantization_config")
     if not isinstance(found, Mapping):
@@ -296,7 +296,7 @@ def _quantization(checkpoint: Mapping[str, Any]) -> dict[str, object]:
 def _compressed(found: Mapping[str, Any]) -> tuple[str | None, int]:
     """Return layout and group size of the first group of compressed-tensors."""
     groups = found.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") if isinstance(first, Mapping) else None
     weights = weights if isinstance(weights, Mapping) else {}
     bits, kind = _integer(weights.get("num_bits"), 8), str(weights.get("type", "int"))

@@ -43,7 +43,7 @@ def serve(
     request: Request,
     gpu: Gpu,
     *,
-    config: Mapping[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
     kept: Kept | None = None,
     progress: Progress | None = None,
     echo: Mapping[str, object] | None = None,
@@ -107,7 +107,7 @@ class Planner:
         request: Request,
         gpu: Gpu,
         *,
-        config: Mapping[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -124,13 +124,13 @@ class Planner:
             TraceError: The profile run cannot be traced.
         """
         architecture, model = self.architecture, _model_name(request)
-        asked = {"model": model, "want": request.want, "with_levers": with_levers}
+        asked: dict[str, Any] = {"model": model, "want": request.want, "with_levers": with_levers}
         auto = request.max_model_len == AUTO
         if request.engine == "sglang":
             return answer_sglang(architecture, resolve_sglang(request, architecture, gpu), gpu, auto=auto, **asked)
         if request.engine == "llama.cpp":
-            flags = resolve_llama(request, architecture)
-            return answer_llama(architecture, flags, gpu, model=model, want=request.want, auto=auto)
+            of_llama = resolve_llama(request, architecture)
+            return answer_llama(architecture, of_llama, gpu, model=model, want=request.want, auto=auto)
         flags = resolve_flags(request, architecture, gpu, processors_of(gpu))
         profiler = partial(self._profile, gpu)
         if auto:
@@ -151,7 +151,7 @@ class Planner:
 
 
 def _count(
-    request: Request, gpu: Gpu, config: Mapping[str, Any] | None, store: Kept, show: Progress
+    request: Request, gpu: Gpu, config: dict[str, Any] | None, store: Kept, show: Progress
 ) -> tuple[Architecture, Census]:
     """Return the architecture and its counts, as kept or from the module on meta."""
     architecture = read_kept(store, "served architecture", Architecture, "architecture")

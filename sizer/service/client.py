@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from sizer.catalogue.gpus import in_parts
 from sizer.device.comparison.comparison import Comparison
@@ -75,7 +76,7 @@ class JobClient:
         max_entries: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        cache = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
+        cache: Cache[Any] = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
         settings = settings or Settings()
         self._pool = JobPool(settings, cache, fetch, connect)
         self._device_jobs = min(settings.max_jobs, DEVICE_JOBS)
@@ -251,7 +252,7 @@ def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
     )
 
 
-def _smallest_change(known: Sequence[DeviceReport], rows: Sequence[DeviceRow]) -> dict[str, object]:
+def _smallest_change(known: Sequence[DeviceReport], rows: Sequence[DeviceRow]) -> dict[str, Any]:
     """Return the change that helps. Each part has looked for its own. Empty if the work fits some device as it is."""
     if any(row.cell is not None and row.cell.fits is True for row in rows):
         return {}
@@ -286,7 +287,8 @@ def _make_shared() -> JobClient:
     except ImportError as error:
         what = f"{BROKER_VARIABLE} needs a package that is not installed ({error.name})"
         raise JobError(what, todo="pip install -r deploy/requirements-broker.txt") from error
-    return JobClient(replace(Settings(), spares=0), connect=functools.partial(BrokerConnection, url))
+    connect: Any = functools.partial(BrokerConnection, url)  # it has what a Connection has
+    return JobClient(replace(Settings(), spares=0), connect=connect)
 
 
 def _read_snapshot(data: dict) -> bytes:

@@ -63,22 +63,29 @@ class HeldJob:
     def start(self, now: float) -> str:
         """Begin a turn, or let the child go on; what it is doing now."""
         self.turn.set()
-        if self._is_timed() and not self._stopped:
-            self._limit.reschedule(now + self._left)
-            self._child.go_on()
+        if (timed := self._timed()) is not None and not self._stopped:
+            child, limit = timed
+            limit.reschedule(now + self._left)
+            child.go_on()
         return self.progress
 
     def pause(self, now: float) -> None:
         """End a turn."""
         self.turn.clear()
-        if self._is_timed():
-            if not self._child.pause():
+        if (timed := self._timed()) is not None:
+            child, limit = timed
+            if not child.pause():
                 return self.stop()
-            self._left = self._limit.when() - now
-            self._limit.reschedule(None)
+            ends = limit.when()
+            assert ends is not None, "its time runs"
+            self._left = ends - now
+            limit.reschedule(None)
 
-    def _is_timed(self) -> bool:
-        return self._child is not None and self._limit is not None and not self._limit.expired()
+    def _timed(self) -> tuple[Child, asyncio.Timeout] | None:
+        """The child and its limit while its time runs."""
+        if self._child is None or self._limit is None or self._limit.expired():
+            return None
+        return self._child, self._limit
 
     def stop(self) -> None:
         """End the child; the job will be started again in a later turn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sizer.errors import JobError
 from sizer.memory.report import Report
@@ -16,8 +17,8 @@ SILENT = "the job server does not answer; if it stays so, another takes over"
 SILENT_SECONDS = 0.9
 LEAVE_SECONDS = 2.0  # a page that runs again asks again within far less
 
-Read = Callable[[dict], object]
-View = Callable[[object], object]
+Read = Callable[[dict], Any]
+View = Callable[[Any], Any]
 
 
 class Job:
@@ -33,7 +34,7 @@ class Job:
         return SILENT if self.shared.is_silent() else self.shared.progress
 
     @property
-    def partial(self) -> object | None:
+    def partial(self) -> Any:
         """What is known of the result so far, None where nothing is; it stays when the job fails or is cancelled."""
         value = self.shared.partial
         return None if value is None else self._view(value)
@@ -48,8 +49,8 @@ class Job:
         """Whether `result` would answer at once."""
         return self.cancelled or self.shared.done
 
-    def result(self, timeout: float | None = None) -> Report | None:
-        """The report, or None while it is still being made after `timeout` seconds (None: waits until it is done).
+    def result(self, timeout: float | None = None) -> Any:
+        """The report of its task, or None while it is still being made after `timeout` seconds (None: waits until it is done).
 
         Raises the job's own error (ConfigError, HubError, BuildError, TraceError ...), or JobError where it was
         cancelled, hit a limit, crashed, or the job server died under it; such a job may be submitted again.
@@ -87,7 +88,7 @@ class SharedJob(Outcome):
     def __init__(self, key: tuple, message: dict, read: Read, visitor: Visitor):
         super().__init__()
         self.key, self.message, self.read, self.visitor = key, message, read, visitor
-        self.partial: object = None
+        self.partial: Any = None
         self.parts = 0
         self.waiters = 0
         self.losses = 0  # job servers that ended under it
@@ -107,6 +108,7 @@ class SharedJob(Outcome):
     def take_partial(self, data: dict) -> None:
         """Take what is known of the result by now. Raises what `read` raises."""
         value = self.read(data)
-        known = isinstance(value, Report) and isinstance(self.partial, Report)  # a report comes with what is new of it
-        self.partial = value.after(self.partial) if known else value
+        if isinstance(value, Report) and isinstance(self.partial, Report):  # a report comes with what is new of it
+            value = value.after(self.partial)
+        self.partial = value
         self.parts += 1

@@ -70,7 +70,7 @@ class ForkedJob:
 class SpawnedJob:
     """The same in a fresh Python process, which imports everything again."""
 
-    def __init__(self, job: dict, settings: Settings, template: Template | None = None):
+    def __init__(self, job: dict, settings: Settings):
         self._job = job
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
@@ -85,10 +85,11 @@ class SpawnedJob:
             limit=self._settings.result_bytes,
             start_new_session=os.name == "posix",
         )
-        self.id = self._process.pid
-        self._process.stdin.writelines(work_of_child(self._job))
-        self._process.stdin.close()
-        return self._process.stdout
+        self.id, stdin, stdout = self._process.pid, self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None, "both are pipes"
+        stdin.writelines(work_of_child(self._job))
+        stdin.close()
+        return stdout
 
     def pause(self) -> bool:
         if os.name != "posix" or self._process is None:

@@ -26,7 +26,7 @@ class JoinedJob:
         return next((job.progress for job in self.jobs if not job.done), "")
 
     @property
-    def partial(self) -> object | None:
+    def partial(self) -> Any:
         """What is known of the result so far, None where nothing is; it stays when a job fails or is cancelled."""
         return self._join([_known(job) for job in self.jobs])
 

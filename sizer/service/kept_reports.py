@@ -86,7 +86,8 @@ class KeptReports:
 
     def _make_room(self, size: int) -> None:
         """Remove the files that were used longest ago, so that `size` bytes more may be written."""
-        found = [(path, path.stat()) for path in self._folder.glob("*")] if self._folder.is_dir() else []
+        folder = self._folder
+        found = [(path, path.stat()) for path in folder.glob("*")] if folder is not None and folder.is_dir() else []
         number, held = len(found) + 1, sum(state.st_size for _, state in found) + size
         for path, state in sorted(found, key=lambda one: one[1].st_mtime):
             if number <= MOST_FILES and held <= MOST_BYTES:

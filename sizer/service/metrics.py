@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 
 class JobMetrics:
@@ -12,8 +13,8 @@ class JobMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: Counter[tuple[str, str]] = Counter()
-        self._waited: Counter[tuple[str, str]] = Counter()
-        self._ran: Counter[tuple[str, str]] = Counter()
+        self._waited: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._ran: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def add(self, task: str, outcome: str, *, waited_seconds: float, ran_seconds: float) -> None:
         """Take note of a job that has ended."""
@@ -26,7 +27,7 @@ class JobMetrics:
     def text(self, *, present: int) -> str:
         """All of it in Prometheus' text format; `present` jobs are running or waiting now."""
         with self._lock:
-            tables = {
+            tables: dict[str, Mapping[tuple[str, str], float]] = {
                 "sizer_jobs_total": dict(self._ended),
                 "sizer_job_wait_seconds_total": dict(self._waited),
                 "sizer_job_run_seconds_total": dict(self._ran),

@@ -44,7 +44,7 @@ class JobPool:
 
     def __init__(self, settings: Settings, cache: Cache, own_fetch: Fetch | None, connect: Connect = Connection):
         self._settings, self._cache, self._fetch = settings, cache, own_fetch
-        self._failures = Cache(FAILURE_SECONDS, MOST_FAILURES, time.monotonic)
+        self._failures: Cache[SizerError] = Cache(FAILURE_SECONDS, MOST_FAILURES, time.monotonic)
         self._lock = threading.RLock()
         self._shared_jobs: dict[tuple, SharedJob] = {}
         self._supervisor = Supervisor(

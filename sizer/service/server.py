@@ -80,7 +80,6 @@ class Server:
         self._tapes = TapeStore(settings.tapes)
         self._versions = edition_of(versions)
         self._send = send
-        self._launch = ForkedJob if settings.launch == "fork" else SpawnedJob
         self._queue = FairQueue(settings.max_jobs, settings.max_jobs + settings.max_waiting)
         self._jobs: dict[int, HeldJob] = {}
         self._told: dict[int, int] = {}  # to those that wait: how many are before them
@@ -140,7 +139,9 @@ class Server:
             self._tapes.put(architecture, name, tapes[name])
 
     def _cancel(self, number: object) -> None:
-        job = self._jobs.get(number) if isinstance(number, int) else None
+        if not isinstance(number, int):
+            return
+        job = self._jobs.get(number)
         if job is not None and not job.task.cancelling():  # else it has ended, and has been answered
             job.task.cancel()
             self._queue.give_up(number)
@@ -187,7 +188,7 @@ class Server:
         if not self._settings.budget_bytes or sum(held.values()) <= self._settings.budget_bytes:
             return
         paused = [number for number in held if not self._queue.running(number)]
-        number = max(paused or held, key=held.get)
+        number = max(paused or held, key=lambda number: held[number])
         if paused:
             self._queue.stop(number)
             self._jobs[number].stop()
@@ -222,7 +223,8 @@ class Server:
             if access is not None:  # it may have been dropped from memory while the job waited
                 await self._tapes.load(access.architecture)
         kept = access.readable(self._tapes.of(access.architecture)) if access else {}
-        child = self._launch({**job, "kept": kept}, self._settings, self._template)
+        job, settings, template = {**job, "kept": kept}, self._settings, self._template
+        child = SpawnedJob(job, settings) if template is None else ForkedJob(job, settings, template)
         try:
             async with asyncio.timeout(self._settings.wall_seconds) as limit:
                 held.hold(child, limit)
@@ -378,7 +380,7 @@ def main() -> None:
             send(to_line({"fatal": error_to_wire(_unwalled(missing["seccomp"]))}))
             sys.exit(1)
         with _memory_group(settings, missing) as group:
-            template = Template(settings, group and group.jobs) if settings.launch == "fork" else None
+            template = Template(settings, None if group is None else group.jobs) if settings.launch == "fork" else None
             send(to_line({"ready": versions, "missing": missing}))
             lines = read_pipe if settings.launch == "fork" else read_thread
             asyncio.run(Server(settings, send, versions, template, group).serve(lines(settings.request_bytes)))

@@ -13,7 +13,7 @@ async def read_pipe(limit: int) -> AsyncIterator[bytes | None]:
     """The lines of stdin until it ends, without threads; None for a line of more than `limit` bytes."""
     reader = asyncio.StreamReader(limit=limit)
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer.raw)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer.raw)  # type: ignore[union-attr]
     skipping = False
     while True:
         try:

@@ -139,7 +139,7 @@ def _parse(architecture: str, text: bytes) -> tuple[dict[str, bytes], bool]:
     while begin < len(text):
         end = text.find(b"\n", begin, begin + _LONGEST_HEADER)
         try:
-            head = json.loads(text[begin:end]) if end >= 0 else None
+            head = json.loads(text[begin:end] if end >= 0 else b"")
             name, size = str(head["name"]), int(head["size"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return found, False

@@ -52,7 +52,7 @@ class TapeStore:
         entry = dict(self.of(architecture))
         entry.pop(name, None)
         self._hold(architecture, {**entry, name: data})
-        if self._thread is not None:
+        if self._thread is not None and self._folder is not None:
             self._thread.submit(self._folder.add, architecture, name, data)
         return True
 
@@ -62,6 +62,7 @@ class TapeStore:
             self._thread.shutdown()
 
     async def _read(self, architecture: str) -> None:
+        assert self._folder is not None, "`load` has looked"
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._folder.read, architecture)
         finally:

@@ -60,7 +60,8 @@ def _estimate(job: dict, channel: Channel) -> dict:
     request = parse_query(job["query"])
     cells = len(request.dtypes) * len(request.batches)
     estimator = Estimator(request, config=_config(job), kept=KeptByServer(job, channel), progress=channel.progress)
-    sent, last = set(), -PARTIAL_SECONDS
+    sent: set[tuple[str, int]] = set()
+    last = -PARTIAL_SECONDS
     for report in estimator.reports():
         more = len(report.estimates) > len(sent)
         awaited = more and (not sent or len(report.estimates) == cells)

@@ -77,6 +77,7 @@ def _serve(channel: socket.socket, settings: Settings, server: int, group: Path 
         try:
             forked = os.fork()
         except OSError as error:
+            assert error.errno is not None, "a call of the system says why it failed"
             forked = -error.errno
         if forked == 0:
             run_forked(settings, *descriptors, parent=own, group=group)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from sizer.tracing.values.known import tensors_of
 
 PRODUCT: Final = -1
 
-Step = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor
+Step: TypeAlias = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor
 Steps = Iterable[Step]
 Held = Callable[[Device, tuple, dict, Any], Steps]
 

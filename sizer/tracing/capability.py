@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 from sizer.memory.archive import Decision, Range
 
-COMPARISONS: dict[str, Callable[[object, object], bool]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "ge", "gt")
 }
 
 
-class Capability(tuple):
+class Capability(tuple[int, int]):
     """(major, minor), whose comparisons, and those of its numbers, are kept in `decisions`.
 
     What is no comparison (a sum, a text made of it) can be asked of `plain` alone, which nothing is noted of.
@@ -35,23 +36,27 @@ class Capability(tuple):
     @property
     def plain(self) -> tuple[int, int]:
         """(major, minor) as plain numbers."""
-        return tuple(tuple.__iter__(self))
+        major, minor = tuple.__iter__(self)
+        return major, minor
 
-    def __getitem__(self, index: int) -> _Number:
+    def __getitem__(self, index: int) -> _Number:  # type: ignore[override] # no slices
         """Major (0) or minor (1)."""
         return _Number(tuple.__getitem__(self, index), ("major", "minor")[index], self.decisions)
 
-    def __iter__(self) -> None:
+    def __iter__(self) -> NoReturn:
         """Refused: the numbers of one and all are the plain ones. Raises TypeError."""
         raise TypeError("a rule compares a capability; where its numbers themselves are wanted, ask for .plain")
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> NoReturn:
         """Refused: what is looked up by a capability depends on all of it. Raises TypeError."""
         raise TypeError("a rule compares a capability; where it is a key, ask for .plain")
 
 
 class _Number(int):
     """Major or minor, whose comparisons are noted."""
+
+    name: str
+    decisions: set[Decision]
 
     def __new__(cls, value: int, name: str, decisions: set[Decision]) -> _Number:
         made = super().__new__(cls, value)
@@ -61,7 +66,7 @@ class _Number(int):
     __hash__ = int.__hash__
 
 
-def _compare_capability(name: str) -> Callable[[Capability, object], bool]:
+def _compare_capability(name: str) -> Callable[[Capability, tuple[int, int]], bool]:
     def compare(self: Capability, other: tuple[int, int]) -> bool:
         outcome = COMPARISONS[name](self.plain, other)
         self.decisions.add(("capability", name, other, outcome))
@@ -70,7 +75,7 @@ def _compare_capability(name: str) -> Callable[[Capability, object], bool]:
     return compare
 
 
-def _compare_number(name: str) -> Callable[[_Number, object], bool]:
+def _compare_number(name: str) -> Callable[[_Number, int], bool]:
     def compare(self: _Number, other: int) -> bool:
         outcome = COMPARISONS[name](int(self), other)
         self.decisions.add((self.name, name, other, outcome))
@@ -86,8 +91,8 @@ for _name in COMPARISONS:
 
 def decide_alike(capability: tuple[int, int], decisions: Iterable[Decision]) -> bool:
     """Whether each of the comparisons has the same outcome for this capability."""
-    sides = {"capability": capability, "major": capability[0], "minor": capability[1]}
-    compare = COMPARISONS | {"among": _is_among}
+    sides: dict[str, Any] = {"capability": capability, "major": capability[0], "minor": capability[1]}
+    compare: dict[str, Callable[[Any, Any], bool]] = COMPARISONS | {"among": _is_among}
     return all(compare[name](sides[what], other) == outcome for what, name, other, outcome in decisions)
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -173,8 +174,8 @@ class DeepTraces:
 
     def _unfolded(self, repeated: Repeated, first: Tape, second: Tape, third: Tape | None = None) -> Unfolded:
         deeper, earlier = self._attempt
-        told = {"stacks": repeated.stacks, "alike_from": repeated.alike_from, "earlier": earlier, "third": third}
-        return unfold(first, second, repeated.periods - deeper, **told)
+        periods, stacks, alike_from = repeated.periods - deeper, repeated.stacks, repeated.alike_from
+        return unfold(first, second, periods, stacks=stacks, alike_from=alike_from, earlier=earlier, third=third)
 
 
 def find_repeated(module: nn.Module) -> tuple[Repeated, ...]:
@@ -222,15 +223,15 @@ def _period(module: nn.Module, stack: nn.Module) -> tuple[int, int, int] | None:
     return None
 
 
-def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, object]] | None:
+def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, Any]] | None:
     """What each layer is: equal for two that are alike. None where layers share parameters."""
     layers = list(stack)
     own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
     if sum(map(len, own)) != len(set().union(*own)):
         return None
-    described = [dict(_facts(layer, number)) for number, layer in enumerate(layers)]
+    described: list[dict[str, Any]] = [dict(_facts(layer, number)) for number, layer in enumerate(layers)]
     for name in set().union(*described):
-        values = [facts.get(name) for facts in described]
+        values: list[Any] = [facts.get(name) for facts in described]
         if all(type(value) is int for value in values) and len({value - at for at, value in enumerate(values)}) == 1:
             for facts in described:
                 del facts[name]  # the layer's own number

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.gpus import Backend, Gpu
 from sizer.memory.archive import Decision, Kernel
 from sizer.memory.compiled_code import CompiledCode, merge_compiled
 from sizer.tracing.capability import Capability
@@ -27,7 +27,7 @@ class Device:
 
     def __init__(
         self,
-        kind: str,
+        kind: Backend,
         capability: tuple[int, int] | None = None,
         *,
         version: Version | None = None,
@@ -39,7 +39,7 @@ class Device:
         if (kind == "cuda") != (capability is not None):
             raise ValueError("a compute capability goes with kind 'cuda' and with no other")
         self.kind = kind
-        self.capability = None if capability is None else Capability(capability)
+        self._capability = None if capability is None else Capability(capability)
         self.version = version or installed_version()
         self.shared = shared
         self.compiles_for = compiles_for
@@ -51,6 +51,13 @@ class Device:
         self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
         self.differs_at_one = False  # whether a traced operator takes another kernel for a batch of one
         self.changes_at: int | None = None  # the batch size from which a traced operator takes another kernel
+
+    @property
+    def capability(self) -> Capability:
+        """The compute capability of a CUDA device. Raises ValueError for other devices, which have none."""
+        if self._capability is None:
+            raise ValueError(f"a device {self.kind!r} has no compute capability: ask its kind first")
+        return self._capability
 
     def note_choice(self, operator: str, kernel: str, why: str) -> None:
         """Note which kernel was taken for an operator and why."""
@@ -79,4 +86,4 @@ class Device:
 
     def decisions(self) -> tuple[Decision, ...]:
         """What rules have asked of the capability so far."""
-        return () if self.capability is None else tuple(sorted(self.capability.decisions, key=repr))
+        return () if self._capability is None else tuple(sorted(self._capability.decisions, key=repr))

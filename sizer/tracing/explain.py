@@ -115,7 +115,7 @@ def _limitations(device: Device, operators: frozenset[str]) -> Iterator[str]:
 def rules_of(device: Device) -> str:
     """The device and the version of PyTorch whose rules were followed."""
     version = format_version(device.version)
-    if device.capability is None:
+    if device.kind != "cuda":
         return f"{device.kind.upper()} in PyTorch {version}"
     major, minor = device.capability.plain
     return f"CUDA capability {major}.{minor} in PyTorch {version}"

@@ -110,8 +110,17 @@ def trace_generation(
 
     def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
         def trace(count: int) -> TokenTrace:
-            told = {"batch": batch, "device": device, "tokens": count, "after": after, "quantized": quantized}
-            return trace_tokens(blueprint, module, work, loading, **told)
+            return trace_tokens(
+                blueprint,
+                module,
+                work,
+                loading,
+                batch=batch,
+                device=device,
+                tokens=count,
+                after=after,
+                quantized=quantized,
+            )
 
         return trace(tokens) if deep is None or not rates else trace_deep_tokens(deep, module, device, trace, tokens)
 
@@ -144,10 +153,10 @@ def trace_noted_generation(
 
     Raises what `trace_generation` raises, and TraceError where the peak of many tokens is at a later one.
     """
-    tokens, told = work.new, {"batch": batch, "device": device}
+    tokens = work.new
     if tokens > TRACED_AT_MOST:
         tokens = UNUSUAL
-        whole = trace_generation(blueprint, module, work, loading=loading, **told)
+        whole = trace_generation(blueprint, module, work, batch=batch, device=device, loading=loading)
         if replay(whole, backend=device.kind).peak_phase != "prefill":
             raise TraceError(
                 f"the peak of this generation is among {work.new:,} tokens, which are not traced one by one",
@@ -157,7 +166,17 @@ def trace_noted_generation(
     _check_positions(blueprint, module, work)
     if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
-    return trace_tokens(blueprint, module, work, loading, **told, tokens=tokens, after=0, block_notes=block_notes).tape
+    return trace_tokens(
+        blueprint,
+        module,
+        work,
+        loading,
+        batch=batch,
+        device=device,
+        tokens=tokens,
+        after=0,
+        block_notes=block_notes,
+    ).tape
 
 
 def _of_one_stream(tape: Tape) -> Tape:
@@ -246,12 +265,12 @@ def _extended(run: Callable[..., TokenTrace], new: int, rhythm: Rhythm) -> Tape:
     for begin, end in others:
         tape = with_loop(tape, ends, begin - 1 - done, period)
         after = begin - lead - 1
-        quantized = None if traced.requantized is None else after // every * every
+        quantized = None if traced.requantized is None or every is None else after // every * every
         traced, done = run(end - after, after=after, quantized=quantized), end
         begins.append(len(tape.order))
         kept = _kept(tape, ends, traced, rhythm) if every else {}
-        told = {"follows": ends[-depth - 1 :], "kept": kept}
-        tape, more = append_steps(tape, traced.tape, traced.ends[lead - depth - 1 :], **told)
+        follows, new_ends = ends[-depth - 1 :], traced.ends[lead - depth - 1 :]
+        tape, more = append_steps(tape, traced.tape, new_ends, follows=follows, kept=kept)
         check_follows(tape, (ends[-1], more[period - 1]))
         ends += more
     if every is not None and len(begins) >= WINDOWS_ALIKE:
@@ -304,6 +323,7 @@ def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: 
     Raises NotRepeatedError where they do not follow from each other, TraceError where they are too many to be written.
     """
     every, around = rhythm.every, rhythm.around
+    assert every is not None, "windows begin every so many tokens"
     tape = with_loop(tape, ends, min(left, every - around), rhythm.period)
     left -= every - around
     if left <= 0:

@@ -37,6 +37,8 @@ class PipelinedSteps(Steps):
                 todo="ask for amp-bfloat16",
             )
         super().__init__(blueprint, module, example, work, **others)
+        plan = work.plan
+        assert plan is not None, "pipelines have a plan"
         tensors = {name: value for name, value in self.example.kwargs.items() if isinstance(value, Tensor)}
         self._tokens, self._labels = tensors.pop("input_ids"), tensors.pop("labels")
         self._others = tensors
@@ -44,11 +46,11 @@ class PipelinedSteps(Steps):
         self._first, self._last = any(stage.first for stage in stages), any(stage.last for stage in stages)
         mixed = work.dtype.startswith("amp-")
         logits = getattr(torch, work.dtype.removeprefix("amp-"))
-        hidden = logits if mixed and work.plan.shards else weight_dtype(work.dtype)
+        hidden = logits if mixed and plan.shards else weight_dtype(work.dtype)
         self._begun: set[int] = set()
         self._number = 0
         passes = Passes(self._tell, self._cast)
-        self._schedule = make_schedule(module, work.plan, self._tokens, hidden, logits, passes)
+        self._schedule = make_schedule(module, plan, self._tokens, hidden, logits, passes)
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
         """The schedule of a step; yields its end as `run_all` does."""

@@ -30,7 +30,7 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
     if work.plan is None:
         yield
         return
-    accelerator = _NO_GPU if device.capability is None else Accelerator(capability=device.capability.plain)
+    accelerator = _NO_GPU if device.kind != "cuda" else Accelerator(capability=device.capability.plain)
     rank = _neediest(work, module, accelerator) if work.plan.rank is None else work.plan.rank
     with world_of(work.plan.world, rank, accelerator, groups=(work.plan, device.kind)), OnMeta():
         yield
@@ -41,7 +41,7 @@ def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
     of context parallel put together halves of what they attend to; of ZeRO-1, which spreads whole parameters, the one for whose
     parameters the optimizer has most state. Of a pipeline that is for whoever compares the tapes of its stages
     (`ranks_of_stages`) to say."""
-    if work.plan.parallel != "zero1":
+    if work.plan is None or work.plan.parallel != "zero1":
         return 0
     with world_of(work.plan.world, 0, accelerator):
         optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module, sharded=True).optimizers
@@ -75,4 +75,4 @@ def _kind_of(layer: nn.Module) -> Hashable:
 
 def neediest(tapes: dict[int, Tape]) -> int:
     """The rank whose tape has the most bytes alive at a time, the first of those that have as many."""
-    return max(tapes, key=lambda rank: peak_bytes(tapes[rank].order, rounded(tapes[rank].sizes)))
+    return max(tapes, key=lambda rank: peak_bytes(tapes[rank].order, rounded(tapes[rank].sizes).tolist()))

@@ -104,8 +104,8 @@ class Recorder(TorchDispatchMode):
         self.storages = Storages(self.log)
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         blas = self.rules.blas
-        told = {"product": blas and blas.size, "kept": blas is not None and blas.kept}
-        self._workspaces = Workspaces(self.log, self.paths, **told)
+        product, kept = (None, False) if blas is None else (blas.size, blas.kept)
+        self._workspaces = Workspaces(self.log, self.paths, product=product, kept=kept)
         device.where = self.paths.current
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
@@ -168,8 +168,8 @@ class Recorder(TorchDispatchMode):
                 self._see(plan, tensor, args)
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
-        if plan.multiplies and not on_host:
-            self._workspaces.multiply(plan.name, *self.rules.blas.needs(func, args, out, beta=kwargs.get("beta", 1)))
+        if plan.multiplies and not on_host and (blas := self.rules.blas) is not None:
+            self._workspaces.multiply(plan.name, *blas.needs(func, args, out, beta=kwargs.get("beta", 1)))
         return out
 
     def _plan(self, func: Any) -> _Plan:
@@ -209,8 +209,10 @@ class Recorder(TorchDispatchMode):
         blocks: dict[str, int] = {}
         for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
             for part in parts_of(tensor):
-                blocks[path] = self.block_of(part)
-                self.log.classify(blocks[path], category)
+                block = self.block_of(part)
+                assert block is not None, "it is loaded"
+                blocks[path] = block
+                self.log.classify(block, category)
         tensors = {} if self.block_notes is None else self.block_notes.tensors
         return Loading(log=self.log.copy(), blocks=blocks, tensors=tensors)
 
@@ -362,9 +364,9 @@ class Recorder(TorchDispatchMode):
             if isinstance(step, Tensor):
                 self._see(plan, step, args)
             elif isinstance(step, tuple):
-                passing, lasting = (step[0], step[1:]) if step and isinstance(step[0], list) else ([], step)
+                passing = step[0] if step and isinstance(step[0], list) else []
                 blocks = self._workspaces.allocate(plan.name, passing)
-                kept += self._workspaces.allocate(plan.name, lasting)
+                kept += self._workspaces.allocate(plan.name, (size for size in step if not isinstance(size, list)))
                 self._workspaces.release(blocks)
             else:
                 self._workspaces.hold(plan.name, step)

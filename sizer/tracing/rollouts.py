@@ -8,6 +8,7 @@ from torch import nn
 
 from sizer.architecture.caches import cache_tensors
 from sizer.architecture.generation import compress_rates, indexed_lengths, window_lengths
+from sizer.catalogue.gpus import Backend
 from sizer.errors import TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.loops import NotRepeatedError
@@ -17,7 +18,7 @@ from sizer.tracing.recorder import Recorder
 
 
 def trace_rollouts(
-    at: Callable[..., Tape], module: nn.Module, prompt: int, new: int, *, backend: str, noted: bool = False
+    at: Callable[..., Tape], module: nn.Module, prompt: int, new: int, *, backend: Backend, noted: bool = False
 ) -> Tape:
     """Return the tape of steps each of which first generates `new` tokens after prompts of `prompt` tokens.
 

@@ -103,7 +103,7 @@ class Rules:
 def rules_for(device: Device) -> Rules:
     """The rules of a device's kind, capability and version."""
     rules = _rules(device.kind, device.version)
-    if device.capability is None:
+    if device.kind != "cuda":
         return rules
     if device.shared:
         return replace(rules, blas=shared_blas(device.capability.plain, device.version))

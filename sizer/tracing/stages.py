@@ -34,12 +34,15 @@ class StageTraces:
         Raises TraceError where one of them cannot be traced.
         """
 
-        def at(rank: int, **notes: BlockNotes | None) -> Tape:
-            return trace(replace(work, plan=replace(work.plan, rank=rank)), **notes)
+        plan = work.plan
+        assert plan is not None, "ranks have a plan"
+
+        def at(rank: int, block_notes: BlockNotes | None = None) -> Tape:
+            return trace(replace(work, plan=replace(plan, rank=rank)), block_notes=block_notes)
 
         cell = work.dtype, batch
         if cell not in self._neediest or block_notes is None:
-            tapes = {rank: at(rank) for rank in ranks_of_stages(module, work.plan)}
+            tapes = {rank: at(rank) for rank in ranks_of_stages(module, plan)}
             self._neediest[cell] = neediest(tapes)
             if block_notes is None:
                 return tapes[self._neediest[cell]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -274,7 +274,7 @@ class Steps:
         """All steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2" and "evaluate"."""
         yield from (phase for number, phase, ends in self.run_all() if ends and is_marked(number, phase))
 
-    def run_all(self) -> Iterator[tuple[int, str, bool]]:
+    def run_all(self) -> Generator[tuple[int, str, bool], None, None]:
         """All steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
         at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
         for number in range(1, self._work.steps + 1):
@@ -343,6 +343,7 @@ class Steps:
 
     def backward(self) -> None:
         """Does the backward pass and drops the loss, which counts as the step's share of it."""
+        assert self.loss is not None, "it follows a forward pass"
         if self._work.accumulate > 1:
             self.loss = self.loss / self._work.accumulate
         self._scaler.scale(self.loss).backward()

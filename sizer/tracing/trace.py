@@ -174,16 +174,18 @@ def on_rank(recorder: Recorder, module: nn.Module, work: Work, loading: Loading 
     FSDP2, tensor and pipeline parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is
     ever on the device; where they are offloaded, only its buffers are. DDP takes what is there, and holds its buckets from then on.
     """
+    plan = work.plan
+    assert plan is not None, "ranks have a plan"
     with _disable_current_modes():
         if loading is None:
             module = copy.deepcopy(module)
-        if work.plan.splits:
-            module = split(module, work.plan, work.dtype)
-    if work.plan.splits and not work.plan.offload:
+        if plan.splits:
+            module = split(module, plan, work.dtype)
+    if plan.splits and not plan.offload:
         module.to_empty(device=_META)
-    for part in (stage.model for stage in module) if work.plan.pp > 1 else (module,):
+    for part in (stage.model for stage in module) if plan.pp > 1 else (module,):
         bring(recorder, part, loading, tell_frozen=work.tell_frozen)
-    return replicate(module, work.plan) if work.plan.replicates else module
+    return replicate(module, plan) if plan.replicates else module
 
 
 def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:
@@ -250,6 +252,8 @@ def _log(
 def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
     """Note where a phase ends, and to which parameters the gradients and the optimizer state belong."""
     notes = recorder.block_notes
+    if notes is None:
+        return
     notes.ends.append((len(recorder.log.order), PhaseOfStep(step=number, phase=phase)))
     states = {parameter: state for one in steps.optimizers.optimizers for parameter, state in state_of(one).items()}
     for name, parameter in steps.module.named_parameters():

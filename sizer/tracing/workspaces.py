@@ -22,7 +22,7 @@ class Workspaces:
 
     def __init__(self, log: BlockLog, paths: ModulePaths, *, product: int | None, kept: bool) -> None:
         self._log, self._paths = log, paths
-        self._product, self._keeps = product, kept
+        self._product, self._keeps = product or 0, kept
         self._kept: set[tuple[bool, int, int]] = set()  # by whether it is autograd's thread, bytes, and stream
         self._tried: set[tuple[bool, Asked]] = set()  # by whether it is autograd's thread
 

@@ -70,10 +70,12 @@ def budgets_frame(found: BudgetReport) -> pd.DataFrame:
 
 def budgets_chart(found: BudgetReport) -> alt.LayerChart:
     """Return the peak of allocated memory over the budget, with a rule each for the eager step and for checkpointing."""
-    points = [point for point in found.points if point.peak_allocated_bytes is not None]
-    frame = pd.DataFrame(
-        {"budget": [point.budget for point in points], "peak": [GIBIBYTES.of(point.peak_allocated_bytes) for point in points]}
-    )
+    points = [
+        {"budget": point.budget, "peak": GIBIBYTES.of(point.peak_allocated_bytes)}
+        for point in found.points
+        if point.peak_allocated_bytes is not None
+    ]
+    frame = pd.DataFrame(points, columns=["budget", "peak"])
     line = (
         alt.Chart(frame)
         .mark_line(point=alt.OverlayMarkDef(color=COLOURS["activation"]), color=COLOURS["activation"])

@@ -97,24 +97,23 @@ def _follow(requests: Requests, answers: Answers) -> None:
 
 def _wait(running: Mapping[str, Answer], count: int) -> None:
     """Return when there is more of an answer; every update is also where Streamlit ends this run when there is a newer one."""
-    with held(*(answer.job for answer in running.values())):
+    jobs = {query: answer.job for query, answer in running.items() if answer.job is not None}
+    with held(*jobs.values()):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop, args=(running,))
             line = st.empty()
         give_back()
         share, watches = POLL_SECONDS / len(running), {query: Watch() for query in running}
-        while not any(answer.job.waited(share) or answer.job.parts != answer.parts for answer in running.values()):
-            said = (
-                (answer.job.progress or "waiting") + watches[query].stalled(answer.job)
-                for query, answer in running.items()
-            )
+        while not any(job.waited(share) or job.parts != running[query].parts for query, job in jobs.items()):
+            said = ((job.progress or "waiting") + watches[query].stalled(job) for query, job in jobs.items())
             progress = ", ".join(dict.fromkeys(said))
             line.text(f"{count - len(running)} of {counted(count, 'question')} · {progress}")
 
 
 def _stop(running: Mapping[str, Answer]) -> None:
     for answer in running.values():
-        answer.job.cancel()
+        if answer.job is not None:
+            answer.job.cancel()
     stopped = {query: replace(answer, job=None, missing="you stopped it.") for query, answer in running.items()}
     st.session_state[ENDED] = st.session_state.get(ENDED, {}) | stopped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -25,7 +26,7 @@ LEGEND_HEIGHT = 22  # of each question above the chart
 def focused(reports: Mapping[int, Report]) -> dict[int, Estimate]:
     """The cell in focus of each question that has one."""
     found = {
-        number: report.focus and report.find(report.focus.dtype, report.focus.batch)
+        number: None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
         for number, report in reports.items()
     }
     return {number: estimate for number, estimate in found.items() if estimate is not None}
@@ -38,7 +39,7 @@ def devices(reports: Mapping[int, Report]) -> list[Gpu]:
 
 def growth_chart(reports: Mapping[int, Report], headings: Mapping[int, str], kind: PeakKind) -> alt.LayerChart:
     """One curve per question: the peak of its dtype in focus at each batch size, under the capacity of each device."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"question": headings[number], "batch": row.batch, "bytes": kind.of(row)}
         for number, cell in focused(reports).items()
         for row in reports[number].estimates

@@ -26,12 +26,12 @@ def ask_questions(texts: Sequence[str]) -> dict[int, Request]:
     for number, text in enumerate(texts, start=1):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             _ask(f"Question {number}", text, number)
+            refused: RequestError | None = None
             try:
                 requests[number] = read_question(text, number)
             except RequestError as error:
                 refused = error
             else:
-                refused = None
                 _show_edit(requests[number])
             st.button("Remove", key=f"remove_{number}", icon=":material/close:", on_click=_put, args=(number, ""))
         if refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -59,7 +60,7 @@ def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
     rows = {
         "cell": _cells(found, _cell),
         **{
-            title(name): _cells(found, lambda side, name=name: _figure(side, name), name)
+            title(name): _cells(found, partial(_figure, name=name), name)
             for name in FIGURES
             if name != "largest_batch"
         },

@@ -29,7 +29,6 @@ from sizer.memory.decision import (
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import VERDICTS
 from sizer.request import Request, format_query, parse_query
-from sizer.service.job import Job
 from sizer.ui import service
 from sizer.ui.budget import show_budgets
 from sizer.ui.charts import finish
@@ -61,7 +60,7 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
     """
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     client = service.get_client()
-    answers = {
+    answers: dict[str, tuple[Callable[[str], Any], Callable[..., None]]] = {
         "What to change": (client.submit_levers, _show_levers),
         "How far it goes": (client.submit_limits, _show_limits),
         "Which GPU?": (client.submit_devices, _show_devices),
@@ -90,7 +89,9 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
 def show_served_decision(request: Request) -> None:
     """Show on which GPU and on how many a server does what is asked; nothing is computed before the reader asks."""
     client, engine = service.get_client(), ENGINES[request.engine]
-    answers = {"Which GPU?": (client.submit_devices, show_served_devices)}
+    answers: dict[str, tuple[Callable[[str], Any], Callable[..., None]]] = {
+        "Which GPU?": (client.submit_devices, show_served_devices)
+    }
     if "tp" in engine.takes:
         answers["On how many GPUs?"] = (client.submit_ranks, show_served_ranks)
     asked = st.segmented_control("What next?", list(answers), key="decision_of_server", persist_state="session")
@@ -117,7 +118,7 @@ class _Ended:
     partial: Any = None
 
 
-def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], None]) -> None:
+def _follow(submit: Callable[[str], Any], cell: Request, show: Callable[[Any], None]) -> None:
     """Show an answer as it grows, in a fragment of its own; a page that is left, or asks something else, leaves its job.
 
     What has ended with an error is not asked for again before the reader wants it.
@@ -175,6 +176,7 @@ def how_much(found: Any) -> str:
 
 def _show_levers(found: LeverReport, request: Request) -> None:
     """Show a row for each change, in one order from the first figure to the last, so that no button moves under the mouse."""
+    assert found.base is not None, "the work without changes is traced first"
     _show_smallest(found, request)
     for row in found.rows:
         _show_lever(row, found.base, request)
@@ -186,7 +188,7 @@ def _show_levers(found: LeverReport, request: Request) -> None:
 
 def _show_smallest(found: LeverReport, request: Request) -> None:
     """Show the fewest changes that make the work fit, in a box that has its height before they are known."""
-    if found.base.fits is True:
+    if found.base is not None and found.base.fits is True:
         return
     with st.container(horizontal=True, vertical_alignment="center", border=True, height=SMALLEST_HEIGHT):
         if found.smallest is not None:

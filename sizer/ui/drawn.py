@@ -98,7 +98,7 @@ def _key(value: object) -> object:
     """What tells a value from others: its type and parts, down to tuples of more than scalars, which are told by their identity."""
     if isinstance(value, _SCALARS):
         return value
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(_key(getattr(value, name)) for name in _names(type(value))))
     if isinstance(value, Mapping):
         return (dict, *((key, _key(part)) for key, part in value.items()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 
@@ -27,9 +28,9 @@ def look_at(cell: Cell | None) -> None:
 
 def in_focus(request: Request) -> Request:
     """The request with the chosen cell in its focus, where it asks for that cell."""
-    dtype, batch = st.session_state.get(FOCUS) or (None, None)
-    asked_for = dtype in request.dtypes and batch in request.batches
-    return replace(request, focus=(dtype, batch) if asked_for else None)
+    cell: Cell | None = st.session_state.get(FOCUS)
+    asked_for = cell is not None and cell[0] in request.dtypes and cell[1] in request.batches
+    return replace(request, focus=cell if asked_for else None)
 
 
 def ask_cell(request: Request, proposed: Cell | None) -> Request:
@@ -59,7 +60,7 @@ def ask_peak_kind() -> PeakKind:
     return PEAK_KINDS[key]
 
 
-def choose(label: str, options: list, default: object, *, key: str, **arguments: object) -> object:
+def choose(label: str, options: list, default: object, *, key: str, **arguments: Any) -> Any:
     """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw."""
     own_key = key_among(options, key)
     return st.segmented_control(

@@ -159,7 +159,7 @@ def _ask_filter(ledger: Ledger) -> Filter:
             mode=pick("Task", choices["mode"], "ledger_mode"),
             dtype=pick("Dtype", choices["dtype"], "ledger_dtype"),
             source=pick("Source", sorted({_source(row) for row in ledger.rows()}), "ledger_source"),
-            holds=HOLDS.get(pick("Within tolerance?", list(HOLDS), "ledger_holds")),
+            holds=HOLDS.get(pick("Within tolerance?", list(HOLDS), "ledger_holds") or ""),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -15,17 +15,16 @@ from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.request import Request
 from sizer.ui import machine, service
-from sizer.ui.turns import result_of
+from sizer.ui.turns import Awaited, result_of
 
 POLL_SECONDS = 0.2
 
 
-class Waiting(Protocol):
+class Waiting(Awaited, Protocol):
     """What a page waits for: a measurement or a job of the job server."""
 
-    progress: str
-
-    def result(self, timeout: float | None = None) -> object | None: ...
+    @property
+    def progress(self) -> str: ...
 
     def cancel(self) -> None: ...
 
@@ -44,7 +43,7 @@ def compare(measured: Measured, line: DeltaGenerator) -> Comparison:
     return wait_for(service.get_client().submit_comparison(measured), line)
 
 
-def wait_for(job: Waiting, line: DeltaGenerator) -> object:
+def wait_for(job: Waiting, line: DeltaGenerator) -> Any:
     """The job's result; a job that nobody waits for any more is cancelled."""
     began = time.monotonic()
     try:

@@ -91,7 +91,7 @@ def _take(text: str) -> None:
 
 def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
     """Return the address that asks a question: on the device of the address now, and on its model if the config names none."""
-    kept = {key: now[key] for key in ("gpu", "torch") if key in now}
+    kept: dict[str, str] = {key: now[key] for key in ("gpu", "torch") if key in now}
     if "arch" not in question.items:
         kept["arch"] = now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
         kept |= {key: now[key] for key in ("seq", "image", "head") if key in now and key not in question.items}
@@ -114,7 +114,8 @@ def show_found(report: Report | None) -> None:
     found = st.session_state.get(FOUND)
     if found is None:
         return
-    focus = report and report.focus and report.find(report.focus.dtype, report.focus.batch)
+    cell = None if report is None else report.focus
+    focus = None if report is None or cell is None else report.find(cell.dtype, cell.batch)
     with st.container(border=True, key="pasted_found"):
         if isinstance(found, SizerError):
             show_error(found, TITLES)

@@ -21,6 +21,7 @@ from sizer.memory.advice import advise
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 from sizer.ui.drawn import drawn_once
+from sizer.ui.tables import shown_dtypes
 
 TITLES: dict[type[SizerError], str] = {
     RequestError: "This query was refused",
@@ -81,7 +82,7 @@ def show_failures(report: Report) -> None:
             st.warning(
                 "The step was traced, but no batch size that was asked for could be replayed. The counts below stand."
             )
-            show_lines(note for note in report.notes if note.startswith(tuple(report.request["dtypes"])))
+            show_lines(note for note in report.notes if note.startswith(shown_dtypes(report)))
 
 
 def show_uncounted(report: Report) -> None:

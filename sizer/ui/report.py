@@ -43,7 +43,7 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
         serving.show_details(request, report, report.serve)
         return
     remarks.show_failures(report)
-    focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
+    focus = None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
     if focus is not None:
         request = replace(request, focus=(focus.dtype, focus.batch))  # links lead to what is looked at
     with st.container():  # one block above the table, so that nothing of the counts stays behind the first estimates
@@ -108,7 +108,7 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
 
 @drawn_once
 def _show_step(report: Report, estimate: Estimate) -> None:
-    over = "the generation" if MODES[report.request["mode"]].generates else "one step"
+    over = "the generation" if MODES[str(report.request["mode"])].generates else "one step"
     st.markdown(f"**Memory over {over}**, {estimate.dtype}, batch {estimate.batch}, allocated")
     if not estimate.curve:
         st.caption("This report holds no curve.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
@@ -199,18 +200,20 @@ def offer_again(error: SizerError) -> None:
 
 
 def _follow(answer: Answer) -> None:
+    job = answer.job
+    assert job is not None, "it goes on"
     query, since = st.session_state.get(BEGAN, ("", 0.0))
     if query != answer.query:
         since = time.monotonic()
         st.session_state[BEGAN] = (answer.query, since)
-    with held(answer.job):
+    with held(job):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
         give_back()
         watch, drawn = Watch(), time.monotonic()
-        while not answer.job.waited(_poll_seconds(drawn)) and not _has_more(answer, drawn):
-            line.text(f"{how_far(answer, time.monotonic() - since)}{watch.stalled(answer.job)}")
+        while not job.waited(_poll_seconds(drawn)) and not _has_more(answer, drawn):
+            line.text(f"{how_far(answer, time.monotonic() - since)}{watch.stalled(job)}")
     if (settled := answer.settled()).job is None:
         _remember(settled)
     st.rerun()
@@ -223,7 +226,8 @@ def _poll_seconds(since: float) -> float:
 
 def _has_more(answer: Answer, drawn: float) -> bool:
     """Return True if the job has more to show than the page, which was drawn long enough ago."""
-    return answer.job.parts != answer.parts and time.monotonic() - drawn >= REDRAW_SECONDS
+    said_more = answer.job is not None and answer.job.parts != answer.parts
+    return said_more and time.monotonic() - drawn >= REDRAW_SECONDS
 
 
 def proposed_focus(request: Request) -> Cell | None:
@@ -251,13 +255,14 @@ class Watch:
 
 def how_far(answer: Answer, seconds: float) -> str:
     """What is done and what is left, in one line."""
-    facts = [f"{seconds:.0f} s", answer.job.progress or "waiting"]
+    facts = [f"{seconds:.0f} s", (answer.job.progress if answer.job is not None else "") or "waiting"]
     return " · ".join(facts if answer.report is None else [_how_many(answer.report), *facts])
 
 
 def _how_many(report: Report) -> str:
     """How many cells are there of those asked for, and of which dtypes none is."""
-    asked = len(report.request["dtypes"]) * len(report.request["batches"])
+    request: Mapping[str, Any] = report.request
+    asked = len(request["dtypes"]) * len(request["batches"])
     left, _ = _to_come(report)
     to_come = f", still to come: {', '.join(left)}" if left else ""
     return f"{len(report.estimates):,} of {counted(asked, 'cell')}{to_come}"
@@ -280,7 +285,8 @@ def _to_come(report: Report) -> tuple[list[str], list[str]]:
 
 
 def _stop_answer(answer: Answer) -> None:
-    answer.job.cancel()
+    if answer.job is not None:
+        answer.job.cancel()
     st.session_state[ANSWER] = replace(answer, job=None, missing="you stopped it.")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
@@ -48,7 +50,8 @@ def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame
 
 def shown_dtypes(report: Report) -> tuple[str, ...]:
     """Return the dtypes that have a row: those asked for, without those that the model has no kernels for."""
-    return tuple(report.request["dtypes"])
+    dtypes: Any = report.request["dtypes"]
+    return tuple(dtypes)
 
 
 def _columns(request: Request) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 AT_ONCE = 1  # two take turns at the interpreter every half a millisecond, and a hundred pages a sixth longer
 PATIENCE_SECONDS = 5.0
@@ -22,7 +22,7 @@ class Awaited(Protocol):
     def done(self) -> bool:
         """Whether it has ended."""
 
-    def result(self, timeout: float | None = None) -> object:
+    def result(self, timeout: float | None = None) -> Any:
         """Its value, None while there is none after so many seconds."""
 
 
@@ -40,7 +40,7 @@ def drawing() -> Iterator[None]:
         _give()
 
 
-def result_of(job: Awaited, timeout: float | None = None) -> object:
+def result_of(job: Awaited, timeout: float | None = None) -> Any:
     """What `job.result` gives and raises; other pages are drawn meanwhile."""
     if job.done or not getattr(_own, "taken", False):
         return job.result(timeout=timeout)

@@ -18,7 +18,8 @@ def _start() -> None:
     try:
         importlib.import_module("sitecustomize")
     except ModuleNotFoundError:
-        sys.modules["sitecustomize"] = own
+        if own is not None:
+            sys.modules["sitecustomize"] = own
 
 
 _start()

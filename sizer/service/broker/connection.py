@@ -123,7 +123,7 @@ class BrokerConnection:
             return
         if self.ready:  # none is left of those that were asked; what they were asked is asked anew
             return self.kill(JobError("the workers were replaced by others", todo="try again"))
-        self._edition = max(editions, key=editions.get)
+        self._edition = max(editions, key=lambda edition: editions[edition])
         chosen = next(worker for worker in workers if worker.edition == self._edition)
         self._versions = edition_of(chosen.versions)
         self.ready = True
@@ -135,7 +135,7 @@ class BrokerConnection:
                 message = self._outbox.get_nowait()
                 if "run" in message:
                     self._ask(message)
-                elif question := self._questions.pop(message.get("cancel"), None):
+                elif question := self._questions.pop(message.get("cancel", -1), None):
                     self._board.leave(question.digest, self._reader)
 
     def _ask(self, message: dict) -> None:
@@ -205,7 +205,7 @@ class BrokerConnection:
 
     def _read_one_by_one(self, asked: Mapping[str, _Question]) -> dict[str, list[tuple[str, str, bytes]]]:
         """Return what is new of each answer; a question whose answer cannot be read fails, and no other one."""
-        found = {}
+        found: dict[str, list[tuple[str, str, bytes]]] = {}
         for digest, question in asked.items():
             try:
                 found |= self._board.read({digest: question.seen}, block_ms=1)

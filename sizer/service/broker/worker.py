@@ -64,6 +64,7 @@ class Answering:
         self._ready.wait()
         if self._failure is not None:
             raise self._failure
+        assert self._told is not None, "it is ready"
         self._versions = edition_of(self._told["ready"])
         edition = digest_of([self._versions])[:16]
         threading.Thread(target=self._announce, args=(edition,), daemon=True).start()
@@ -105,7 +106,7 @@ class Answering:
         if connection is None:  # it is started again in a moment; the question is put again by who asks it
             return
         access = access_of(question["task"], question["query"], question["config_text"], self._versions)
-        known = access and access.architecture
+        known = None if access is None else access.architecture
         number = secrets.randbits(128)
         inbox = self._inboxes[number] = queue.SimpleQueue()
         try:
@@ -135,6 +136,7 @@ class Answering:
             if message is LOST:
                 return False
             if message is not None and "keep" in message:
+                assert architecture is not None, "nothing else is kept"
                 kept = message["keep"]
                 self._board.keep(architecture, kept["name"], b64decode(kept["data"]))
             elif message is not None:
@@ -173,6 +175,7 @@ class Answering:
 
     def _announce(self, edition: str) -> None:
         """Tell the board again and again that this worker is there."""
+        assert self._told is not None, "it is ready"
         versions, missing = self._told["ready"], self._told["missing"]
         told = Worker(edition=edition, code=code_digest(), versions=versions, missing=missing)
         while True:

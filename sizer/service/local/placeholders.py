@@ -65,7 +65,8 @@ class _Finder:
             return None
         real = load_real(package)
         if (known := sys.modules.get(name)) is not None:
-            return ModuleSpec(name, _Loader(known), is_package=hasattr(known, "__path__"))
+            loader: Any = _Loader(known)
+            return ModuleSpec(name, loader, is_package=hasattr(known, "__path__"))
         return PathFinder.find_spec(name, real.__path__)
 
 
@@ -74,7 +75,7 @@ def install() -> None:
     import torch
     import torch.fx.experimental._config  # which the real module of shapes imports, and its users read
 
-    wanted = {
+    wanted: dict[str, dict[str, Any]] = {
         DYNAMO: {
             "disable": _disable,
             "graph_break": lambda msg="": None,
@@ -91,7 +92,8 @@ def install() -> None:
         if name not in sys.modules:
             _put(name, attributes)
     if isinstance(torch.__dict__.get("_dynamo", sys.modules[DYNAMO]), _Placeholder):
-        torch._dynamo, sys.modules[DYNAMO].utils = sys.modules[DYNAMO], sys.modules[_UTILS]
+        torch._dynamo = sys.modules[DYNAMO]
+        sys.modules[DYNAMO].__dict__["utils"] = sys.modules[_UTILS]
     sys.meta_path.insert(0, _Finder())
 
 
@@ -100,7 +102,7 @@ def hidden(name: str) -> Iterator[None]:
     """Within the context a package that is not imported yet cannot be imported: Numba does without scipy, which takes 0.15 s."""
     hides = name not in sys.modules
     if hides:
-        sys.modules[name] = None
+        sys.modules[name] = None  # type: ignore[assignment] # documented: its import then fails
     try:
         yield
     finally:

@@ -142,8 +142,8 @@ def arguments_written(source: ast.AST) -> frozenset[str]:
     before = -1
     while len(found) != before:
         before = len(found)
-        for targets, values in assigned:
-            if targets & found:
+        for changed, values in assigned:
+            if changed & found:
                 found |= values
     return frozenset(found)
 

@@ -59,7 +59,7 @@ class Sources:
     ) -> ModuleType:
         """Return the module of a source that was written, with further attributes."""
         source, module = self._texts[path], ModuleType(f"inductor.{key}")
-        module.__file__, module.key = path, key
+        module.__file__, module.__dict__["key"] = path, key
         if "def call(" in source:
             self.wrappers.append(source)
         elif "@triton.jit" in source:  # a template's kernel, which Inductor names and does not call

@@ -96,7 +96,8 @@ def _restorer(layer: nn.Module) -> Callable[[], None]:
     """What gives a layer weights and scales of its own again, of the shapes and dtypes of now; it holds none of them."""
     weight, state = layer.weight, layer.weight.quant_state
     form, values = _form(weight), _forms(state)
-    second, kind = None if state.state2 is None else _forms(state.state2), type(state)
+    second = None if state.state2 is None else _forms(state.state2)
+    kind: Any = type(state)
 
     def restore() -> None:
         weight.data = torch.empty(form.shape, dtype=form.dtype, device="meta")

@@ -60,6 +60,7 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
     batch, heads, queries, head = query.shape
     half = query.dtype in _HALVES
     words, numbers = (_HALF if half else _SINGLE, *map(str, (queries, head, value.shape[-1]))), (batch * heads,)
+    workspace: int | DeferredSize
     if device.shared:
         workspace = DeferredSize(
             efficient_workspace(device.capability.plain, words, numbers), EFFICIENT, words, numbers

@@ -27,7 +27,7 @@ def _kernels() -> tuple[Kernels, ModuleType]:
     """The functions that the installed package registers for CUDA, by operator, and the module that holds them."""
     found: Kernels = {}
     run_backend("default", found)
-    module = run_backend("cuda", found)
+    module: Any = run_backend("cuda", found)
     module._get_raw_stream, module.CUBLAS_Context = (lambda index: 0), NoLibrary()
     return found, module
 

@@ -72,8 +72,8 @@ class Blas:
         copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
         if out.numel() == 0 or any(t.numel() == 0 for t in args[-2:] if isinstance(t, Tensor)):
             return copies, ()
-        light = ()
-        if self.lt_size is not None and func in _BIASED and self._uses_lt(*args[:3], out, beta):
+        light: tuple[int, ...] = ()
+        if self.lt_size is not None and func in _BIASED and self._uses_lt(args[0], args[1], args[2], out, beta):
             light = (self.lt_size,)
         if not self.kept:
             return (*copies, *(light or (self.size,))), ()

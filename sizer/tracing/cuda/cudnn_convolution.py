@@ -100,7 +100,8 @@ def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> li
 
 def _unwanted_engines(direction: str, gpu: str, *, rank: int) -> frozenset[int]:
     """Engines that are passed over (plan_errata_exception)."""
-    version, found = cudnn.version() or 0, frozenset()
+    version = cudnn.version() or 0
+    found: frozenset[int] = frozenset()
     if rank == 5 and (direction == "backward data" or 90800 <= version < 91500):
         found |= _ERRATA_3D.get(direction, frozenset())
     if HARDWARE[gpu].capability[0] == 12 and version >= 92300:

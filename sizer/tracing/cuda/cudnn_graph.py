@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ _GRAPH_OPERATIONS = 801
 _TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_STRIDES, _TENSOR_NAME = 900, 901, 902, 903, 906
 _ENGINE_INDEX, _ENGINE_NOTES = 1301, 1303
 
+Words = Any  # an array of int64, whose items are integers: numpy's types have scalars of its own
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
 INSTANT, FALLBACK = 0, 2  # cudnnBackendHeurMode_t
 TENSOR_CORE, DOWN_CONVERT, NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
@@ -37,13 +39,14 @@ _MOST_CONFIGS = 512  # several times as many as heuristics list
 
 # Places in the array: functions, how many descriptors there are, where the room begins as an address, the room, the descriptors
 _FUNCTIONS = ("CreateDescriptor", "Finalize", "DestroyDescriptor", "SetAttribute", "GetAttribute")
-_CREATE, _FINALIZE, _DESTROY, _SET, _GET, _COUNT, _ADDRESS, _ROOM, _MADE = *range(8), 24
+_CREATE, _FINALIZE, _DESTROY, _SET, _GET, _COUNT, _ADDRESS, _ROOM = range(8)
+_MADE = 24
 _SIZE = _MADE + 4 * _MOST_CONFIGS
 
 
-def begin(library: ctypes.CDLL) -> np.ndarray:
+def begin(library: ctypes.CDLL) -> Words:
     """The array by which a library's functions are called; of one thread."""
-    cudnn = np.zeros(_SIZE, np.int64)
+    cudnn: Words = np.zeros(_SIZE, np.int64)
     cudnn[: len(_FUNCTIONS)] = _addresses(library)
     cudnn[_ADDRESS] = cudnn.ctypes.data + _ROOM * cudnn.itemsize
     return cudnn
@@ -56,7 +59,7 @@ def _addresses(library: ctypes.CDLL) -> tuple[int | None, ...]:
 
 
 @compiled_within
-def create(cudnn: np.ndarray, kind: int) -> int:
+def create(cudnn: Words, kind: int) -> int:
     """A new descriptor, to be set and then finalized."""
     if call(cudnn[_CREATE], kind, cudnn[_ADDRESS], 0, 0, 0, 0) != 0:
         return 0
@@ -66,7 +69,7 @@ def create(cudnn: np.ndarray, kind: int) -> int:
 
 
 @compiled_within
-def destroy(cudnn: np.ndarray, left: int) -> None:
+def destroy(cudnn: Words, left: int) -> None:
     """Destroy the descriptors that were made last, until `left` are left."""
     while cudnn[_COUNT] > left:
         cudnn[_COUNT] -= 1
@@ -74,20 +77,20 @@ def destroy(cudnn: np.ndarray, left: int) -> None:
 
 
 @compiled_within
-def finalize(cudnn: np.ndarray, descriptor: int) -> bool:
+def finalize(cudnn: Words, descriptor: int) -> bool:
     """Whether cuDNN takes a descriptor as it was set."""
     return call(cudnn[_FINALIZE], descriptor, 0, 0, 0, 0, 0) == 0
 
 
 @compiled_within
-def put(cudnn: np.ndarray, descriptor: int, name: int, kind: int, value: int) -> bool:
+def put(cudnn: Words, descriptor: int, name: int, kind: int, value: int) -> bool:
     """Whether cuDNN takes an attribute of one value: an integer, a descriptor, or a float by its bits."""
     cudnn[_ROOM] = value
     return call(cudnn[_SET], descriptor, name, kind, 1, cudnn[_ADDRESS], 0) == 0
 
 
 @compiled_within
-def put_all(cudnn: np.ndarray, descriptor: int, name: int, values: np.ndarray) -> bool:
+def put_all(cudnn: Words, descriptor: int, name: int, values: Words) -> bool:
     """Whether cuDNN takes an attribute of several int64."""
     for at in range(len(values)):
         cudnn[_ROOM + at] = values[at]
@@ -95,7 +98,7 @@ def put_all(cudnn: np.ndarray, descriptor: int, name: int, values: np.ndarray) -
 
 
 @compiled_within
-def read(cudnn: np.ndarray, descriptor: int, name: int, kind: int, most: int) -> int:
+def read(cudnn: Words, descriptor: int, name: int, kind: int, most: int) -> int:
     """How many values of an attribute were read, at most `most`, behind the first place of the room; -1 where it is refused."""
     address = cudnn[_ADDRESS]
     if call(cudnn[_GET], descriptor, name, kind, most, address, address + cudnn.itemsize) != 0:
@@ -104,7 +107,7 @@ def read(cudnn: np.ndarray, descriptor: int, name: int, kind: int, most: int) ->
 
 
 @compiled_within
-def tensor(cudnn: np.ndarray, name: int, dtype: int, sizes: np.ndarray, channels_last: bool, alignment: int) -> int:
+def tensor(cudnn: Words, name: int, dtype: int, sizes: Words, channels_last: bool, alignment: int) -> int:
     """A dense tensor [N, C, ..] by a name of one letter, its address aligned to so many bytes."""
     made, rank = create(cudnn, TENSOR), len(sizes)
     if not (made and put(cudnn, made, _TENSOR_TYPE, DATA_TYPE, dtype)):
@@ -119,7 +122,7 @@ def tensor(cudnn: np.ndarray, name: int, dtype: int, sizes: np.ndarray, channels
 
 
 @compiled_within
-def dense_strides(sizes: np.ndarray, channels_last: bool, strides: np.ndarray) -> None:
+def dense_strides(sizes: Words, channels_last: bool, strides: Words) -> None:
     """Write the strides of a dense tensor [N, C, ..]; a dimension of 1 is as far apart as its inner ones are large
     (fixSizeOneDimStride)."""
     rank, distance = len(sizes), 1
@@ -132,7 +135,7 @@ def dense_strides(sizes: np.ndarray, channels_last: bool, strides: np.ndarray) -
 
 
 @compiled_within
-def convolution(cudnn: np.ndarray, dtype: int, padding: np.ndarray, stride: np.ndarray, dilation: np.ndarray) -> int:
+def convolution(cudnn: Words, dtype: int, padding: Words, stride: Words, dilation: Words) -> int:
     """The description of a convolution that is computed in a dtype."""
     made = create(cudnn, CONVOLUTION)
     if not (made and put(cudnn, made, _COMPUTE_TYPE, DATA_TYPE, dtype)):
@@ -147,14 +150,14 @@ def convolution(cudnn: np.ndarray, dtype: int, padding: np.ndarray, stride: np.n
 
 
 @compiled_within
-def graph(cudnn: np.ndarray, operation: int) -> int:
+def graph(cudnn: Words, operation: int) -> int:
     """A graph of one operation."""
     made = create(cudnn, GRAPH)
     return made if made and put(cudnn, made, _GRAPH_OPERATIONS, DESCRIPTOR, operation) and finalize(cudnn, made) else 0
 
 
 @compiled_within
-def _heuristics(cudnn: np.ndarray, asked: int, device: int, mode: int) -> int:
+def _heuristics(cudnn: Words, asked: int, device: int, mode: int) -> int:
     """Return the heuristics of a mode for a graph; 0 if cuDNN refuses."""
     made = create(cudnn, HEURISTICS)
     if not (made and put(cudnn, made, _HEURISTICS_GRAPH, DESCRIPTOR, asked)):
@@ -166,7 +169,7 @@ def _heuristics(cudnn: np.ndarray, asked: int, device: int, mode: int) -> int:
 
 @compiled_within
 def first_config(
-    cudnn: np.ndarray, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: np.ndarray
+    cudnn: Words, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: Words
 ) -> int:
     """The engine configuration for a graph that a mode of the heuristics prefers, without those of some engines and of engines
     with some numerical notes (a bit each); 0 where there is none.
@@ -192,7 +195,7 @@ def first_config(
 
 @compiled_within
 def largest_workspace(
-    cudnn: np.ndarray, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: np.ndarray, most: int
+    cudnn: Words, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: Words, most: int
 ) -> int:
     """Return the bytes of the largest workspace, at most `most`, among the configurations that a mode lists, without those that
     `first_config` passes over; -1 if there is none."""
@@ -208,7 +211,7 @@ def largest_workspace(
 
 
 @compiled_within
-def _read_configs(cudnn: np.ndarray, heuristics: int, count: int) -> int:
+def _read_configs(cudnn: Words, heuristics: int, count: int) -> int:
     """Read at most `count` configurations behind the descriptors, in the order of preference, and return how many there are."""
     first = _MADE + cudnn[_COUNT]
     for _ in range(count):
@@ -221,7 +224,7 @@ def _read_configs(cudnn: np.ndarray, heuristics: int, count: int) -> int:
 
 
 @compiled_within
-def _is_wanted(cudnn: np.ndarray, config: int, unwanted_notes: int, unwanted_engines: np.ndarray) -> int:
+def _is_wanted(cudnn: Words, config: int, unwanted_notes: int, unwanted_engines: Words) -> int:
     """1 where the engine of a configuration has none of some notes and numbers, else 0; -1 where cuDNN does not tell."""
     left = cudnn[_COUNT]
     engine = create(cudnn, ENGINE)
@@ -243,6 +246,6 @@ def _is_wanted(cudnn: np.ndarray, config: int, unwanted_notes: int, unwanted_eng
 
 
 @compiled_within
-def workspace(cudnn: np.ndarray, config: int) -> int:
+def workspace(cudnn: Words, config: int) -> int:
     """Bytes that a configuration works in, the same as its plan's, which would be compiled first; -1 where cuDNN refuses it."""
     return cudnn[_ROOM + 1] if read(cudnn, config, _CONFIG_WORKSPACE, INT64, 1) >= 0 else -1

@@ -41,7 +41,7 @@ def workspaces(
     """
     direction, dtype, layout = words[:3]
     computed = "float32" if dtype in ("float16", "bfloat16") else dtype
-    answers = np.empty(len(asked), np.int64)
+    answers: np.ndarray = np.empty(len(asked), np.int64)
     _workspaces(
         cudnn_graph.begin(library), device, _OPERATIONS[direction], cudnn_graph.DATA_TYPES[dtype],
         cudnn_graph.DATA_TYPES[computed], layout == "channels last", sum(1 << note for note in _unwanted_notes(words)),

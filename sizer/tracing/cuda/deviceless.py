@@ -148,9 +148,9 @@ class Interposer:
         handle[0] = ctypes.addressof(self._memory)
         return _SUCCESS
 
-    def _offer(self, handle, operation, a, b, c, d, preference, count, algorithms, found) -> int:  # type: ignore[no-untyped-def]
+    def _offer(self, handle, operation, a, b, c, d, preference, count, algorithms, found) -> int:
         """cublasLtMatmulAlgoGetHeuristic: one algorithm, or none."""
-        if not self._is_described():
+        if (capability := self._thread.capability) is None:
             real = self._real[b"cublasLtMatmulAlgoGetHeuristic"]
             return real(handle, operation, a, b, c, d, preference, count, algorithms, found)
         self._product_queries += 1
@@ -160,7 +160,7 @@ class Interposer:
             operand=_read(layout, a, _LAYOUT_TYPE),
             result=_read(layout, d, _LAYOUT_TYPE),
         )
-        workspace = cublaslt.workspace_bytes(product, self._thread.capability)
+        workspace = cublaslt.workspace_bytes(product, capability)
         found[0] = int(workspace is not None)
         if workspace is None:
             return _NOT_SUPPORTED
@@ -168,7 +168,7 @@ class Interposer:
         return _SUCCESS
 
 
-def _described_products(library: int) -> ctypes.PyDLL:
+def _described_products(library: int | None) -> ctypes.PyDLL:
     """cuBLASLt by its handle, for the functions that read descriptions: they are too short to let other threads run meanwhile."""
     found = ctypes.PyDLL(None, handle=library)
     for read in (found.cublasLtMatmulDescGetAttribute, found.cublasLtMatrixLayoutGetAttribute):

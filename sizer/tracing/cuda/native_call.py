@@ -19,7 +19,7 @@ if COMPILED:
     from numba.extending import intrinsic
 
     @intrinsic
-    def call(typing_context, address, a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    def call(typing_context, address, a, b, c, d, e, f):
         """What the function at an address returns (int32) for six integers."""
         signature = types.int32(*[types.int64] * (1 + _ARGUMENTS))
 

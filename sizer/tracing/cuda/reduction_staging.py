@@ -52,7 +52,7 @@ def staging_bytes(work: Reduction, processors: int, threads: int) -> tuple[tuple
         return ()
     dims = _iterator_order(work.shape, work.strides, work.reduced)
     pieces = list(_pieces(dims, work.itemsize))
-    waiting = ()
+    waiting: tuple[int, ...] = ()
     if len(pieces) > 1 and not work.converts:
         waiting = (prod(dim.size for dim in dims if dim.out) * work.accumulator,)
     stages = [(*waiting, *_staging(piece, work, processors, threads)) for piece in pieces]

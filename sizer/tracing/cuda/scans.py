@@ -119,7 +119,7 @@ def _sorting(input: Tensor, values: Tensor, places: Tensor, dim: int) -> Steps:
     return [*steps, *sorted_rows(rows, row, values.itemsize)]
 
 
-def sorted_rows(rows: int, row: int, itemsize: int) -> Steps:
+def sorted_rows(rows: int, row: int, itemsize: int) -> list[list[int]]:
     """Return what sorting rows of so many values holds: places of one row if a row is short, else CUB's work row after row, all at
     once with the row as a second key, or in segments (SortStable.cu)."""
     elements = rows * row

@@ -112,7 +112,8 @@ class OnMeta(TorchFunctionMode):
 
     def _names_meta(self, device: object = None, *args: Any, **kwargs: Any) -> bool:
         """Return True if arguments of `Tensor.to` name meta itself, which is no device."""
-        return self._deferred.names(kwargs.get("device", device)) and _is_outside(sys._getframe(2))
+        named = self._deferred is not None and self._deferred.names(kwargs.get("device", device))
+        return named and _is_outside(sys._getframe(2))
 
     def _names_host(self, *args: Any, **kwargs: Any) -> bool:
         """Return True if arguments of `Tensor.to` name the host, or a tensor there."""
@@ -265,10 +266,11 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
     def current_accelerator(*args: Any, **kwargs: Any) -> torch.device | None:
         return _ACCELERATOR if _is_outside(sys._getframe(1)) else current(*args, **kwargs)
 
+    answers: dict[str, Any] = {name: answer(name) for name in own}
     with (
         mock.patch.object(torch.accelerator, "current_accelerator", current_accelerator),
         mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
-        mock.patch.multiple(Tensor, create=True, **{name: answer(name) for name in own}),
+        mock.patch.multiple(Tensor, create=True, **answers),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
         steps_on(host),
     ):

@@ -187,14 +187,14 @@ class Autocast:
         is_available = torch.amp.is_autocast_available
         start, enter, leave = original.__init__, original.__enter__, original.__exit__
 
-        def new_start(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
+        def new_start(self, device_type, dtype=None, enabled=True, cache_enabled=None):
             if device_type not in state.device_types:
                 return start(self, device_type, dtype, enabled, cache_enabled)
             self.device, self.fast_dtype, self._enabled = device_type, dtype or state.dtype, enabled
             self._cache_enabled = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
             return None
 
-        def new_enter(self):  # type: ignore[no-untyped-def]
+        def new_enter(self):
             if self.device not in state.device_types:
                 return enter(self)
             self.prev_cache_enabled = torch.is_autocast_cache_enabled()
@@ -202,7 +202,7 @@ class Autocast:
             torch.set_autocast_cache_enabled(self._cache_enabled)
             return self
 
-        def new_leave(self, *exc):  # type: ignore[no-untyped-def]
+        def new_leave(self, *exc):
             if self.device not in state.device_types:
                 return leave(self, *exc)
             state.leave(self._before)

@@ -62,6 +62,7 @@ def run_backend(name: str, found: Kernels) -> ModuleType:
 
     file = Path(bitsandbytes.__file__).parent / "backends" / name / "ops.py"
     spec = importlib.util.spec_from_file_location(f"{PACKAGE}.backends.{name}.on_meta", file)
+    assert spec is not None and spec.loader is not None, "it is a file of Python"
     module = importlib.util.module_from_spec(spec)
     logging.getLogger(spec.name).setLevel(logging.ERROR)  # of the packages that it would like to find
     with (

@@ -48,7 +48,7 @@ def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextM
 
     def new_tensor_(
         self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
-    ):  # type: ignore[no-untyped-def]
+    ):
         target = torch.device(device) if device is not None else self.device
         if target.type != "meta":
             return new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad)

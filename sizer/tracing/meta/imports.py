@@ -56,7 +56,8 @@ class _Finder:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self)
+                    loader: Any = _Loader(spec.loader, self)
+                    spec.loader = loader
                 return spec
         return None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -61,10 +62,10 @@ def in_backward() -> bool:
 
 def _called_by_engine() -> bool:
     """Whether no Python stands between the engine and the dispatch mode: a backward pass written in Python does what it says."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
-    caller = frame and frame.f_back
+    caller = None if frame is None else frame.f_back
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 

@@ -85,6 +85,7 @@ def _one(
 ) -> torch.optim.Optimizer:
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
+    assert row.class_name is not None, "it steps"
     with compiled_when_called():
         module = importlib.import_module(row.module)
     kind = getattr(module, row.class_name)

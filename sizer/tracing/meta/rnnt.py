@@ -58,7 +58,7 @@ def _with_operator(recorder: HandlerContext, compute: Callable[..., Tensor]) -> 
         recorder.stand_in(LIKE_TORCHAUDIO)
         return _Loss.apply(logits, recorder.device.kind == "cuda")
 
-    torchaudio = SimpleNamespace(functional=SimpleNamespace(rnnt_loss=rnnt_loss))
+    torchaudio: Any = SimpleNamespace(functional=SimpleNamespace(rnnt_loss=rnnt_loss))
 
     def loss(*args: Any, **kwargs: Any) -> Tensor:
         before = sys.modules.get("torchaudio")

@@ -131,7 +131,7 @@ class Event:
     """An event that has happened. Each trace has a class of its own."""
 
     at_work: ClassVar[AtWork]
-    log: ClassVar[Callable[[], BlockLog]]
+    log: ClassVar[staticmethod[[], BlockLog]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._mark: Mark = {}
@@ -165,7 +165,7 @@ class Stream:
     device_index = 0
     at_work: ClassVar[AtWork]
     event: ClassVar[type[Event]]
-    next_number: ClassVar[Callable[[int], int]]
+    next_number: ClassVar[staticmethod[[int], int]]
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
         self.stream_id = self.cuda_stream = self.next_number(priority) if stream_id is None else stream_id
@@ -260,7 +260,7 @@ def streams_seen(recorder: Recording, kind: str) -> Iterator[None]:
     def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
         recorder.await_stream(tensor, stream.stream_id)
 
-    places = {
+    places: dict[Any, dict[str, Any]] = {
         torch: {"Stream": own, "Event": events},
         torch.cuda: {
             "Stream": own,

@@ -133,7 +133,7 @@ def indexed(args: tuple, out: Tensor) -> Tensor:
         return out
     if places[-1] - places[0] >= len(places):  # not side by side: they come first
         others = [place for place in range(input.dim()) if place not in places]
-        input, places = input.permute(*places, *others), range(len(places))
+        input, places = input.permute(*places, *others), list(range(len(places)))
     before, after = input.stride()[: places[0]], input.stride()[places[-1] + 1 :]
     shape = torch.broadcast_shapes(*[index.shape for index in indices])
     source = input.as_strided(out.shape, (*before, *[0] * len(shape), *after))

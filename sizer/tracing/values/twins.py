@@ -43,11 +43,13 @@ class Twin:
     def storage(self) -> torch.UntypedStorage:
         """The storage itself."""
         self.settle()
+        assert self._storage is not None, "it is settled"
         return self._storage
 
     def settle(self) -> None:
         """Compute what is yet to be computed: its sources may hold something else from now on."""
         if self._storage is None:
+            assert self._compute is not None, "a twin has a storage, or what computes it"
             with _disable_current_modes(), torch.no_grad():
                 self._storage = self._compute()
             self._compute, self.sources = None, ()
