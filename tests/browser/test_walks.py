@@ -1,4 +1,4 @@
-"""Three walks from the empty address, as new users go, with the number of their actions. A choice from a list is one action."""
+"""Four walks from the empty address, as new users go, with the number of their actions. A choice from a list is one action."""
 
 from __future__ import annotations
 
@@ -57,6 +57,18 @@ def test_qlora_of_an_8b_on_24_gb(page: Page, app_url: str) -> None:
     wait_for(page, checkpointing="1")
     headline(page, "it fits one GeForce RTX 4090")
     assert walk.actions <= 4
+
+
+def test_a_70b_on_h100s_without_typing(page: Page, app_url: str) -> None:
+    walk = Walk(page, app_url)
+    walk.click(page.get_by_role("button", name="Train Llama 3.1 70B on H100s"))
+    headline(page, "Training Llama 3.1 70B")
+    walk.click(page.get_by_text("On how many GPUs?", exact=True))
+    expect(page.get_by_text("It fits on 16 GPUs with checkpointing")).to_be_visible(timeout=ANSWER_MS)
+    walk.click(page.get_by_role("button", name=re.compile("Ask for FSDP2 with checkpointing on 16 GPUs")))
+    wait_for(page, ranks="16", checkpointing="1")
+    headline(page, "on each of 16 GPUs; a rank fits one H100")
+    assert walk.actions <= 3
 
 
 def test_serving_32_users(page: Page, app_url: str) -> None:
