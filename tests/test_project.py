@@ -164,6 +164,6 @@ def test_continuous_integration_runs_everything_and_names_no_host():
     text = script.read_text(encoding="utf-8")
     assert script.stat().st_mode & 0o111 == 0o111
     assert "set -euo pipefail" in text
-    for step in ("-r requirements.txt", "-r tests/requirements.txt", 'ruff" check', "-m pytest"):
+    for step in ("-r requirements.txt", "-r tests/requirements.txt", 'ruff" check', 'bin/mypy"', "-m pytest"):
         assert step in text
     assert not re.search(r"https?://|index-url|\w\.(com|org|co|io)\b", text)

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import streamlit as st
 
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
-from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, format_capability, is_custom, split_custom
-from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
@@ -29,7 +29,7 @@ from sizer.errors import RefusedValueError, RequestError
 from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import Request, format_query, parse_query
-from sizer.ui import pipelines, serving
+from sizer.ui import defaults, pipelines, serving
 from sizer.ui.device_choice import OPTIONS, device_title
 from sizer.ui.field_errors import Places
 from sizer.ui.focus import in_focus, look_at
@@ -52,7 +52,7 @@ def fill(request: Request) -> None:
     state[f"{request.source}_name"] = _name(request)
     texts = dict(item.split("=", 1) for item in format_query(request, complete=True).split("&"))
     state["mode"], state["dtype"] = task_of(request.mode, request.train), list(request.dtypes)
-    state["batch"] = ", ".join(map(str, request.batches))
+    state["batch"] = defaults.batch_text(request.batches)
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
     state["head"] = request.head or ""
     state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_DEFAULT
@@ -81,6 +81,7 @@ def fill(request: Request) -> None:
         text = row.write(request) or ""
         state[key] = text == "1" if row.toggles else text
     look_at(request.focus)
+    defaults.forget()
 
 
 def _name(request: Request) -> str:
@@ -106,11 +107,16 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     if st.session_state["mode"] not in {task.key for task in tasks}:
         st.session_state["mode"] = tasks[0].key
     values = _ask_device(source, MODES[TASKS[st.session_state["mode"]].mode], for_device, places)
+    gpu = _gpu_or_none(values["gpu"])
+    if gpu is not None and source.trace is None:
+        defaults.follow_task(source, name, gpu)
     titles = {task.key: task.title for task in tasks}
     task = TASKS[_choose("Task", list(titles), key="mode", format_func=titles.get)]
     mode = MODES[task.mode]
     if mode.serves:
         return _parse({"arch": _arch(source, name)} | serving.ask(source, values["gpu"])) if name.strip() else None
+    if gpu is not None and source.trace is None:
+        defaults.follow_sizes(defaults.sizes_for(source, name, gpu, task))
     values = {"mode": mode.key} | _ask_sizes(source, mode, places) | values
     values |= _ask_task(source, task, places)
     values |= _ask_more(source, mode, values, for_device, places)
@@ -123,6 +129,14 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     except RequestError as error:
         places.show(error.refusals)
         raise
+
+
+def _gpu_or_none(key: str) -> Gpu | None:
+    """Return the device of the form; None if its own fields for one are refused, which `_parse` says."""
+    try:
+        return find_gpu(key)
+    except RefusedValueError:
+        return None
 
 
 def _arch(source: Source, name: str) -> str:

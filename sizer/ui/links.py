@@ -8,9 +8,13 @@ from urllib.parse import parse_qsl, quote
 
 import streamlit as st
 
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.tasks import TASKS, task_of
 from sizer.errors import Refusal, RequestError
 from sizer.query_keys import KEYS
 from sizer.request import Request, format_query, parse_query
+from sizer.ui import defaults
 from sizer.ui.copying import offer_link
 
 DEFAULT_ARCH = "arch=torchvision:resnet50"
@@ -33,7 +37,7 @@ class Link:
 def read_link(query: str) -> Link:
     """The link of a query string. Never raises: what is refused is listed, the other keys survive; empty is the default."""
     if not query:
-        return Link(request=parse_query(DEFAULT_ARCH))
+        return Link(request=_default_request())
     try:
         return Link(request=parse_query(query))
     except RequestError as error:
@@ -51,6 +55,14 @@ def read_link(query: str) -> Link:
         items = [item for item in said if _key(item) == "arch"] if len(said) > 1 else [DEFAULT_ARCH]
     rest = read_link("&".join(items))
     return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
+
+
+def _default_request() -> Request:
+    """Return the question of the page without a link, with the dtypes and batch sizes of the page's choice."""
+    request = parse_query(DEFAULT_ARCH)
+    source, task = SOURCES[request.source], TASKS[task_of(request.mode, request.train)]
+    sizes = defaults.sizes_for(source, request.name or "", find_gpu(request.gpu), task)
+    return defaults.with_default_sizes(request, sizes)
 
 
 def _with_another_model(items: list[str], said: list[str]) -> Link:

@@ -228,7 +228,7 @@ def snapshot_frame(found: SnapshotReport, focus: Estimate | None) -> pd.DataFram
         estimated = (focus.peak_allocated_bytes, focus.peak_reserved_bytes)
         frame["Estimate of this question"] = [format_bytes(size) for size in estimated]
         frame["Estimate against snapshot"] = [
-            f"{estimate / size - 1:+.1%}" if size else "" for estimate, size in zip(estimated, rows.values(), strict=True)
+            f"{estimate / size - 1:+z.1%}" if size else "" for estimate, size in zip(estimated, rows.values(), strict=True)
         ]
     return pd.DataFrame(frame)
 

@@ -32,6 +32,7 @@ EXAMPLES = {
     "QLoRA on 16 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&optimizer=paged-adamw-8bit&checkpointing=1"
     "&gpu=rtx-4060-ti-16gb&train=adapter&weights=nf4-dq",
     "gpt-oss 20B, MXFP4, on 24 GB": "arch=hf:gpt-oss-20b&mode=generate&dtype=bfloat16&batch=1,2,4&seq=2048&gpu=rtx-4090",
+    "Train Llama 3.1 70B on H100s": "arch=hf:llama-3.1-70b&dtype=bfloat16&batch=1&seq=4096&gpu=h100-80gb",
     "Serve Qwen3 8B on an H100": "arch=hf:qwen3-8b&mode=serve&gpu=h100-80gb&want=32x8192",
     "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",

@@ -14,6 +14,7 @@ from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.memory.report import Report
 from sizer.request import Request
+from sizer.ui import defaults
 from sizer.ui.drawn import drawn_once, made_once
 from sizer.ui.focus import ask_peak_kind, look_at
 from sizer.ui.known import largest_batch
@@ -77,7 +78,9 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
         kind = ask_peak_kind()
-    st.caption("Choose a cell to look at it.")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("Choose a cell to look at it.", width="content")
+        defaults.offer_grid(request)
     dtypes = shown_dtypes(report)
     selected = [] if focus is None else [(dtypes.index(focus.dtype), str(focus.batch))]
     st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}

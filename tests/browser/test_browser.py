@@ -92,11 +92,17 @@ def test_opens_with_an_answer(page: Page, app_url: str):
         r"needs \d+\.\d\d GiB as nvidia-smi shows it \(\d+\.\d\d GiB allocated\); it fits one A100", sentence
     )
     rows = table(page)
-    assert rows[0][1:-1] == ["1", "2", "4", "8", "16", "32", "64", "128"]
-    assert [row[0] for row in rows[1:]] == ["float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16"]
+    assert rows[0][1:-1] == ["1", "8", "32", "128"]
+    assert [row[0] for row in rows[1:]] == ["float32", "amp-bfloat16"]
     assert page.get_by_text("25,557,032").is_visible()
     expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(3)
     assert page.url.rstrip("/") == app_url
+    page.get_by_role("button", name="All dtypes, batch 1 to 128").click()
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=stDataFrame] tr').length === 6", timeout=ANSWER_MS)
+    rows = table(page)
+    assert rows[0][1:-1] == ["1", "2", "4", "8", "16", "32", "64", "128"]
+    assert [row[0] for row in rows[1:]] == ["float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16"]
+    assert page.url == f"{app_url}/?arch=torchvision%3Aresnet50", "the query's own defaults"
 
 
 def test_a_link_is_previewed_without_running_anything(app_url: str):

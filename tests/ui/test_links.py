@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sizer.query_keys import KEYS
@@ -16,7 +18,7 @@ def keys(query: str) -> list[str]:
 
 
 def test_empty_is_the_default_page():
-    assert read_link("").request == RESNET
+    assert read_link("").request == replace(RESNET, dtypes=("float32", "amp-bfloat16"), batches=(1, 8, 32, 128))
     assert read_link("").refusals == ()
 
 

@@ -55,14 +55,14 @@ def address_of(page: AppTest) -> dict[str, str]:
 
 def test_opens_with_an_answer(client, open_page):
     page = open_page()
-    assert client.requests == [RESNET]
+    assert client.requests == [replace(RESNET, dtypes=("float32", "amp-bfloat16"), batches=(1, 8, 32, 128))]
     estimate = report_for(RESNET).find("float32", 128)  # the largest of those asked for, which all fit
     assert page.main.title[0].value.startswith(
         f"Training resnet50 at batch 128 in float32 needs {format_bytes(estimate.process_bytes)} as nvidia-smi shows it "
         f"({format_bytes(estimate.peak_allocated_bytes)} allocated); it fits one A100 (80 GB); the largest batch is "
     )
     assert cell(page, "float32", 128) == f"✓\N{NO-BREAK SPACE}{gib(estimate.process_bytes)}"
-    assert page.dataframe[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
+    assert page.dataframe[0].value.shape == (2, 5)  # two dtypes; four batch sizes and the largest one
     assert [metric.label for metric in page.metric] == [
         "Process",
         "Allocated",
@@ -84,7 +84,7 @@ def test_charts_are_drawn(client, open_page):
 
 
 def test_looking_from_another_side_asks_nobody(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     next(control for control in page.segmented_control if control.label == "Memory").set_value("process")
     look_at(page, "bfloat16", 64)
     assert len(client.requests) == 1
@@ -289,7 +289,7 @@ def test_repeated_key_is_refused(client, open_page):
 
 
 def test_form_writes_the_address(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     page.text_input(key="batch").set_value("4, 12").run()
     page.segmented_control(key="mode").set_value("inference").run()
     assert client.requests[-1] == Request(source="torchvision", name="resnet50", mode="inference", batches=(4, 12))
@@ -409,7 +409,7 @@ def test_no_dtype_is_refused(client, open_page):
 
 
 def test_a_model_of_timm(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     page.selectbox(key="source").set_value("timm").run()
     assert client.requests[-1] == Request(source="timm", name="resnet50")
     assert page.selectbox(key="timm_name").options == ["alexnet", "convnext_tiny", "resnet18", "resnet50", "vit_b_16"]
@@ -439,7 +439,7 @@ def test_optimizer_without_the_chosen_implementation(client, open_page):
 
 
 def test_preset(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     page.selectbox(key="source").set_value("hf").run()
     page.selectbox(key="hf_name").set_value("gpt2").run()
     page.text_input(key="seq").set_value("128").run()
@@ -467,7 +467,7 @@ def test_size_that_a_link_sets_is_never_hidden(client, open_page):
 
 
 def test_unnamed_repository_asks_for_its_name(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     page.selectbox(key="source").set_value("hub").run()
     assert "Name a model" in page.info[0].value
     assert len(client.requests) == 1
@@ -481,7 +481,7 @@ HOSTILE = "**bold** [link](http://x.example) ![i](http://x.example/i.png) :red[x
 
 
 def test_pasted_config(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     page.selectbox(key="source").set_value("config").run()
     page.text_area(key="config_name").set_value('{"model_type": "llama", "hidden_size": 64}').run()
     assert client.requests[-1] == Request(source="config", config='{"hidden_size":64,"model_type":"llama"}')
@@ -506,7 +506,7 @@ def test_a_pasted_adapter_config_asks_for_its_base_model(client, open_page):
 
 
 def test_uploaded_config(monkeypatch, client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     page.selectbox(key="source").set_value("config").run()
     page.file_uploader(key="config_file").upload("config.json", b'\xef\xbb\xbf{"model_type": "bert"}').run()
     assert client.requests[-1] == Request(source="config", config='{"model_type":"bert"}')
@@ -572,7 +572,7 @@ def test_names_from_strangers_are_never_markup(monkeypatch, open_page):
 def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
     why = "aten.nonzero.default has a size that depends on values"
     client = install(monkeypatch, ScriptedClient(lambda r: report_for(r, failures=dict.fromkeys(r.dtypes, why))))
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     assert len(client.requests) == 1
     assert "its step could not be traced" in page.warning[0].value
     assert f"float32, bfloat16, float16, amp-bfloat16, amp-float16: {why}" in texts(page)
@@ -592,7 +592,7 @@ def test_no_batch_size_that_can_be_replayed_is_told_with_the_reason(monkeypatch,
 
 def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
     install(monkeypatch, ScriptedClient(lambda r: report_for(r, failures={"float32": "no kernel"})))
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     assert "float32: no kernel" in texts(page)
     assert "in bfloat16 needs" in page.main.title[0].value
     assert cell(page, "float32", 128) == "not traced"
@@ -685,7 +685,7 @@ def test_abandoned_job_is_cancelled(monkeypatch, open_page):
 
 
 def test_stopped_job_waits_for_the_word(client, open_page):
-    page = open_page()
+    page = open_page(arch="torchvision:resnet50")
     query = "arch=torchvision:resnet50&gpu=t4"
     report = report_for(parse_query(query))
     page.session_state["answer"] = service.Answer(query=query, report=report, missing="you stopped it.")

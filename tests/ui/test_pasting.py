@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 from sizer.errors import ConfigError
 from sizer.pasted.formats import read_config
@@ -103,6 +104,13 @@ def test_a_snapshot_that_is_refused_says_why(client, open_page, monkeypatch):
     page.session_state[pasting.SNAPSHOT] = b"x"
     page.run()
     assert "Given: opcode GLOBAL at byte 2" in texts(page)
+
+
+def test_no_difference_is_minus_zero():
+    snapshot = read_snapshot(SNAPSHOT)
+    row = report_for(parse_query("arch=torchvision:resnet18&dtype=float32&batch=2")).estimates[0]
+    row = replace(row, peak_allocated_bytes=snapshot.peak_allocated_bytes - 1)
+    assert pasting.snapshot_frame(snapshot, row)["Estimate against snapshot"][0] == "+0.0%"
 
 
 def test_the_peaks_stand_beside_those_of_the_estimate():

@@ -1,0 +1,115 @@
+"""The page's own choice of dtypes, batch sizes and task for a model on a device.
+
+A link without `dtype` and `batch` keeps the query's own defaults, five dtypes and eight batch sizes. The page chooses for the empty
+address, and for fields that the reader has left as the page filled them. Such fields follow the model, the device and the task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import streamlit as st
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.sources import Source
+from sizer.catalogue.tasks import Task
+from sizer.query_values import DTYPES
+from sizer.request import DEFAULT_BATCHES, Request
+
+# Names of torchvision's detection models (torchvision.models.list_models(module=torchvision.models.detection), torchvision 0.29).
+DETECTION = ("rcnn_", "retinanet_", "fcos_", "ssd300_", "ssdlite320_")
+
+BFLOAT16_SINCE = (8, 0)  # compute capability, from which on matrices are multiplied in bfloat16
+# Bytes of each parameter that is trained in a dtype of two bytes by AdamW: itself, its gradient and two moments.
+TRAINED_BYTES = 8
+TASK, SIZES = "default_task", "default_sizes"  # session state: what the page would choose for the form as it was last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """One or two dtypes, and three or four batch sizes."""
+
+    dtypes: tuple[str, ...]
+    batches: tuple[int, ...]
+
+
+def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
+    """Return the dtypes and batch sizes that suit a model, a device and a task.
+
+    Args:
+        source: The source of the architecture.
+        name: The name of the model within its source.
+        gpu: The device. Before compute capability 8.0 float16 replaces bfloat16.
+        task: What is done. Training of all parameters is shown under autocast, too.
+    """
+    trains = MODES[task.mode].trains
+    half = "bfloat16" if gpu.capability is None or gpu.capability >= BFLOAT16_SINCE else "float16"
+    if source.package == "transformers":
+        dtypes = (half, f"amp-{half}") if "all" in task.trains else (half,)
+        return Sizes(dtypes=dtypes, batches=(1, 2, 4, 8) if trains else (1, 8, 32))
+    if name and any(part in name for part in DETECTION):
+        return Sizes(dtypes=("float32", f"amp-{half}"), batches=(1, 2, 4))
+    return Sizes(dtypes=("float32", f"amp-{half}" if trains else half), batches=(1, 8, 32, 128))
+
+
+def task_for(source: Source, name: str, gpu: Gpu) -> str:
+    """Return the task that suits a model and a device: fine-tuning for a language model whose training does not fit, else training.
+
+    *Known limitation*: the size of a model is known of presets only.
+    """
+    preset = PRESETS.get(name) if source.entry == "presets" else None
+    if preset is None or preset.modality != "text":
+        return "training"
+    return "fine-tuning" if TRAINED_BYTES * preset.expected_parameters > gpu.total_bytes else "training"
+
+
+def with_default_sizes(request: Request, sizes: Sizes) -> Request:
+    """Return a request for the dtypes and batch sizes of the page's choice, in the order of the query's."""
+    return replace(request, dtypes=tuple(one for one in DTYPES if one in sizes.dtypes), batches=sizes.batches)
+
+
+def forget() -> None:
+    """Note that a link has filled the form: its own values stay until another model, device or task is chosen."""
+    for key in (TASK, SIZES):
+        st.session_state.pop(key, None)
+
+
+def follow_task(source: Source, name: str, gpu: Gpu) -> None:
+    """Change the form's task with the model and the device, if it is the one that the page chose. Call it before the widget."""
+    state, now = st.session_state, task_for(source, name, gpu)
+    before = state.get(TASK, now)
+    if before != now and state["mode"] == before:
+        state["mode"] = now
+    state[TASK] = now
+
+
+def follow_sizes(sizes: Sizes) -> None:
+    """Change the form's dtypes and batch sizes if they are those that the page chose. Call it before the widgets."""
+    state, before = st.session_state, st.session_state.get(SIZES, sizes)
+    if before != sizes:
+        if set(state["dtype"]) == {*before.dtypes}:
+            state["dtype"] = list(sizes.dtypes)
+        if state["batch"] == batch_text(before.batches):
+            state["batch"] = batch_text(sizes.batches)
+    state[SIZES] = sizes
+
+
+def batch_text(batches: tuple[int, ...]) -> str:
+    """Return batch sizes as the form's field shows them."""
+    return ", ".join(map(str, batches))
+
+
+def offer_grid(request: Request) -> None:
+    """Show a button that asks for all dtypes and batch sizes, if the question has those that the page chose."""
+    sizes = st.session_state.get(SIZES)
+    if sizes is None or (set(request.dtypes), request.batches) != ({*sizes.dtypes}, sizes.batches):
+        return
+    st.button(
+        f"All dtypes, batch {DEFAULT_BATCHES[0]} to {DEFAULT_BATCHES[-1]}", key="all_cells", type="tertiary", on_click=_ask_for_grid
+    )
+
+
+def _ask_for_grid() -> None:
+    st.session_state["dtype"], st.session_state["batch"] = list(DTYPES), batch_text(DEFAULT_BATCHES)

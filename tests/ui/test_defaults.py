@@ -1,0 +1,104 @@
+"""The page's own choice of dtypes, batch sizes and task: by model, device and task, and only in fields that nobody has changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.tasks import TASKS
+from sizer.query_values import DTYPES
+from sizer.request import DEFAULT_BATCHES, Request
+from sizer.ui.defaults import sizes_for, task_for
+from tests.ui.test_page import address_of
+
+LAPTOP = "rtx-4060-laptop"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "gpu", "task", "dtypes", "batches"),
+    [
+        ("torchvision", "resnet50", "a100-80gb", "training", ("float32", "amp-bfloat16"), (1, 8, 32, 128)),
+        ("torchvision", "resnet50", "t4", "inference", ("float32", "float16"), (1, 8, 32, 128)),  # capability 7.5
+        ("torchvision", "fasterrcnn_resnet50_fpn", LAPTOP, "training", ("float32", "amp-bfloat16"), (1, 2, 4)),
+        ("torchvision", "ssdlite320_mobilenet_v3_large", "t4", "fine-tuning", ("float32", "amp-float16"), (1, 2, 4)),
+        ("hf", "llama-3.1-8b", "h100-80gb", "training", ("bfloat16", "amp-bfloat16"), (1, 2, 4, 8)),
+        ("hf", "llama-3.1-8b", "rtx-4090", "fine-tuning", ("bfloat16",), (1, 2, 4, 8)),
+        ("hf", "llama-3.1-8b", "v100-16gb", "generate", ("float16",), (1, 8, 32)),
+        ("hub", "org/name", "m2-ultra-64gb", "inference", ("bfloat16",), (1, 8, 32)),
+    ],
+)
+def test_sizes_suit_the_question(
+    source: str, name: str, gpu: str, task: str, dtypes: tuple[str, ...], batches: tuple[int, ...]
+) -> None:
+    sizes = sizes_for(SOURCES[source], name, find_gpu(gpu), TASKS[task])
+    assert (sizes.dtypes, sizes.batches) == (dtypes, batches)
+
+
+def test_every_detection_model_of_torchvision_is_known() -> None:
+    models = pytest.importorskip("torchvision.models")
+    detection = set(models.list_models(module=models.detection))
+    few = {
+        name
+        for name in models.list_models()
+        if sizes_for(SOURCES["torchvision"], name, find_gpu("t4"), TASKS["training"]).batches == (1, 2, 4)
+    }
+    assert few == detection
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "gpu", "task"),
+    [
+        ("hf", "llama-3.1-8b", "rtx-4090", "fine-tuning"),  # 8 * 8.03e9 = 64.2 GB on 24 GB
+        ("hf", "llama-3.1-8b", "a100-80gb", "training"),  # 64.2 GB on 85.0 GB
+        ("hf", "llama-3.1-70b", "a100-80gb", "fine-tuning"),
+        ("hf", "gpt2", "rtx-4090", "training"),
+        ("hf", "vit-base-patch16-224", "t4", "training"),
+        ("hub", "org/name", "t4", "training"),
+    ],
+)
+def test_a_language_model_whose_training_does_not_fit_is_fine_tuned(
+    source: str, name: str, gpu: str, task: str
+) -> None:
+    assert task_for(SOURCES[source], name, find_gpu(gpu)) == task
+
+
+def test_fields_follow_the_model_and_the_device(client, open_page) -> None:
+    page = open_page()
+    assert client.requests[-1] == Request(
+        source="torchvision", name="resnet50", dtypes=("float32", "amp-bfloat16"), batches=(1, 8, 32, 128)
+    )
+    page.selectbox(key="source").set_value("hf").run()
+    page.selectbox(key="hf_name").set_value("llama-3.1-8b").run()
+    assert client.requests[-1] == Request(
+        source="hf", name="llama-3.1-8b", dtypes=("bfloat16", "amp-bfloat16"), batches=(1, 2, 4, 8)
+    )
+    page.selectbox(key="gpu").set_value("rtx-4090").run()
+    assert client.requests[-1] == Request(
+        source="hf", name="llama-3.1-8b", train="adapter", dtypes=("bfloat16",), batches=(1, 2, 4, 8), gpu="rtx-4090"
+    )
+    assert address_of(page)["batch"] == "1,2,4,8"
+    page.segmented_control(key="mode").set_value("training").run()
+    page.selectbox(key="gpu").set_value("t4").run()
+    assert client.requests[-1].train == "all", "a task that the reader chose stays"
+    assert client.requests[-1].dtypes == ("float16", "amp-float16")
+
+
+def test_what_the_reader_or_a_link_chose_stays(client, open_page) -> None:
+    page = open_page()
+    page.text_input(key="batch").set_value("3").run()
+    page.selectbox(key="source").set_value("hf").run()
+    assert client.requests[-1].batches == (3,)
+    assert "float32" not in client.requests[-1].dtypes
+    linked = open_page(arch="torchvision:resnet50")
+    assert (client.requests[-1].dtypes, client.requests[-1].batches) == (DTYPES, DEFAULT_BATCHES)
+    linked.selectbox(key="torchvision_name").set_value("resnet18").run()
+    assert (client.requests[-1].dtypes, client.requests[-1].batches) == (DTYPES, DEFAULT_BATCHES)
+
+
+def test_the_grid_is_one_click_away(client, open_page) -> None:
+    page = open_page()
+    page.button(key="all_cells").click().run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet50")
+    assert "all_cells" not in {button.key for button in page.button}
+    assert address_of(page) == {"arch": "torchvision:resnet50"}, "the query's own defaults"
