@@ -79,7 +79,8 @@ def test_an_error_has_its_figures():
 
 def test_constants_of_a_machine_give_the_cache_of_its_log():
     vllm, served = read_startup(LOG), answer(max_num_seqs=64)
-    log = replace(vllm, figures=vllm.figures | {"weights_gib": served.weights_bytes / GIB, "cache_gib": served.kv_cache_bytes / GIB - 0.4})
+    logged = {"weights_gib": served.weights_bytes / GIB, "cache_gib": served.kv_cache_bytes / GIB - 0.4}
+    log = replace(vllm, figures=vllm.figures | logged)
     constants = refitted(log, served)
     assert constants == {"graphs": "2.24GiB", "outside": f"{served.outside_torch_bytes / GIB + 0.4:.2f}GiB"}
     keys = "&".join(f"{key}={value}" for key, value in constants.items())
