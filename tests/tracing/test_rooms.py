@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "batch_lines": ("capability", "device"),
     "depth": ("capability", "device"),
     "steps": _BELOW,
-    "compiled": (*_BELOW, "cuda", "recorder", "steps"),
+    "compiled": (*_BELOW, "storages", "cuda", "recorder", "steps"),
     "libraries": (*_BELOW, "recorder", "compiled"),
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
