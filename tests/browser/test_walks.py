@@ -1,4 +1,4 @@
-"""Four walks from the empty address, as new users go, with the number of their actions. A choice from a list is one action."""
+"""Five walks from the empty address, as new users go, with the number of their actions. A choice from a list is one action."""
 
 from __future__ import annotations
 
@@ -41,6 +41,21 @@ class Walk:
         target.fill(text)
         target.press(key)
         self.actions += 1
+
+
+def test_detection_on_a_laptop_reaches_a_change_that_fits(page: Page, app_url: str) -> None:
+    walk = Walk(page, app_url)
+    walk.choose("^Model$", "fasterrcnn_resnet50_fpn", typed="fasterrcnn_resnet50_fpn")
+    wait_for(page, arch="torchvision:fasterrcnn_resnet50_fpn", batch="1,2,4")
+    walk.choose("Device", "GeForce RTX 4060 Laptop · 8 GB", typed="4060 laptop")
+    headline(page, "GeForce RTX 4060 Laptop")
+    walk.write(page.get_by_role("textbox", name="Batch sizes"), "4", "Enter")
+    wait_for(page, batch="4")
+    headline(page, "at batch 4 of 480 × 640 pixels")
+    expect(page.get_by_text("To make it fit: ")).to_be_visible(timeout=ANSWER_MS)
+    walk.click(page.get_by_role("button", name="Apply all"))
+    headline(page, "fits one GeForce RTX 4060 Laptop")
+    assert walk.actions <= 4
 
 
 def test_qlora_of_an_8b_on_24_gb(page: Page, app_url: str) -> None:
