@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from sizer.ui import frame, remarks
 from sizer.ui.devices import show_devices
 from sizer.ui.links import leave_address

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from sizer.ui import form, links, pasting, question, remarks, service, stale
 from sizer.ui.report import show_report
 

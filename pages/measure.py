@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from sizer.ui import form, frame, ledger, links, measure, question, remarks, service
 
 frame.need_frame("measure")

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sizer.versions import SIZER
+from sizer.base.versions import SIZER
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sizer.memory.report import Report
     from sizer.placement.report import PlacementReport
+    from sizer.report.report import Report
 
 __version__ = SIZER
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
@@ -46,15 +46,15 @@ def estimate(query: str, /, **keys: Any) -> Report:
 
     *Known limitations*: the work runs in this process, without limits and sandbox. Page and command line use a child process.
     """
+    from sizer.base.config_json import read_config
     from sizer.catalogue.sources import fetch
-    from sizer.config_json import read_config
-    from sizer.questions.query import with_keys
-    from sizer.request import parse_query
+    from sizer.query.request import parse_query
+    from sizer.query.several import with_keys
 
     request, config = parse_query(with_keys(query, keys)), None
     if request.is_fetched:
         config = read_config(fetch(request.source, request.name, request.revision))
-    from sizer.estimator import estimate as estimate_request
+    from sizer.estimating.estimator import estimate as estimate_request
 
     return estimate_request(request, config=config)
 
@@ -70,8 +70,8 @@ def size_module(
     steps: int = 2,
     torch: str | None = None,
 ) -> Report:
-    """The report (bytes) on a module of yours; see sizer.custom.size_module."""
-    from sizer import custom
+    """The report (bytes) on a module of yours; see sizer.estimating.custom.size_module."""
+    from sizer.estimating import custom
 
     return custom.size_module(
         factory, inputs, mode=mode, optimizer=optimizer, gpu=gpu, loss=loss, steps=steps, torch=torch
@@ -88,8 +88,8 @@ def size_step(
     rank: int = 0,
     expandable_segments: bool = False,
 ) -> Report:
-    """The report (bytes) on a step of yours, written as for a real device, or for one rank of many; see sizer.custom.size_step."""
-    from sizer import custom
+    """Return the report (bytes) on a step of yours, or on one rank of many; see sizer.estimating.custom.size_step."""
+    from sizer.estimating import custom
 
     return custom.size_step(
         setup, gpu=gpu, steps=steps, torch=torch, world=world, rank=rank, expandable_segments=expandable_segments

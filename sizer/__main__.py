@@ -33,11 +33,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sizer.base.errors import RequestError, SizerError
+from sizer.base.versions import SIZER
 from sizer.commands.arguments import describe_keys, print_link
 from sizer.commands.job import MakeClient, start_client
 from sizer.commands.text import to_printable
-from sizer.errors import RequestError, SizerError
-from sizer.versions import SIZER
 
 # A command's name is that of its module in sizer.commands; the text is its line in `--help`.
 COMMANDS = {

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from sizer.base.units import format_bytes
 from sizer.catalogue import contexts
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
-from sizer.memory.bounds import BETWEEN_VERSIONS
-from sizer.request import query_keys
-from sizer.units import format_bytes
+from sizer.query.request import query_keys
+from sizer.report.bounds import BETWEEN_VERSIONS
 from tests.benchmarks import bench_torchtitan
 from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
@@ -28,10 +28,10 @@ from tests.benchmarks.shares import read_share
 from tests.benchmarks.tables import read_table
 from tests.distributed.cases import CASES
 from tests.distributed.test_gloo import OF_FOUR, OF_TWO
-from tests.memory.test_bounds import CONVOLVING
 from tests.null_driver.test_ranks import QUERIES
 from tests.oldest import REQUIREMENTS, floors
 from tests.readme import DOCS, DOCUMENTS, README
+from tests.report.test_bounds import CONVOLVING
 from tests.serving import log_table
 from tests.tracing.test_cpu_truth_models import CASES as CPU_CASES
 from tests.tracing.test_cpu_truth_models import HAIR

@@ -16,7 +16,7 @@ DEPENDED_ON = (
     "transformers",
     "peft",
     "bitsandbytes",
-)  # sizer.cautions.versions, where all are installed
+)  # sizer.estimating.cautions.versions, where all are installed
 
 _FLOOR = re.compile(r"^([A-Za-z0-9_-]+)>=([0-9]+)\.([0-9]+)(?:\.([0-9]+))?,", re.MULTILINE)
 

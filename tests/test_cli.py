@@ -16,6 +16,8 @@ import pytest
 
 import sizer
 from sizer.__main__ import COMMANDS, main
+from sizer.base.errors import JobError, RequestError
+from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.levers import format_levers
 from sizer.commands.limits import format_limits
@@ -23,15 +25,13 @@ from sizer.commands.ranks import format_ranks
 from sizer.commands.report_text import format_explanation, format_report
 from sizer.commands.text import format_table
 from sizer.commands.which import format_devices
-from sizer.errors import JobError, RequestError
-from sizer.memory.report import Report
-from sizer.query_keys import KEYS
-from sizer.request import format_query, parse_query, query_keys
+from sizer.query.keys import KEYS
+from sizer.query.request import format_query, parse_query, query_keys
+from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.question import COMPILED
 from sizer.service.settings import Settings
 from sizer.service.tasks import TASKS
-from sizer.units import format_bytes
 from tests.processes.running import TESTS
 from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for, served_devices_for, served_ranks_for
 from tests.ui.reports import report_for
@@ -288,7 +288,7 @@ def test_exit_status_is_the_errors_own(run, kind, status):
 
 def fail(job: dict, progress) -> dict:
     """Work that raises the error its architecture names, with a control character in its text."""
-    from sizer import errors
+    from sizer.base import errors
 
     name = parse_query(job["query"]).name
     kind = next(kind for key, kind in vars(errors).items() if key.lower() == name)

@@ -9,10 +9,10 @@ import json
 import pytest
 
 from sizer.__main__ import main
-from sizer.errors import RequestError
-from sizer.questions.query import as_query, key_differences, read_questions, with_value
-from sizer.questions.side_by_side import FIGURES, side_by_side, side_of
-from sizer.request import format_query, parse_query
+from sizer.base.errors import RequestError
+from sizer.query.request import format_query, parse_query
+from sizer.query.several import as_query, key_differences, read_questions, with_value
+from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from tests.processes.running import TESTS
@@ -37,7 +37,7 @@ def compare(capsys):
 
 def refuse_vision(job: dict, progress) -> dict:
     """The report on a query, but an error for what is not ResNet-50."""
-    from sizer.errors import BuildError
+    from sizer.base.errors import BuildError
 
     request = parse_query(job["query"])
     if request.name != "resnet50":

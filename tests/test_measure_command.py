@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from sizer.__main__ import main
+from sizer.allocator.timeline import running_bytes
+from sizer.base.config_json import encode_config
+from sizer.base.errors import DeviceError, RequestError, TraceError
 from sizer.commands import measure as command
-from sizer.config_json import encode_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.files import write_measured
 from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
 from sizer.device.record.recording import Measured
-from sizer.errors import DeviceError, RequestError, TraceError
-from sizer.memory.timeline import running_bytes
-from sizer.request import format_query, parse_query
+from sizer.query.request import format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from tests.device.tapes import CPU, CUDA, measured_from, report_of, tape_of, training
@@ -403,7 +403,7 @@ def test_a_config_of_the_hub_is_needed_to_compare():
 
 
 def test_a_cell_is_estimated_for_the_device_that_was_measured():
-    from sizer.estimator import estimate_cell
+    from sizer.estimating.estimator import estimate_cell
 
     query = f"arch=config:{encode_config(json.dumps(GPT2))}&seq=16&dtype=float32&batch=2"
     report, tape = estimate_cell(parse_query(query), gpu=gpu_of(CPU))

@@ -6,11 +6,11 @@ from importlib.metadata import version
 
 import pytest
 
+from sizer.base.versions import READ, format_version
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import BITSANDBYTES
-from sizer.cautions import versions
-from sizer.versions import READ, format_version
+from sizer.estimating.cautions import versions
 from tests.oldest import DEPENDED_ON, REQUIREMENTS, constraints, floors
 
 EXTRAS = ("diffusers", "torchao")

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from sizer.__main__ import main
+from sizer.base.codec import decode
 from sizer.commands.job import in_focus
 from sizer.commands.peak import format_peak
-from sizer.memory.codec import decode
-from sizer.memory.peak import PeakReport
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.peak import PeakReport
 from sizer.service.client import JobClient
 
 QUERY = "arch=torchvision:resnet18&image=64&dtype=float32&batch=2&optimizer=sgd"

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 import torch
 
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from tests.benchmarks.bench_outside import read_chips, version
 from tests.benchmarks.bench_published import error_table, reason_left_out
 from tests.benchmarks.published.adapters import MODELS

@@ -21,61 +21,58 @@ import sizer
 
 PROJECT = Path(sizer.__file__).parent.parent
 
-GROUND = ("errors", "units", "versions")
-QUERY = (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "request")
-BUILT = (*QUERY, "memory", "architecture")
-TRACED = (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "cautions", "model", "tracer")
-ESTIMATED = (*TRACED, "estimator")
+PLAIN_ROOMS = ("base", "catalogue", "query", "tape", "allocator", "report")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
-SHOWS = (*QUERY, "memory", "questions", "pasted", "serving", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
 
 # Each room with those that it may import; a room stands below those, so that no way leads back.
 ROOMS = {
-    **dict.fromkeys(GROUND, ()),
-    "processes": ("errors", "units"),
-    "pasted_json": GROUND,
-    "config_json": (*GROUND, "pasted_json"),
-    "catalogue": (*GROUND, "config_json"),
-    "query_values": (*GROUND, "catalogue"),
-    "query_needs": (*GROUND, "catalogue"),
-    "query_serving": (*GROUND, "catalogue", "query_values"),
-    "query_keys": (*GROUND, "config_json", "catalogue", "query_values", "query_needs", "query_serving"),
-    "conflicts": (*GROUND, "catalogue", "query_values", "query_keys"),
-    "request": (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "conflicts"),
-    "memory": (*GROUND, "catalogue"),
-    "pasted": (*GROUND, "config_json", "catalogue"),
-    "questions": (*QUERY, "memory"),
-    "serving": (*GROUND, "catalogue", "memory"),
-    "architecture": (*QUERY, "memory"),
-    "distributed": (*GROUND, "catalogue", "architecture"),
-    "recipes": (*GROUND, "catalogue", "architecture"),
-    "tracing": (*GROUND, "catalogue", "memory", "architecture", "distributed", "recipes"),
-    "diffusion": (*BUILT, "distributed", "tracing"),
-    "scopes": (*QUERY, "memory"),
-    "kept": (*QUERY, "memory", "tracing", "scopes"),
-    "work": (*BUILT, "distributed", "recipes", "tracing"),
-    "cautions": (*QUERY, "memory", "tracing"),
-    "model": (*BUILT, "distributed", "recipes", "tracing", "scopes", "kept", "work"),
-    "tracer": (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "model"),
-    "server": (*TRACED, "serving"),
-    "estimator": (*TRACED, "server"),
-    "decision": (*TRACED, "server"),
-    "custom": ESTIMATED,
-    "placement": ESTIMATED,
-    "device.record": (*GROUND, "memory"),
-    "device.machine": (*GROUND, "memory", "processes", "device.record"),
-    "device.comparison": (*QUERY, "memory", "device.record"),
-    "device.ledger": (*GROUND, "memory", "device.record", "device.comparison"),
-    "device.readers": (*GROUND, "memory", "device.record", "device.machine"),
-    "device.trial": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers"),
-    "device.suite": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers", "device.trial"),
-    "service": (*ESTIMATED, "decision", "pasted", "placement", "processes", "device.record", "device.comparison"),
-    "running": (*ESTIMATED, "processes"),
-    "commands": (*SHOWS, "device.suite", "running"),
-    "ui": SHOWS,
-    "__main__": ("errors", "versions", "commands", "service"),
-    "__init__": (*ESTIMATED, "custom", "placement", "questions"),
-    "pages": ("errors", "ui"),
+    "base": (),
+    "processes": ("base",),
+    "catalogue": ("base",),
+    "query": ("base", "catalogue"),
+    "tape": ("base", "catalogue"),
+    "allocator": ("base", "catalogue", "tape"),
+    "report": ("base", "catalogue", "query", "tape", "allocator"),
+    "pasted": ("base", "catalogue"),
+    "serving": ("base", "catalogue", "report"),
+    "architecture": ("base", "catalogue", "query", "report"),
+    "distributed": ("base", "catalogue", "architecture"),
+    "recipes": ("base", "catalogue", "architecture"),
+    "tracing": ("base", "catalogue", "tape", "allocator", "report", "architecture", "distributed", "recipes"),
+    "diffusion": ("base", "catalogue", "query", "tape", "report", "architecture", "distributed", "tracing"),
+    "estimating": (*PLAIN_ROOMS, "serving", "architecture", "distributed", "recipes", "tracing"),
+    "decision": (*PLAIN_ROOMS, "architecture", "distributed", "tracing", "estimating"),
+    "placement": ("base", "catalogue", "query", "report", "architecture", "tracing"),
+    "device.record": ("base", "tape"),
+    "device.machine": ("base", "processes", "device.record"),
+    "device.comparison": (*PLAIN_ROOMS, "device.record"),
+    "device.ledger": ("base", "report", "device.record", "device.comparison"),
+    "device.readers": ("base", "tape", "allocator", "device.record", "device.machine"),
+    "device.trial": (
+        "base", "processes", "catalogue", "query", "tape", "architecture", "distributed", "tracing",
+        "estimating", "device.record", "device.machine", "device.readers",
+    ),
+    "device.suite": (
+        "base", "processes", "catalogue", "query", "architecture", "tracing", "estimating", "device.record",
+        "device.machine", "device.readers", "device.trial",
+    ),
+    "service": (
+        "base", "processes", "catalogue", "query", "allocator", "report", "pasted", "tracing", "estimating",
+        "decision", "placement", "device.record", "device.comparison",
+    ),
+    "running": ("base", "catalogue", "tape", "report", "architecture", "distributed", "tracing"),
+    "commands": (
+        "base", "processes", "catalogue", "query", "tape", "report", "serving", "placement", "device.record",
+        "device.machine", "device.comparison", "device.ledger", "device.trial", "device.suite", "service",
+        "running",
+    ),
+    "ui": (
+        *PLAIN_ROOMS, "pasted", "serving", "device.record", "device.machine", "device.comparison",
+        "device.ledger", "device.trial", "service",
+    ),
+    "__main__": ("base", "commands", "service"),
+    "__init__": ("base", "catalogue", "query", "report", "estimating", "placement"),
+    "pages": ("base", "ui"),
     "app": ("ui",),
 }
 
@@ -154,18 +151,18 @@ def test_rooms_import_what_they_may(graph: dict[str, set[str]]):
 
 def test_modules_import_one_way_too(graph: dict[str, set[str]]):
     order = list(TopologicalSorter(joined_graph(graph)).static_order())
-    assert order.index("sizer.memory.tape") < order.index("sizer.tracing") < order.index("sizer.device.trial.trial")
+    assert order.index("sizer.tape.tape") < order.index("sizer.tracing") < order.index("sizer.device.trial.trial")
 
 
 def test_what_is_forbidden_is_caught_wherever_it_stands():
     source = (
-        "import sizer.device.suite.suite\nfrom sizer.device.trial import launch\nfrom sizer.errors import quote\n"
+        "import sizer.device.suite.suite\nfrom sizer.device.trial import launch\nfrom sizer.base.errors import quote\n"
         "if TYPE_CHECKING:\n    from sizer.commands.text import percent\n"
         "def f():\n    from sizer.device import ledger\n    return run('sizer.device.machine.inventory', 'in sizer.ui.form')\n"
     )
     names = set(named_modules(source))
     assert names == {
-        *("sizer.device.suite.suite", "sizer.device.trial.launch", "sizer.errors", "sizer.commands.text"),
+        *("sizer.device.suite.suite", "sizer.device.trial.launch", "sizer.base.errors", "sizer.commands.text"),
         *("sizer.device.ledger", "sizer.device.machine.inventory"),
     }
     caught = {name for _, name in forbidden("sizer.device.trial.child", names)}
@@ -174,7 +171,7 @@ def test_what_is_forbidden_is_caught_wherever_it_stands():
 
 def test_a_circle_is_caught(graph: dict[str, set[str]]):
     circular = joined_graph(graph)
-    circular["sizer.memory.tape"].add("sizer.memory.report")
+    circular["sizer.tape.tape"].add("sizer.report.report")
     with pytest.raises(CycleError, match=r"nodes are in a cycle"):
         TopologicalSorter(circular).prepare()
 
@@ -191,12 +188,12 @@ def documented_rows(text: str) -> dict[str, set[str]]:
             name.removeprefix("sizer/").removesuffix("/").removesuffix(".py")
             for name in re.findall(r"`([^`]+)`", names)
         }
-        words = set(re.findall(r"`(\w+)`", allowed)) | (set(GROUND) if "ground" in allowed else set())
+        words = set(re.findall(r"`(\w+)`", allowed)) 
         found |= {room: words - {room} for room in rooms if room in OUTER}
     return found
 
 
-OUTER = {room.partition(".")[0] for room in ROOMS} - {"__main__", "__init__", "app", "pages", *GROUND}
+OUTER = {room.partition(".")[0] for room in ROOMS} - {"__main__", "__init__", "app", "pages"}
 
 
 def test_the_rooms_are_documented_as_they_are():
@@ -217,8 +214,8 @@ PLAIN = (*HEAVY, "streamlit", "pandas")
 # with torch what is imported where torch is not, by the pages and by the command line.
 BRINGS = {
     PLAIN: (
-        *("sizer", "sizer.errors", "sizer.units", "sizer.versions", "sizer.config_json", "sizer.request"),
-        *("sizer.processes.*", "sizer.questions.*", "sizer.commands.*", "sizer.pasted.*"),
+        *("sizer", "sizer.base.*", "sizer.query.*"),
+        *("sizer.processes.*", "sizer.commands.*", "sizer.pasted.*"),
         *(f"sizer.{room}.*" for room in PLAIN_DEVICE),
         *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events", "cuda_events", "out_of_memory")),
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
@@ -229,8 +226,8 @@ BRINGS = {
         "sizer.running.driver.*",
     ),
     (*HEAVY, "streamlit"): (
-        *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.memory.*", "sizer.service.*"),
-        "sizer.serving.*",
+        *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.service.*"),
+        *("sizer.tape.*", "sizer.allocator.*", "sizer.report.*", "sizer.serving.*"),
     ),
     HEAVY: ("sizer.ui.*",),
 }
@@ -275,14 +272,14 @@ def test_rooms_bring_nothing_unwanted_along(unwanted: tuple[str, ...]):
 
 
 def test_what_is_unwanted_is_caught():
-    assert brought_along(["sizer.request", "sizer.architecture.blueprint"], ("torch", "streamlit")) == {
+    assert brought_along(["sizer.query.request", "sizer.architecture.blueprint"], ("torch", "streamlit")) == {
         "torch": "sizer.architecture.blueprint"
     }
 
 
 def test_queries_are_read_without_torch():
     code = (
-        "import sys; from sizer.config_json import encode_config; from sizer.request import parse_query\n"
+        "import sys; from sizer.base.config_json import encode_config; from sizer.query.request import parse_query\n"
         "parse_query('arch=config:' + encode_config('{\"model_type\": \"gpt2\"}'))\n"
         "parse_query('arch=hf:' + next(iter(__import__('sizer.catalogue.presets', fromlist=['PRESETS']).PRESETS)))\n"
         "print([name for name in ('torch', 'transformers', 'streamlit') if name in sys.modules])"
@@ -293,7 +290,7 @@ def test_queries_are_read_without_torch():
 
 # --------------------------------------------------------------------------------------------------------------- pages
 
-PAGES_MAY_IMPORT = ("sizer.ui", "sizer.errors", "streamlit", "__future__")
+PAGES_MAY_IMPORT = ("sizer.ui", "sizer.base.errors", "streamlit", "__future__")
 
 
 def imported_names(source: str) -> set[str]:

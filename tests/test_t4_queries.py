@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sizer.config_json import canonical_config, encode_config
-from sizer.estimator import estimate
-from sizer.memory.estimate import Estimate
-from sizer.request import parse_query
+from sizer.base.config_json import canonical_config, encode_config
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
 from tests.benchmarks.published.adapters import MODELS
 
 ROWS = Path(__file__).parent / "measured/published/runs/t4_adapters.csv"

@@ -7,18 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sizer.architecture.loaded import as_loaded
+from sizer.base.errors import BuildError
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.catalogue.weights import WEIGHTS
-from sizer.errors import BuildError
 
 if TYPE_CHECKING:
     from sizer.architecture.blueprint import Blueprint
     from sizer.architecture.loaded import Loaded
     from sizer.architecture.quantization_settings import Quantization
-    from sizer.request import Request
+    from sizer.query.request import Request
 
 
 def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded | None = None) -> Blueprint:

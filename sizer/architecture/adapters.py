@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 from torch import nn
 
+from sizer.base.errors import BuildError, quote
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
 from sizer.catalogue.weights import BITSANDBYTES
-from sizer.errors import BuildError, quote
-from sizer.request import Request
+from sizer.query.request import Request
 
 ALPHA_PER_RANK = 2  # where no alpha is asked for
 REASON_LIMIT = 300

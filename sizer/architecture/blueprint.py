@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sizer.errors import BuildError
+from sizer.base.errors import BuildError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

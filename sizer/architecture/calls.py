@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.examples.example_spec import takes
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
 
 # What transformers raises where features and placeholder tokens differ. `text_with_placeholders` writes as many placeholders as
 # there are features, so that what differs is their width: the config's encoder does not fit its text model.

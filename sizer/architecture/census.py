@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.quantization import elements_of, quantization_objects, quantization_states, weight_bytes
-from sizer.errors import BuildError
-from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
+from sizer.base.errors import BuildError
+from sizer.report.census import Census, DtypeRow, ModuleRow, TensorRow
 
 DEEPEST_NESTING = 4  # lists in dicts in lists ... beyond this are not opened
 

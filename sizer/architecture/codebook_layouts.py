@@ -9,7 +9,7 @@ import torch
 
 from sizer.architecture.compressed_layouts import Tensors
 from sizer.architecture.quantization_settings import WORD, ceil, whole
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 
 def aqlm(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sizer.architecture.quantization_settings import WORD, ceil, checked_pattern, groups_of, whole
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 Tensors = dict[str, tuple[tuple[int, ...], torch.dtype]]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from sizer.errors import ConfigError, quote
-from sizer.query_values import MAX_IMAGE
+from sizer.base.errors import ConfigError, quote
+from sizer.query.values import MAX_IMAGE
 
 MAX_LAYERS = 1024  # with twice as many PyTorch overruns the stack as it takes a graph of training apart (Llama, 2.15)
 MAX_SIZE = 2**27  # two such sizes multiplied, times eight bytes, still fit in 64 bits

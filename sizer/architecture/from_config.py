@@ -8,13 +8,13 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.guard import clean_config
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.architecture.quantization_settings import PLACES
+from sizer.base.config_json import read_config
+from sizer.base.errors import ConfigError
 from sizer.catalogue.modes import TEXT
 from sizer.catalogue.presets import find_preset
-from sizer.config_json import read_config
-from sizer.errors import ConfigError
-from sizer.request import Request
+from sizer.query.request import Request
 
-NOTE_LIMIT = 10_000  # characters; an answer takes no text of more than sizer.memory.codec.LIMIT_TEXT
+NOTE_LIMIT = 10_000  # characters; an answer takes no text of more than sizer.base.codec.LIMIT_TEXT
 
 
 def from_preset(request: Request, config: dict | None) -> Blueprint:

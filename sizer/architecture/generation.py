@@ -17,8 +17,8 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.examples.example_spec import CACHE
+from sizer.base.errors import RequestError
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED, QUANTO
-from sizer.errors import RequestError
 
 # Told the number of tokens that each sequence has got (0 when the prompt was read), and the cache; returns True to go on.
 OnToken = Callable[[int, object], bool]

@@ -25,8 +25,8 @@ from sizer.architecture.schema import (
     renamed_type,
     usual_part,
 )
-from sizer.config_json import FLOAT_TAG, TAGGED_FLOATS
-from sizer.errors import ConfigError, quote
+from sizer.base.config_json import FLOAT_TAG, TAGGED_FLOATS
+from sizer.base.errors import ConfigError, quote
 
 # Keys that are never handed on, whatever their class declares: code, kernels and files to load, dtypes (the request
 # chooses them), and switches that change the outputs' form. So are keys that begin with "_" or end as below.

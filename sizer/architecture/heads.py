@@ -13,8 +13,8 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from sizer.base.errors import BuildError, RequestError, quote, suggest
 from sizer.catalogue.recipes import AUTO
-from sizer.errors import BuildError, RequestError, quote, suggest
 
 # The tasks in the order in which they are taken for a type's usual one; each is a MODEL_FOR_<task>_MAPPING_NAMES of
 # transformers.models.auto.modeling_auto. A type that is in several (BERT is in masked and causal language modelling, CLIP in

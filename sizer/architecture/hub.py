@@ -14,10 +14,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
+from sizer.base.config_json import MAX_CONFIG_BYTES, query_of_adapter, read_config, read_object
+from sizer.base.errors import ConfigError, HubError
+from sizer.base.errors import quote as quote_given
 from sizer.catalogue.sources import REPO_ID, REVISION
-from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter, read_config, read_object
-from sizer.errors import ConfigError, HubError
-from sizer.errors import quote as quote_given
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # Where the public hub itself sends readers of a file; any other endpoint may only redirect to its own origin.

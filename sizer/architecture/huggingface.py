@@ -35,8 +35,8 @@ from sizer.architecture.sizes import (
 )
 from sizer.architecture.special_tokens import with_special_tokens
 from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.base.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 from sizer.catalogue.modes import MODES, TEXT
-from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 400
 GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."

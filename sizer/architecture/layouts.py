@@ -17,7 +17,7 @@ from sizer.architecture.modelopt_layouts import modelopt
 from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
 from sizer.architecture.quark_layouts import quark
 from sizer.architecture.torchao_layouts import torchao
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 Layout = Callable[[Mapping[str, Any], int, int, torch.dtype], Tensors]
 

@@ -12,7 +12,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import takes_weights
 from sizer.catalogue.weights import WEIGHTS
-from sizer.request import Request
+from sizer.query.request import Request
 
 NOT_TRACED = (
     "the weights are as the checkpoint has them, {title}, whose kernels are not traced: a product takes its result alone, and "

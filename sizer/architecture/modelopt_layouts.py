@@ -15,7 +15,7 @@ import torch
 
 from sizer.architecture.compressed_layouts import NVFP4_BLOCK, Tensors
 from sizer.architecture.quantization_settings import ceil, whole
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 _MIXED = "MIXED_PRECISION"
 _BLOCK_SIDE = 128  # FP8_PB_WO: blocks of 128 × 128 weights

@@ -16,9 +16,9 @@ from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.quantization import weight_bytes
 from sizer.architecture.quantization_settings import Quantization
 from sizer.architecture.quantized_layers import quantized_layers, settings_of, sides_of
+from sizer.base.errors import BuildError, ConfigError, quote
+from sizer.base.units import format_both
 from sizer.catalogue.checkpoints import METHODS
-from sizer.errors import BuildError, ConfigError, quote
-from sizer.units import format_both
 
 
 class PackedLinear(nn.Module):

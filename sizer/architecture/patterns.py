@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-MOST_PATTERNS = 20_000  # a config holds no more values (sizer.config_json)
+MOST_PATTERNS = 20_000  # a config holds no more values (sizer.base.config_json)
 
 
 @contextmanager

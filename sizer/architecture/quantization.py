@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import is_adapted
 from sizer.architecture.subclasses import parts_of
+from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.memory.caveats import UNQUANTISED_PART
-from sizer.units import format_bytes
+from sizer.report.caveats import UNQUANTISED_PART
 
 NO_OUTLIERS = "No activation is taken to be an outlier, so that no column is multiplied in 16 bits."
 MANY = 8  # names in one sentence

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sizer.base.config_json import read_config
+from sizer.base.errors import ConfigError, quote
 from sizer.catalogue.presets import find_preset
-from sizer.config_json import read_config
-from sizer.errors import ConfigError, quote
-from sizer.request import Request
+from sizer.query.request import Request
 
 UNNAMED = "unnamed"  # the method of a `quantization_config` that names none, as MLX writes it
 _MODELOPT = "modelopt"

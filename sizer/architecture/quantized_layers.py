@@ -19,7 +19,7 @@ from sizer.architecture.patterns import many_patterns
 from sizer.architecture.quantization_settings import Quantization, checked_pattern
 from sizer.architecture.quark_settings import check_known, layer_config
 from sizer.architecture.torchao_layouts import config_of, is_divisible, is_named
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 _BLOCK = re.compile(r"\.\d+\.")  # a layer within one of a stack: what GPTQ quantises (optimum/gptq/quantizer.py, 2.3)
 _SKIPPED = {

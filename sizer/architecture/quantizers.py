@@ -22,8 +22,8 @@ from sizer.architecture.compilation import compiled_when_called
 from sizer.architecture.layouts import BLOCK, SCALE_BLOCK, layout_of
 from sizer.architecture.patterns import many_patterns
 from sizer.architecture.quantization import FP8_LAYERS, is_replaced
+from sizer.base.errors import BuildError, ConfigError, quote
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.errors import BuildError, ConfigError, quote
 
 STANDARD_DEVIATION = 0.02  # of the random weights, where a device holds values
 _CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass that LLM.int8() casts its input

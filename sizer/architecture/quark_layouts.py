@@ -15,7 +15,7 @@ import torch
 from sizer.architecture.compressed_layouts import Tensors
 from sizer.architecture.quantization_settings import WORD, whole
 from sizer.architecture.quark_settings import is_dynamic
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 # What an element is stored in, and how many elements share one.
 _INTEGERS = {

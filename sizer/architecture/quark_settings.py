@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 _TENSOR, _CHANNEL, _GROUP = "per_tensor", "per_channel", "per_group"
 # How many weights share a scale, by their dtype: what quark itself quantises, saves and loads again.

@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 from sizer.architecture.domain import annotation_words
-from sizer.errors import ConfigError, quote, suggest
+from sizer.base.errors import ConfigError, quote, suggest
 
 ConfigClass = Any  # a class of transformers' PreTrainedConfig, which is not imported here
 

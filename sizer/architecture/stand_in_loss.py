@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
 
 
 def stand_in_loss(outputs: object, module: nn.Module) -> Tensor:

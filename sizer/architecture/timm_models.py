@@ -18,8 +18,8 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.stand_in_loss import stand_in_loss
 from sizer.architecture.vision_sizes import Size, batch_of_one_refused, format_size
 from sizer.architecture.vision_tasks import Task, classification, predict
-from sizer.errors import RequestError, quote, suggest
-from sizer.request import Request
+from sizer.base.errors import RequestError, quote, suggest
+from sizer.query.request import Request
 
 ONE_VALUE = "Expected more than 1 value per channel"  # torch/nn/functional.py (2.15), _verify_batch_size
 

@@ -15,7 +15,7 @@ import torch
 
 from sizer.architecture.compressed_layouts import Tensors
 from sizer.architecture.quantization_settings import ceil, checked_pattern, whole
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 
 _INT8 = "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"
 _FLOAT8_BOTH = "Float8DynamicActivationFloat8WeightConfig"

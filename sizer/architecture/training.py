@@ -8,11 +8,11 @@ from torch import nn
 
 from sizer.architecture.adapters import adapted_layers, add_adapter, base_of, is_adapted
 from sizer.architecture.quantization import elements_of
+from sizer.base.errors import BuildError
+from sizer.base.units import format_bytes
 from sizer.catalogue.adapters import ADAPTERS, WITHOUT_TOWER
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
-from sizer.errors import BuildError
-from sizer.request import Request
-from sizer.units import format_bytes
+from sizer.query.request import Request
 
 # torchvision's and timm's own names of what tells classes apart, the last first (torchvision/models/*.py, 0.29).
 _HEADS = ("heads", "head", "classifier", "fc")

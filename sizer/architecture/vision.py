@@ -30,8 +30,8 @@ from sizer.architecture.vision_tasks import (
     predict,
     segmentation,
 )
-from sizer.errors import RequestError, quote, suggest
-from sizer.request import Request
+from sizer.base.errors import RequestError, quote, suggest
+from sizer.query.request import Request
 
 Size = tuple[int, int]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torchvision.models import get_model_weights
 
-from sizer.errors import RequestError
+from sizer.base.errors import RequestError
 
 Size = tuple[int, int]
 

@@ -40,7 +40,7 @@ class Libraries:
     messages: int
 
 
-# By major version of the capability, Ada (8.9) and Turing (7.5) by both. Held to the data by tests/memory/test_context.py.
+# By major version of the capability, Ada (8.9) and Turing (7.5) by both. Held to the data by tests/catalogue/test_context.py.
 VOLTA = Libraries(architecture="Volta", median_mib=62, messages=12)
 TURING = Libraries(architecture="Turing", median_mib=55, messages=27)
 AMPERE = Libraries(architecture="Ampere", median_mib=76, messages=31)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from sizer.base.errors import RefusedValueError, did_you_mean, letters, suggest
 from sizer.catalogue.contexts import Context, context_between
 from sizer.catalogue.gpus import GPUS, RANGED, Gpu
-from sizer.errors import RefusedValueError, did_you_mean, letters, suggest
 
 CUSTOM = "custom"
 EXAMPLE = "custom:24GiB@8.9"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sizer.errors import RequestError, letters, quote, suggest
+from sizer.base.errors import RequestError, letters, quote, suggest
 
 _TUNED = re.compile(r"(instruct|chat|it|hf|base)$")  # endings of names that change no shape
 DATA = Path(__file__).with_name("presets.json")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from sizer.base.config_json import canonical_config, decode_config
+from sizer.base.errors import ConfigError, RefusedValueError, RequestError, letters
 from sizer.catalogue.presets import find_preset
-from sizer.config_json import canonical_config, decode_config
-from sizer.errors import ConfigError, RefusedValueError, RequestError, letters
 
 Entry = Literal["names", "presets", "repository", "config"]
 

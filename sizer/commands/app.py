@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from sizer.base.errors import RequestError
 from sizer.commands.job import MakeClient
-from sizer.errors import RequestError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -7,10 +7,10 @@ import re
 import textwrap
 from pathlib import Path
 
-from sizer.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
-from sizer.errors import ConfigError, quote
-from sizer.questions.query import with_keys
-from sizer.request import QueryKey, format_query, parse_query, query_keys
+from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
+from sizer.base.errors import ConfigError, quote
+from sizer.query.request import QueryKey, format_query, parse_query, query_keys
+from sizer.query.several import with_keys
 
 QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
 

@@ -6,10 +6,10 @@ import argparse
 import shutil
 from pathlib import Path
 
+from sizer.base.units import format_bytes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import print_list
 from sizer.service.tape_folder import FOLDER_VARIABLE, default_folder
-from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,16 +8,16 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from sizer.base.errors import SizerError, TraceError
+from sizer.base.units import format_both, format_bytes
 from sizer.commands.arguments import describe_keys
 from sizer.commands.figures import TITLES
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, terminal_width, to_printable
-from sizer.errors import SizerError, TraceError
-from sizer.questions.query import read_questions
-from sizer.questions.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
-from sizer.request import Request, format_query
+from sizer.query.request import Request, format_query
+from sizer.query.several import read_questions
+from sizer.report.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
 from sizer.service.client import JobClient
-from sizer.units import format_both, format_bytes
 
 LONGEST = 40  # characters of a value: a config has thousands
 

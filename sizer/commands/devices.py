@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from sizer.base.units import format_bytes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import format_table, print_list, size_text, to_printable
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
-from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
+from sizer.base.errors import RequestError
+from sizer.base.units import format_bytes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
-from sizer.errors import RequestError
 from sizer.running.difference import Tolerance, find_changes, format_changes, grown, read_report
 from sizer.running.sizes import read_share, read_size
-from sizer.units import format_bytes
 
 NO_FIT = 5
 

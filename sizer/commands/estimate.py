@@ -9,15 +9,15 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
+from sizer.base.errors import TraceError
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, answers_alone, shown_progress, wait
 from sizer.commands.text import terminal_width
-from sizer.errors import TraceError
 from sizer.service.kept_reports import REPORT, KeptReports, is_whole
 from sizer.service.tape_folder import default_folder
 
 if TYPE_CHECKING:
-    from sizer.memory.report import Report
+    from sizer.report.report import Report
 
 WORKER = "sizer.commands.estimate_worker"
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 
-from sizer.errors import JobError, SizerError
+from sizer.base.errors import JobError, SizerError
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wire import error_to_wire, from_line, to_line
@@ -47,9 +47,9 @@ def main() -> None:
 
 def _present(data: dict, form: str, width: int | None) -> dict:
     """Return a report's text, its encoded data if it is whole, its failures if no step was traced, and whether all fits."""
+    from sizer.base.codec import DecodeError
     from sizer.commands.report_text import format_as
-    from sizer.memory.codec import DecodeError
-    from sizer.memory.report import Report
+    from sizer.report.report import Report
     from sizer.service.kept_reports import is_whole
 
     try:

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import EXAMPLE
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.commands.job import MakeClient
 from sizer.commands.text import format_table, print_list
-from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sizer.base.errors import SizerError
 from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import query_of
 from sizer.commands.text import print_list, terminal_width, to_printable
-from sizer.errors import SizerError
-from sizer.request import check_traced, format_query, parse_query
+from sizer.query.request import check_traced, format_query, parse_query
 
 if TYPE_CHECKING:
     from sizer.service.client import JobClient
@@ -93,7 +93,7 @@ def print_growing(
     `plans` says whether the command answers for a server, too. What was known of it by then is printed, too, where it ends early;
     raises why.
     """
-    from sizer.memory.codec import encode
+    from sizer.base.codec import encode
 
     query, ended = query_of(options), None
     with contextlib.closing(make_client()) as client:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sizer.base.codec import DecodeError, encode
+from sizer.base.errors import RequestError, quote
 from sizer.commands.figures import TITLES, percent
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, to_printable
@@ -17,8 +19,6 @@ from sizer.device.ledger.ledger import ImportResult, Ledger
 from sizer.device.ledger.row import LedgerRow
 from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.device.record.files import read_measured
-from sizer.errors import RequestError, quote
-from sizer.memory.codec import DecodeError, encode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

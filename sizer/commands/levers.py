@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
 from sizer.commands.served_text import format_served_levers
 from sizer.commands.text import format_table
-from sizer.memory.decision import LeverReport, LeverRow, saves
-from sizer.units import format_bytes
+from sizer.report.decision import LeverReport, LeverRow, saves
 
 if TYPE_CHECKING:
     from sizer.service.client import JobClient

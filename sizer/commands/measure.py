@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from sizer.base.errors import JobError, RequestError, SizerError, quote
+from sizer.base.versions import format_version, installed_version
 from sizer.commands.arguments import add_query, minutes, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.measure_text import format_comparison, format_measurement, format_ranks
@@ -18,11 +20,9 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import MeasureJob, start
 from sizer.device.trial.launch_ranks import RanksJob, start_ranks
-from sizer.errors import JobError, RequestError, SizerError, quote
-from sizer.query_values import DTYPES
-from sizer.request import Request, check_traced, format_query, parse_query
+from sizer.query.request import Request, check_traced, format_query, parse_query
+from sizer.query.values import DTYPES
 from sizer.service.client import JobClient
-from sizer.versions import format_version, installed_version
 
 SCHEMA = 1
 DEVICE_HELP = "cuda:0, mps, cpu, ... (see `python -m sizer devices`); of several ranks cpu or cuda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sizer.base.units import counted, format_bytes
 from sizer.catalogue.parallel import PARALLELS
 from sizer.commands.figures import TITLES, percent
 from sizer.commands.text import format_table, size_text, to_printable
@@ -12,8 +13,7 @@ from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.ranks import PEAK, rank_of, worst
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
-from sizer.request import parse_query
-from sizer.units import counted, format_bytes
+from sizer.query.request import parse_query
 
 SCRATCH_SHOWN = 5
 _COUNTERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "driver_bytes")

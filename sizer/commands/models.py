@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+from sizer.base.units import format_count
 from sizer.catalogue.presets import list_presets
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, print_list
-from sizer.units import format_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from sizer.base.codec import encode
+from sizer.base.errors import RequestError, quote
+from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, in_focus, wait
 from sizer.commands.text import format_table, print_list, terminal_width, to_printable
-from sizer.errors import RequestError, quote
-from sizer.memory.codec import encode
-from sizer.memory.peak import PeakReport, TensorGroup, with_children
-from sizer.units import format_bytes
+from sizer.report.peak import PeakReport, TensorGroup, with_children
 
 MODULES = 20  # rows
 DEPTH = 3  # of the modules' paths

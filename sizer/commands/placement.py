@@ -6,11 +6,11 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 
+from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, print_list, to_printable
 from sizer.placement.report import PlacementReport
-from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

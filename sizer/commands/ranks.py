@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
 from sizer.commands.served_text import format_served_ranks
 from sizer.commands.text import format_table
-from sizer.memory.decision import RankReport, RankRow, describe_fewest
-from sizer.units import format_bytes
+from sizer.report.decision import RankReport, RankRow, describe_fewest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

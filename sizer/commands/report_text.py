@@ -6,20 +6,20 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sizer.base.units import counted, format_bytes, format_count, format_more
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.commands.text import format_table, to_printable
-from sizer.memory.advice import PHRASES, advise
-from sizer.memory.caveats import caveats
-from sizer.memory.download import describe_download
-from sizer.memory.estimate import Estimate
-from sizer.memory.explanation import sections
-from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
-from sizer.memory.report import Report
-from sizer.memory.served import Served
-from sizer.memory.tape import AFTER, CATEGORIES
+from sizer.report.advice import PHRASES, advise
+from sizer.report.caveats import caveats
+from sizer.report.download import describe_download
+from sizer.report.estimate import Estimate
+from sizer.report.explanation import sections
+from sizer.report.kv_cache import PAGED_NOTE, describe_growth
+from sizer.report.report import Report
+from sizer.report.served import Served
 from sizer.serving.words import graphs_line, headline, lever_lines, range_line, sum_line, want_line
-from sizer.units import counted, format_bytes, format_count, format_more
+from sizer.tape.tape import AFTER, CATEGORIES
 
 
 def format_as(report: Report, form: str, width: int | None) -> str:

@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
+from sizer.base.errors import RefusedValueError, RequestError, quote
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
-from sizer.errors import RefusedValueError, RequestError, quote
 from sizer.running.command_line import Command, read_command
 from sizer.running.outcome import Outcome
 from sizer.running.routes import ROUTES, run_script

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from sizer.base.units import format_bytes
 from sizer.commands.text import format_table
-from sizer.memory.decision import DeviceReport, LeverReport, RankReport
-from sizer.memory.served import ServedFigures
+from sizer.report.decision import DeviceReport, LeverReport, RankReport
+from sizer.report.served import ServedFigures
 from sizer.serving.words import STARTS, describe_served_devices, describe_served_ranks, gib, verdict_words, want_line
-from sizer.units import format_bytes
 
 FIGURES = ("verdict", "requests", "of tokens", "KV tokens", "longest", "weights", "KV cache")
 NONE = ("-",) * len(FIGURES)

@@ -8,10 +8,10 @@ import json
 import sys
 from pathlib import Path
 
+from sizer.base.errors import RequestError, quote
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import to_printable
-from sizer.errors import RequestError, quote
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, read_startup, refitted
 from sizer.serving.words import headline
 

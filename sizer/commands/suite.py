@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sizer.base.units import counted
 from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
@@ -18,7 +19,6 @@ from sizer.device.suite.suite import (
     split_by_places,
 )
 from sizer.device.trial.launch_ranks import PLACES, count_places
-from sizer.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from sizer.units import format_bytes
+from sizer.base.units import format_bytes
 
 
 def to_printable(text: str) -> str:

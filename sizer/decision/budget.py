@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.errors import RequestError
-from sizer.kept import Kept
-from sizer.memory.decision import BudgetPoint, BudgetReport, cell_of
-from sizer.model import Progress
-from sizer.request import Request, format_query
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Progress
+from sizer.query.request import Request, format_query
+from sizer.report.decision import BudgetPoint, BudgetReport, cell_of
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sizer.base.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.catalogue.gpus import Gpu
-from sizer.errors import BuildError, RequestError, SizerError, TraceError
-from sizer.kept import Kept
-from sizer.memory.affine import NotAffineError
-from sizer.memory.block_notes import BlockNotes
-from sizer.memory.compiled_code import CompiledCode
-from sizer.memory.decision import Cell, cell_of
-from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.memory.fit import Fits, fits_in
-from sizer.memory.largest_batch import MaxBatch, find_largest_batch, no_batch
-from sizer.memory.tape import Tape
-from sizer.memory.unbounded import find_unbounded
-from sizer.model import Counted, Progress
-from sizer.request import Request, check_traced, format_query, gpu_of, parse_query
-from sizer.scopes import as_traced
-from sizer.tracer import Traced, Tracer, answers_of, check_kernels
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Counted, Progress
+from sizer.estimating.scopes import as_traced
+from sizer.estimating.tracer import Traced, Tracer, answers_of, check_kernels
+from sizer.query.request import Request, check_traced, format_query, gpu_of, parse_query
+from sizer.report.decision import Cell, cell_of
+from sizer.report.estimate import Estimate, estimate_tape
+from sizer.report.fit import Fits, fits_in
+from sizer.report.largest_batch import MaxBatch, find_largest_batch, no_batch
+from sizer.report.unbounded import find_unbounded
+from sizer.tape.affine import NotAffineError
+from sizer.tape.block_notes import BlockNotes
+from sizer.tape.compiled_code import CompiledCode
+from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sizer.decision.cells import CANNOT, Cells, checked
 from sizer.decision.lever_table import LEVERS
-from sizer.request import Request
+from sizer.query.request import Request
 
 OTHER_PRECISION = {
     "bfloat16": "amp-bfloat16",

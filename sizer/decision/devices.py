@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import Changed, changes
 from sizer.decision.serving import served_devices
-from sizer.errors import RequestError
-from sizer.kept import Kept
-from sizer.memory.decision import DeviceReport, DeviceRow, with_largest
-from sizer.model import Progress
-from sizer.request import Request, check_eager, format_query
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Progress
+from sizer.query.request import Request, check_eager, format_query
+from sizer.report.decision import DeviceReport, DeviceRow, with_largest
 
 
 def devices(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sizer.base.units import format_bytes
 from sizer.decision.lever_table import COMPILED
-from sizer.memory.estimate import Estimate
-from sizer.memory.phases import inside
-from sizer.units import format_bytes
+from sizer.report.estimate import Estimate
+from sizer.report.phases import inside
 
 SAME = 0.005  # of the allocated peak: a smaller difference is rounding
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sizer.base.versions import allocator_variable, installed_version, parse_version
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.recipes import GRPO, TORCH, cached_texts, chunks_of
 from sizer.catalogue.weights import WEIGHTS
-from sizer.request import Request
-from sizer.versions import allocator_variable, installed_version, parse_version
+from sizer.query.request import Request
 
 Code = Callable[[Request], str]
 

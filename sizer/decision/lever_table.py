@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from sizer.architecture.generation import keeps_last_logits
+from sizer.base.units import counted
+from sizer.base.versions import installed_version
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.compilation import BLOCKS, DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.gpu_keys import find_gpu
@@ -34,11 +36,9 @@ from sizer.catalogue.recipes import (
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
-from sizer.request import Request, scope_of
-from sizer.tracer import Counted
+from sizer.estimating.tracer import Counted
+from sizer.query.request import Request, scope_of
 from sizer.tracing.compiled.names import OLDEST_READ as COMPILED_FROM
-from sizer.units import counted
-from sizer.versions import installed_version
 
 Change = Callable[[Request, Counted], Request | None]
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
+from sizer.base.errors import RequestError
+from sizer.base.units import counted, format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
@@ -18,13 +20,11 @@ from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, COMPILED, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.decision.serving import served_levers
-from sizer.errors import RequestError
-from sizer.kept import Kept
-from sizer.memory.decision import LeverReport, LeverRow, LeverSet
-from sizer.memory.estimate import Estimate
-from sizer.model import Counted, Progress
-from sizer.request import Request, format_query
-from sizer.units import counted, format_bytes
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Counted, Progress
+from sizer.query.request import Request, format_query
+from sizer.report.decision import LeverReport, LeverRow, LeverSet
+from sizer.report.estimate import Estimate
 
 ALL = (*LEVERS, *PIPELINE_LEVERS)
 MOVES = ("offloading", "activations", "optimizer_offload")  # fields of a request that take memory of the host

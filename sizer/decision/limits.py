@@ -6,22 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.timeline import peak_requested_bytes
+from sizer.base.errors import SizerError
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.pipelines import MAX_FRAMES
 from sizer.catalogue.recipes import GRPO
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.decision.pipeline_levers import FRAMES
 from sizer.distributed.context_parallel import BLOCK, PIECES
-from sizer.errors import SizerError
-from sizer.kept import Kept
-from sizer.memory.allocator import replay_events
-from sizer.memory.decision import Limit, LimitReport
-from sizer.memory.fit import Fits
-from sizer.memory.largest_batch import search
-from sizer.memory.timeline import peak_requested_bytes
-from sizer.model import Counted, Progress
-from sizer.query_values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
-from sizer.request import Request, check_eager, format_query, gpu_of
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Counted, Progress
+from sizer.query.request import Request, check_eager, format_query, gpu_of
+from sizer.query.values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
+from sizer.report.decision import Limit, LimitReport
+from sizer.report.fit import Fits
+from sizer.report.largest_batch import search
 
 LINES = 4  # through two values each, that lead to where a limit is looked for: most memory grows with more than one power of a size
 PIPELINE_SIDE = 64  # pixels by which a pipeline's largest image is searched: every VAE divides it

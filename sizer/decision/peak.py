@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sizer.allocator.snapshot import write_snapshot
+from sizer.base.errors import BuildError, RequestError
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import SAME
 from sizer.decision.pipeline_levers import describe_part, remedies
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
-from sizer.errors import BuildError, RequestError
-from sizer.kept import Kept
-from sizer.memory.loops import repeated_events, written
-from sizer.memory.peak import STAY, PeakReport, find_peak
-from sizer.memory.snapshot import write_snapshot
-from sizer.model import Progress
-from sizer.request import Request, check_one_rank, format_query
-from sizer.units import format_bytes
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Progress
+from sizer.query.request import Request, check_one_rank, format_query
+from sizer.report.peak import STAY, PeakReport, find_peak
+from sizer.tape.loops import repeated_events, written
 
 EVENTS_AT_MOST = 2_000_000  # of a snapshot: about a gigabyte
 
@@ -113,7 +113,7 @@ def snapshot(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> bytes:
-    """The peak as a pickled memory snapshot (sizer.memory.snapshot).
+    """The peak as a pickled memory snapshot (sizer.allocator.snapshot).
 
     Raises as `peak`, and RequestError for a device whose allocator has none.
     """

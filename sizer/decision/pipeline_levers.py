@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.pipelines import CAST, DENOISERS
 from sizer.decision.lever_table import Change, Lever, row_of
-from sizer.memory.peak import PeakReport
-from sizer.memory.tape import FROZEN
-from sizer.request import Request
-from sizer.tracer import Counted
-from sizer.units import format_bytes
+from sizer.estimating.tracer import Counted
+from sizer.query.request import Request
+from sizer.report.peak import PeakReport
+from sizer.tape.tape import FROZEN
 
 # Every VAE divides the sides of a smaller image, and the frames of a shorter video after the first, by these.
 SIDE, FRAMES = 32, 8

@@ -13,11 +13,11 @@ from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
 from sizer.decision.serving import served_ranks
 from sizer.distributed.devices import PER_HOST
-from sizer.kept import Kept
-from sizer.memory.decision import RankReport, RankRow, with_largest
-from sizer.memory.weighing import weigh_peak
-from sizer.model import Progress
-from sizer.request import Request, check_eager, format_query, parse_query
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Progress
+from sizer.query.request import Request, check_eager, format_query, parse_query
+from sizer.report.decision import RankReport, RankRow, with_largest
+from sizer.report.weighing import weigh_peak
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 PIPELINES = (

@@ -11,6 +11,7 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.calls import CALLS
 from sizer.architecture.examples.example_spec import takes
 from sizer.architecture.generation import generation_options, prompt_of
+from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import KEPT, MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
@@ -24,13 +25,12 @@ from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
 from sizer.decision.script_weights import is_quantized
 from sizer.distributed.passes import rank_example
-from sizer.errors import BuildError
-from sizer.memory.estimate import Estimate
-from sizer.query_keys import KEYS
-from sizer.request import Request, format_query
-from sizer.tracer import Tracer
+from sizer.estimating.tracer import Tracer
+from sizer.estimating.work import plan_of
+from sizer.query.keys import KEYS
+from sizer.query.request import Request, format_query
+from sizer.report.estimate import Estimate
 from sizer.tracing.steps import INIT_SCALE
-from sizer.work import plan_of
 
 MAX_LETTERS = 60_000
 

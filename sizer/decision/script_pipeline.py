@@ -8,8 +8,8 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.distributed.pipeline import layers_by_stage, layers_of, parts_at_ends
-from sizer.request import Request
-from sizer.work import plan_of
+from sizer.estimating.work import plan_of
+from sizer.query.request import Request
 
 WORK = """\
 LAYERS = {layers}  # of each stage

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import nn
 
 from sizer.architecture.checkpointing import repeated_blocks
+from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.script_pipeline import pipeline_imports
 from sizer.decision.script_tensor import tensor_imports, tensor_lines
 from sizer.distributed.devices import PER_HOST
-from sizer.errors import BuildError
-from sizer.memory.estimate import Estimate
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.estimate import Estimate
 
 DEVICE = """\
 device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"\

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.parallel import PARALLELS
 from sizer.distributed.sequence_parallel import Style, styles
-from sizer.errors import BuildError, RequestError
-from sizer.request import Request
+from sizer.query.request import Request
 
 PLAN = """\
     plan = {{

@@ -7,7 +7,7 @@ from torch import nn
 from sizer.architecture.adapters import arguments_of, base_of, task_of
 from sizer.architecture.training import head_of, towers_of
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, WITHOUT_TOWER
-from sizer.request import Request
+from sizer.query.request import Request
 
 HEAD = """\
     model.requires_grad_(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sizer.errors import BuildError
+from sizer.base.errors import BuildError
 
 LITERAL = 64  # elements of a tensor that is written out
 RUN = 8  # equal tokens in a row from which on they mean something: placeholders of an image

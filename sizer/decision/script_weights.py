@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sizer.architecture.blueprint import Blueprint
+from sizer.base.errors import BuildError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.weights import WEIGHTS
-from sizer.errors import BuildError
-from sizer.request import Request
+from sizer.query.request import Request
 
 QUANTIZED = """\
     with torch.device("meta"):

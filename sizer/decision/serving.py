@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import ENGINES
 from sizer.decision.cells import CANNOT, checked, why
 from sizer.distributed.devices import PER_HOST
-from sizer.errors import Refusal, RequestError
-from sizer.kept import Kept
-from sizer.memory.decision import (
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Progress
+from sizer.estimating.server_report import Planner
+from sizer.query.request import Request, format_query, gpu_of, parse_query
+from sizer.report.decision import (
     DeviceReport,
     DeviceRow,
     LeverReport,
@@ -23,10 +26,7 @@ from sizer.memory.decision import (
     device_order,
     rank_order,
 )
-from sizer.memory.served import Lever, Starts, figures_of
-from sizer.model import Progress
-from sizer.request import Request, format_query, gpu_of, parse_query
-from sizer.server.report import Planner
+from sizer.report.served import Lever, Starts, figures_of
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 SEARCHES = {

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from sizer.base.errors import BuildError, quote
 from sizer.diffusion.bundle import SCHEDULER, TOKENIZER, Bundle, Part
 from sizer.diffusion.tokens import UnknownWords
-from sizer.errors import BuildError, quote
 
 WORDS = 60  # tokens of a prompt for which nothing else is known
 LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30

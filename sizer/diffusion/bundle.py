@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
+from sizer.base.config_json import FLOAT_TAG, TAGGED_FLOATS
+from sizer.base.errors import ConfigError, RefusedValueError, quote, suggest
 from sizer.catalogue.pipelines import DENOISERS
-from sizer.config_json import FLOAT_TAG, TAGGED_FLOATS
-from sizer.errors import ConfigError, RefusedValueError, quote, suggest
 
 INDEX = "model_index.json"
 LIBRARIES = ("diffusers", "transformers")

@@ -6,9 +6,9 @@ import json
 import time
 
 from sizer.architecture.hub import CONNECT_SECONDS, fetch_files, folder_address
-from sizer.config_json import MAX_CONFIG_BYTES, MAX_INTEGER, read_object
+from sizer.base.config_json import MAX_CONFIG_BYTES, MAX_INTEGER, read_object
+from sizer.base.errors import ConfigError, HubError
 from sizer.diffusion.bundle import INDEX, LIBRARIES, file_of
-from sizer.errors import ConfigError, HubError
 
 TOTAL_SECONDS = 20.0  # for all files
 MOST_PARTS = 32

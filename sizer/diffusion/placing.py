@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import CAST, DENOISERS
-from sizer.errors import RequestError
 
 NF4, NF4_TWICE, INT8 = "nf4", "nf4-dq", "int8"
 BITSANDBYTES: dict[str, dict[str, Any]] = {

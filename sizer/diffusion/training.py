@@ -20,20 +20,20 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.quantizers import import_bitsandbytes
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.weights import WEIGHTS
 from sizer.diffusion.building import build_part, build_pipeline, diffusers_installed
 from sizer.diffusion.bundle import SCHEDULER, Bundle, Part
 from sizer.diffusion.placing import denoiser_of, load_replaced, place, replace_layers
 from sizer.diffusion.work import accelerator, bundle_of, call_of, detected_anew, sizes_of
-from sizer.errors import RequestError, TraceError
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import explained, recording, repeatable
 
 if TYPE_CHECKING:
-    from sizer.request import Request
+    from sizer.query.request import Request
 
 _TIMES = ("timestep", "timesteps", "t")  # names of the argument that says how much noise there is
 _CALLED_ON = "h100-80gb"  # the shapes of a denoiser's arguments are the same on each device

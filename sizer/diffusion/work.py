@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from sizer.architecture.census import take_census
+from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST
 from sizer.diffusion.building import build_pipeline
 from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
 from sizer.distributed.devices import accelerator_of, devices_answer
-from sizer.errors import RequestError
-from sizer.memory.block_notes import BlockNotes, PhaseOfStep
-from sizer.memory.census import Census
-from sizer.memory.tape import AFTER, PIPELINE_PHASES, Tape
+from sizer.report.census import Census
+from sizer.tape.block_notes import BlockNotes, PhaseOfStep
+from sizer.tape.tape import AFTER, PIPELINE_PHASES, Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
@@ -31,7 +31,7 @@ from sizer.tracing.trace import explained, recording, repeatable
 from sizer.tracing.watch import StepWatcher
 
 if TYPE_CHECKING:
-    from sizer.request import Request
+    from sizer.query.request import Request
 
 DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
 _SIZES = ("height", "width")

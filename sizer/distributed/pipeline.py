@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.distributed.plan import Plan
-from sizer.errors import RequestError, TraceError
 
 
 class Stage(nn.Module):

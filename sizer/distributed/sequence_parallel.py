@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from sizer.errors import RequestError
+from sizer.base.errors import RequestError
 
 COLUMNS, ROWS, WORDS, HEADS = "colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"
 SHAPE = "models of Llama's shape: layers of attention, MLP and norms, and a head for words"

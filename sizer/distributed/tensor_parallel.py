@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from sizer.base.errors import RequestError
 from sizer.distributed.sequence_parallel import styles
-from sizer.errors import RequestError
 
 
 def check_degree(module: nn.Module, degree: int) -> None:

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sizer.base.errors import RequestError
 from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
 from sizer.distributed.flat_parameters import flat_parameters_patched
-from sizer.errors import RequestError
 
 _FAKE = "fake_on_meta"
 _DEVICES = ("cpu", "cuda", "meta")

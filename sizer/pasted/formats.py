@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sizer.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, quote
 from sizer.pasted import lines
 from sizer.pasted.lines import Reader, nothing, number, switch
 from sizer.pasted.plain_text import ALLOWED, as_flag, as_number, as_text, read_mapping

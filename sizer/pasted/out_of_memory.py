@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sizer.errors import ConfigError, quote
-from sizer.units import format_bytes
+from sizer.base.errors import ConfigError, quote
+from sizer.base.units import format_bytes
 
 _UNITS = {"bytes": 1, **{f"{letter}{end}": 1024**n for n, letter in enumerate("KMGT", 1) for end in ("B", "iB")}}
 _SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B)\b"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickletools
 from typing import Any
 
-from sizer.errors import ConfigError
+from sizer.base.errors import ConfigError
 
 MAX_OPCODES = 40_000_000
 MAX_BYTES = 512 * 2**20

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from sizer.config_json import read_object
-from sizer.errors import ConfigError, quote
+from sizer.base.config_json import read_object
+from sizer.base.errors import ConfigError, quote
 
 MAX_BYTES = 64 * 1024
 _FLOAT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # "2e-4": YAML 1.1 takes it for a text

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sizer.errors import ConfigError
+from sizer.base.errors import ConfigError
 
 BLOCK_BYTES = 512
 MOST_POINTS = 4_000  # of a curve: more are drawn within one pixel

@@ -16,13 +16,13 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
+from sizer.base.errors import BuildError, TraceError
 from sizer.catalogue.modes import MODES
-from sizer.errors import BuildError, TraceError
 from sizer.placement import findings
 from sizer.placement.function_mode import PlacementFunctionMode
 from sizer.placement.placement_mode import PlacementMode, on_meta
 from sizer.placement.report import Finding, Group, PlacementReport
-from sizer.request import Request, check_traced
+from sizer.query.request import Request, check_traced
 from sizer.tracing.steps import autocast, place, weight_dtype
 from sizer.tracing.trace import build, explained, recording, repeatable
 

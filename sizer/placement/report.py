@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizer.memory.census import TensorRow
-from sizer.memory.codec import decode, encode
+from sizer.base.codec import decode, encode
+from sizer.report.census import TensorRow
 
 SCHEMA = 1
 

@@ -8,10 +8,10 @@ from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
-from sizer.errors import JobError, SizerError, quote
+from sizer.base.errors import JobError, SizerError, quote
+from sizer.base.units import format_bytes
 from sizer.processes.sandbox import memory_limit_bytes
 from sizer.processes.wire import clip_progress, error_to_wire, to_line
-from sizer.units import format_bytes
 
 Progress = Callable[[str], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from sizer.processes.wire import error_from_wire, error_to_wire
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sizer.errors import JobError, quote
+from sizer.base.errors import JobError, quote
 from sizer.processes.environment import environment
 from sizer.processes.wire import to_line
 

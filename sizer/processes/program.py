@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from sizer.errors import JobError, SizerError, quote
+from sizer.base.errors import JobError, SizerError, quote
 from sizer.processes.environment import own_environment
 from sizer.processes.process import python_command
 from sizer.processes.wire import error_from_wire, error_to_wire

@@ -13,8 +13,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from sizer import errors
-from sizer.errors import JobError, Refusal, RequestError, SizerError
+from sizer.base import errors
+from sizer.base.errors import JobError, Refusal, RequestError, SizerError
 
 LIMIT_TEXT = 4_000
 LIMIT_PROGRESS = 200

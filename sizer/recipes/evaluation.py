@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
+from sizer.base.errors import RequestError
 from sizer.catalogue.recipes import LOGITS, evaluated_batches
-from sizer.errors import RequestError
 
 _CLASSES = re.compile(r"LM$|LMHead|Classification$|ForConditionalGeneration$|ForMultipleChoice$")
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.recipes import FULL, LOSSES, TORCH, chunks_of
-from sizer.errors import BuildError, RequestError
 
 IGNORED = -100  # transformers' label of tokens without a loss
 # What some models do to logits after the head (transformers 5.24): a loss that computes its own logits leaves it out.

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from sizer.base.errors import BuildError
 from sizer.catalogue.recipes import OFFLOAD
-from sizer.errors import BuildError
 
 
 class OffloadedActivations:

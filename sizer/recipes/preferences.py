@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.recipes import (
     ADAPTER,
     DPO,
@@ -38,7 +39,6 @@ from sizer.catalogue.recipes import (
     cached_texts,
     is_contrastive,
 )
-from sizer.errors import BuildError, RequestError
 from sizer.recipes.losses import fused_head, is_causal
 
 # What the heads of the trainers' policies compute.

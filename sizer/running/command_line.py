@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from sizer.errors import RequestError, quote
+from sizer.base.errors import RequestError, quote
 
 SCRIPT, MODULE, CODE = "script", "module", "code"
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")

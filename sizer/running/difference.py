@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sizer.errors import RequestError, quote
-from sizer.units import format_bytes, format_more
+from sizer.base.errors import RequestError, quote
+from sizer.base.units import format_bytes, format_more
 
 PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
 _LIMIT_BYTES = 2**28  # of a file that is read

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape
+from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape
 
 LOAD, REST = "load", "rest"
 BACKWARD = "backward pass"  # the line of blocks that autograd's own thread allocates

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sizer.base.errors import DeviceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
-from sizer.errors import DeviceError
-from sizer.memory.tape import Tape
 from sizer.running.command_line import Command
 from sizer.running.driver.build import built_driver, driver_environment
 from sizer.running.settings import NO_KERNELS, Settings
+from sizer.tape.tape import Tape
 
 ROOT = Path(__file__).parents[2]
 _SITE = Path(__file__).parent / "site"

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sizer.base.units import format_bytes
+from sizer.base.versions import SIZER, by_address, format_version, parse_version
 from sizer.catalogue.gpus import GPUS, Gpu
-from sizer.memory.census import Census
-from sizer.memory.column import Column
-from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.memory.report import Focus, Report, build_report
-from sizer.memory.tape import Tape
+from sizer.report.census import Census
+from sizer.report.column import Column
+from sizer.report.estimate import Estimate, estimate_tape
+from sizer.report.report import Focus, Report, build_report
 from sizer.running.history import tape_of
-from sizer.units import format_bytes
-from sizer.versions import SIZER, by_address, format_version, parse_version
+from sizer.tape.tape import Tape
 
 DONE, FAILED, UNTRACED, NO_FIT = 0, 1, 3, 5
 INTERRUPTED = 130

@@ -33,12 +33,12 @@ from typing import Any
 
 import pytest
 
+from sizer.base.errors import DeviceError, RefusedValueError
+from sizer.base.units import format_bytes, format_more
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.errors import DeviceError, RefusedValueError
 from sizer.running.difference import Change, Tolerance
 from sizer.running.sizes import read_share, read_size
-from sizer.units import format_bytes, format_more
 
 MARK = "gpu_memory"
 INSIDE = "SIZER_PYTEST_PIPES"

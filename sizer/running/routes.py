@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sizer.base.errors import DeviceError
 from sizer.catalogue.gpus import Gpu
-from sizer.errors import DeviceError
 from sizer.running.command_line import Command
 from sizer.running.driver.build import find_obstacle, installed_kernels
 from sizer.running.kernels import kernels_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sizer.errors import quote
+from sizer.base.errors import quote
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([KMGT]iB)", re.ASCII)

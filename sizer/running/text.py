@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.memory.tape import CATEGORIES
+from sizer.base.units import format_bytes
 from sizer.running.outcome import Outcome, on_other
-from sizer.units import format_bytes
+from sizer.tape.tape import CATEGORIES
 
 _ROWS = 8
 

@@ -28,15 +28,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from sizer.architecture.census import take_census
+from sizer.base.errors import TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.hardware import HARDWARE
 from sizer.distributed.devices import Accelerator, devices_answer
 from sizer.distributed.world import world_of
-from sizer.errors import TraceError
-from sizer.memory.tape import Tape
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.program import main_function
 from sizer.running.settings import Settings
+from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told

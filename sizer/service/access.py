@@ -1,7 +1,7 @@
 """Which kept results a question may read and write.
 
 A job runs code on what a stranger wrote, so that a name that a job gives to a result proves nothing. The server derives the scopes
-of a question (`sizer.scopes`) from its query, and decides by them:
+of a question (`sizer.estimating.scopes`) from its query, and decides by them:
 
     a name under one of the question's scopes    is written as it is, for all questions with that scope
     any other name                               is written beside the question's own scope, for questions with that scope alone
@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sizer.errors import RequestError
-from sizer.request import Request, parse_query
-from sizer.scopes import DIGEST_LENGTH, digest_scope, module_scope_of, work_scope_of
+from sizer.base.errors import RequestError
+from sizer.estimating.scopes import DIGEST_LENGTH, digest_scope, module_scope_of, work_scope_of
+from sizer.query.request import Request, parse_query
 
 TRY_OTHER_CHOICES = ("levers", "limits", "ranks", "budget")  # tasks that answer other questions on the way
 _NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}-[0-9a-f]{{64}}")

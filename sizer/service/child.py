@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.processes.child import Channel, redirect_to_null, run_job
 from sizer.processes.sandbox import Limits, confine
 from sizer.processes.wall import raise_wall, readable_folders

@@ -20,12 +20,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from sizer.base.codec import LIMIT_TEXT, decode
+from sizer.base.errors import ConfigError, JobError, RequestError, quote
 from sizer.catalogue.gpus import in_parts
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
-from sizer.errors import ConfigError, JobError, RequestError, quote
-from sizer.memory.codec import LIMIT_TEXT, decode
-from sizer.memory.decision import (
+from sizer.pasted.snapshot import SnapshotReport
+from sizer.placement.report import PlacementReport
+from sizer.query.request import format_query, parse_query
+from sizer.report.decision import (
     BudgetReport,
     DeviceReport,
     DeviceRow,
@@ -34,11 +37,8 @@ from sizer.memory.decision import (
     RankReport,
     device_order,
 )
-from sizer.memory.peak import PeakReport
-from sizer.memory.report import Report
-from sizer.pasted.snapshot import SnapshotReport
-from sizer.placement.report import PlacementReport
-from sizer.request import format_query, parse_query
+from sizer.report.peak import PeakReport
+from sizer.report.report import Report
 from sizer.service.cache import Cache
 from sizer.service.connection import Connection
 from sizer.service.fair_queue import Visitor

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sizer.errors import JobError, quote
+from sizer.base.errors import JobError, quote
 from sizer.processes.process import CLOSE_SECONDS, ChildProcess
 from sizer.processes.wire import error_from_wire, from_line
 from sizer.service.settings import Settings

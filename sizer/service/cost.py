@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sizer.errors import RequestError
-from sizer.request import parse_query
+from sizer.base.errors import RequestError
+from sizer.query.request import parse_query
 
 
 def cells_of(job: dict) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from sizer.errors import JobError, TimeLimitError
+from sizer.base.errors import JobError, TimeLimitError
+from sizer.base.units import format_bytes
 from sizer.service.settings import Settings, is_public
 from sizer.service.variables import JOB_SECONDS
-from sizer.units import format_bytes
 
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS")
 

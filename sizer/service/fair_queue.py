@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sizer.errors import QueueFullError
+from sizer.base.errors import QueueFullError
 
 AGEING = 0.1  # seconds of rank for each second of waiting
 HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 
 STARTED = "started"  # the progress of a job whose turn has come
 

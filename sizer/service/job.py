@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sizer.errors import JobError
-from sizer.memory.report import Report
+from sizer.base.errors import JobError
 from sizer.processes.outcome import Outcome
+from sizer.report.report import Report
 from sizer.service.connection import Connection
 from sizer.service.fair_queue import Visitor
 

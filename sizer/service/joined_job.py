@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from sizer.service.job import Job
 
 

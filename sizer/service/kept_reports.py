@@ -17,12 +17,12 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sizer.errors import RequestError
-from sizer.request import format_query, parse_query
+from sizer.base.errors import RequestError
+from sizer.query.request import format_query, parse_query
 from sizer.service.edition import kept_digest, write_whole
 
 if TYPE_CHECKING:
-    from sizer.memory.report import Report
+    from sizer.report.report import Report
 
 MOST_FILES, MOST_BYTES = 2_000, 256 * 2**20  # a report of 40 cells has some 60 kB, its text as JSON 90 kB
 REPORT = "report"
@@ -42,8 +42,8 @@ class KeptReports:
         """Return the report on a query, None if there is none."""
         if (data := self.find_text(query, REPORT)) is None:
             return None
-        from sizer.memory.codec import DecodeError
-        from sizer.memory.report import Report
+        from sizer.base.codec import DecodeError
+        from sizer.report.report import Report
 
         with contextlib.suppress(ValueError, DecodeError):
             return Report.from_dict(json.loads(data))
@@ -52,7 +52,7 @@ class KeptReports:
     def keep(self, query: str, report: Report) -> None:
         """Keep a whole report."""
         if is_whole(report):
-            from sizer.memory.codec import encode
+            from sizer.base.codec import encode
 
             self.keep_text(query, REPORT, json.dumps(encode(report)))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from sizer.base.units import GIB
 from sizer.service.variables import MEMORY, read_limit
-from sizer.units import GIB
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")  # version 2
 OWN_GROUP = Path("/proc/self/cgroup")

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from sizer.base.errors import ConfigError, HubError, JobError, SizerError, quote
 from sizer.catalogue.sources import fetch
-from sizer.errors import ConfigError, HubError, JobError, SizerError, quote
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
-from sizer.request import Request
+from sizer.query.request import Request
 from sizer.service.cache import Cache
 from sizer.service.connection import Connection
 from sizer.service.fair_queue import check_room

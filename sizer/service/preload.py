@@ -9,8 +9,8 @@ import sys
 import tempfile
 from importlib.util import find_spec
 
+from sizer.base.errors import JobError
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
-from sizer.errors import JobError
 
 IMPORTED_LATER = (BITSANDBYTES, TORCHAO)  # where a question asks for it, on which its answer depends then
 

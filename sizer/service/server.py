@@ -41,7 +41,7 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from sizer.errors import JobError, SizerError
+from sizer.base.errors import JobError, SizerError
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders

@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import Literal
 
+from sizer.base.units import GIB, MIB
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
 from sizer.service.memory_budget import budget_bytes
 from sizer.service.tape_folder import default_folder
 from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
-from sizer.units import GIB, MIB
 
 PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.warm:warm"
 
@@ -55,8 +55,8 @@ def preloaded() -> tuple[str, ...]:
     """What an estimate and a decision import, whatever the source, and what is read and asked before any of them."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
-    caches = ("sizer.memory.cuda_cache", "sizer.memory.expandable_cache", "sizer.memory.heaps")
-    sizers = ("sizer.estimator", "sizer.cautions:versions", "sizer.service.tasks", *caches)
+    caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")
+    sizers = ("sizer.estimating.estimator", "sizer.estimating.cautions:versions", "sizer.service.tasks", *caches)
     decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "ranks"))
     warm = (WARM,) if is_public() else ()  # some two seconds, which a spare spends beforehand
     names = ("torch", *chain.from_iterable(of_sources), *adapters, *sizers, *decisions, PREPARE_CUDNN, *warm)

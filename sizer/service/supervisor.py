@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.service.connection import Connection
 from sizer.service.settings import Settings
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sizer.units import MIB
+from sizer.base.units import MIB
 
 FOLDER_VARIABLE = "SIZER_TAPES"  # the folder to keep tapes in; empty for none
 LONGEST_NAME = 1_000

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from sizer.base.units import MIB
 from sizer.service.tape_folder import BLOCK_BYTES, DISK_BYTES, ITEM_BYTES, LONGEST_NAME, TapeFolder, forget_oldest
-from sizer.units import MIB
 
 MEMORY_BYTES = 256 * MIB  # Llama-3.1-405B's tapes take 0.5 MB in each dtype
 

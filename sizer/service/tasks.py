@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from sizer.errors import ConfigError, RequestError, quote
+from sizer.base.errors import ConfigError, RequestError, quote
+from sizer.estimating.scopes import digest_scope
 from sizer.processes.child import Channel
-from sizer.scopes import digest_scope
 from sizer.service.question import COMPILED
 
 PARTIAL_SECONDS = 0.2  # between two partial results
@@ -27,8 +27,8 @@ def run(job: dict, channel: Channel) -> dict:
 class KeptByServer:
     """Read traces that earlier jobs kept for this architecture, and keep the traces of this job.
 
-    Names travel as digests, that of their scope first (`sizer.kept.ScopedResults`): they say all that a value depends on, a whole
-    config too, and may be of any length.
+    Names travel as digests, that of their scope first (`ScopedResults` of sizer.estimating.kept). Names say all that a
+    value depends on, a whole config too, and may be of any length.
     """
 
     def __init__(self, job: dict, channel: Channel) -> None:
@@ -53,9 +53,9 @@ def _digest(name: str) -> str:
 
 def _estimate(job: dict, channel: Channel) -> dict:
     """The report of a query; on the way there what is new of it: the counts, the first cells and the last ones at once."""
-    from sizer.estimator import Estimator
-    from sizer.memory.codec import encode
-    from sizer.request import parse_query
+    from sizer.base.codec import encode
+    from sizer.estimating.estimator import Estimator
+    from sizer.query.request import parse_query
 
     request = parse_query(job["query"])
     cells = len(request.dtypes) * len(request.batches)
@@ -119,7 +119,7 @@ def _peak(job: dict, channel: Channel) -> dict:
 def _snapshot(job: dict, channel: Channel) -> dict:
     """The same peak as PyTorch's memory snapshot: {"zlib": base64 of the compressed pickle}."""
     from sizer.decision.peak import snapshot
-    from sizer.request import parse_query
+    from sizer.query.request import parse_query
 
     kept = KeptByServer(job, channel)
     data = snapshot(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
@@ -128,8 +128,8 @@ def _snapshot(job: dict, channel: Channel) -> dict:
 
 def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> dict:
     """The last of the reports that an answer grows through; those before are partial results."""
-    from sizer.memory.codec import encode
-    from sizer.request import parse_query
+    from sizer.base.codec import encode
+    from sizer.query.request import parse_query
 
     kept = KeptByServer(job, channel)
     reports = answer(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
@@ -144,7 +144,7 @@ def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> 
 def _script(job: dict, channel: Channel) -> dict:
     """The program that does and measures the one dtype and batch size of a query: {"text": ...}."""
     from sizer.decision.peak import script
-    from sizer.request import parse_query
+    from sizer.query.request import parse_query
 
     kept = KeptByServer(job, channel)
     return {"text": script(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)}
@@ -152,12 +152,12 @@ def _script(job: dict, channel: Channel) -> dict:
 
 def _compare(job: dict, channel: Channel) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
-    from sizer.config_json import read_config
+    from sizer.base.codec import DecodeError
+    from sizer.base.config_json import read_config
     from sizer.device.comparison.comparison import compare
     from sizer.device.comparison.counterpart import gpu_of, request_of
     from sizer.device.record.recording import Measured
-    from sizer.estimator import estimate_cell
-    from sizer.memory.codec import DecodeError
+    from sizer.estimating.estimator import estimate_cell
 
     try:
         measured = Measured.from_dict(json.loads(job["measured"]))
@@ -177,7 +177,7 @@ def _compare(job: dict, channel: Channel) -> dict:
 
 def _read_snapshot(job: dict, channel: Channel) -> dict:
     """The curve of a memory snapshot ("measured", base64 of the compressed pickle), which is read without unpickling."""
-    from sizer.memory.codec import encode
+    from sizer.base.codec import encode
     from sizer.pasted.pickle_reader import MAX_BYTES, read_plain
     from sizer.pasted.snapshot import read_snapshot
 
@@ -192,7 +192,7 @@ def _read_snapshot(job: dict, channel: Channel) -> dict:
 def _placement(job: dict, channel: Channel) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
     from sizer.placement.check import check_request
-    from sizer.request import parse_query
+    from sizer.query.request import parse_query
 
     request = parse_query(job["query"])
     return check_request(request, config=_config(job), report_progress=channel.progress).to_dict()
@@ -206,7 +206,7 @@ def _models(job: dict, channel: Channel) -> dict:
 
 
 def _config(job: dict) -> dict | None:
-    from sizer.config_json import read_config
+    from sizer.base.config_json import read_config
 
     text = job["config_text"]
     return None if text is None else read_config(text)

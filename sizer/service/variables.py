@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from sizer.errors import JobError, quote
+from sizer.base.errors import JobError, quote
 
 BROKER_VARIABLE = (
     "SIZER_BROKER"  # where the broker is, for apps and workers; without it each app has a job server of its own

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sizer.errors import SizerError
-from sizer.request import parse_query
+from sizer.base.errors import SizerError
+from sizer.query.request import parse_query
 
 # One of the smallest models of each kind, in the dtypes that take other ways through autocast and the gradient scaler.
 QUESTIONS = (
@@ -20,7 +20,7 @@ QUESTIONS = (
 
 def warm() -> None:
     """Answer each question, or leave it: a package that is not installed is no reason to run no job."""
-    from sizer.estimator import estimate  # imports torch: only the job server calls this
+    from sizer.estimating.estimator import estimate  # imports torch: only the job server calls this
 
     for question in QUESTIONS:
         with suppress(SizerError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sizer.base.codec import Difference
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import format_release
-from sizer.memory.codec import Difference
-from sizer.memory.served import ContextRow, Served, both
+from sizer.report.served import ContextRow, Served, both
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import blocks_of_request
 from sizer.serving.command import vllm_command

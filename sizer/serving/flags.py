@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sizer.base.errors import Refusal, RequestError
+from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import ENGINES, format_release
-from sizer.errors import Refusal, RequestError
 from sizer.serving.architecture import Architecture
 from sizer.serving.rules import Release, Rules, rules_of
-from sizer.units import GIB
 
 LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_batch_defaults
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
-AnyRequest = Any  # a Request (sizer.request)
+AnyRequest = Any  # a Request (sizer.query.request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

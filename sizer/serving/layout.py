@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from sizer.base.units import MIB
 from sizer.serving.architecture import Architecture, Weight
 from sizer.serving.flags import Flags
-from sizer.units import MIB
 
 VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 FP8_BLOCK = 128  # of a scale, in both directions; quantization/utils/fp8_utils.py
@@ -84,7 +84,7 @@ def weights_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> i
 def allocated(sizes: Iterable[int]) -> int:
     """Return the bytes that PyTorch's allocator counts for tensors that are created one after the other and stay.
 
-    A block keeps the rest of its segment if that is 1 MiB or less (sizer.memory.cuda: c10/cuda/CUDACachingAllocator.cpp,
+    A block keeps the rest of its segment if that is 1 MiB or less (sizer.allocator.cuda: c10/cuda/CUDACachingAllocator.cpp,
     should_split; PyTorch 2.6 and 2.15).
     """
     total = 0

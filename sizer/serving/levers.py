@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from sizer.base.codec import Difference
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.parallel import beside_nccl, nccl_bytes
-from sizer.memory.codec import Difference
-from sizer.memory.served import Lever, Starts
+from sizer.report.served import Lever, Starts
 from sizer.serving.architecture import Architecture
 from sizer.serving.flags import Flags
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from sizer.base.codec import Difference
+from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.gpus import Gpu
-from sizer.errors import Refusal, RequestError
-from sizer.memory.codec import Difference
-from sizer.memory.served import ContextRow, Served, Want
+from sizer.report.served import ContextRow, Served, Want
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)

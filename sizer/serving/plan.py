@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from sizer.base.units import GIB, format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.served import Starts, Want
+from sizer.report.served import Starts, Want
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import CachePlan, blocks_of_request, longest_request, plan_cache
 from sizer.serving.flags import Flags
 from sizer.serving.graphs import graph_bytes
 from sizer.serving.layout import weights_bytes
-from sizer.units import GIB, format_bytes
 
 DENSE_BAND, OTHER_BAND, VISION_BAND = 15 * GIB // 100, GIB, 2 * GIB
 

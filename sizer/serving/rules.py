@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sizer.units import GIB, MIB
+from sizer.base.units import GIB, MIB
 
 Release = tuple[int, int, int]
 

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from sizer.base.codec import Difference
+from sizer.base.errors import Refusal, RequestError
+from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import AUTO, format_release
-from sizer.errors import Refusal, RequestError
-from sizer.memory.codec import Difference
-from sizer.memory.served import ContextRow, Served, Starts, Want, both
+from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 from sizer.serving.cache import page_elements, state_bytes
 from sizer.serving.flags import HOPPER, Flags, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
 from sizer.serving.rules import Release, SglangRules, sglang_rules_of
-from sizer.units import GIB, MIB
 
 DRIVER_BYTES = 480 * MIB  # nvidia-smi's total over PyTorch's: 81,559 against 81,082 MiB on an H100
 LOADED_BYTES = GIB // 20  # beside the weights once they are loaded; fitted on the logs in docs/serving.md

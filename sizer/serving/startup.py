@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sizer.base.errors import RequestError
+from sizer.base.units import GIB
 from sizer.catalogue.serving import ENGINES
-from sizer.errors import RequestError
-from sizer.memory.served import Served
-from sizer.units import GIB
+from sizer.report.served import Served
 
 MAX_CHARACTERS = 4_000_000
 LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause

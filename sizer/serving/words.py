@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sizer.memory.decision import DeviceReport, RankReport
-from sizer.memory.served import Served, ServedFigures, Starts, Want
-from sizer.units import GIB, counted, format_bytes
+from sizer.base.units import GIB, counted, format_bytes
+from sizer.report.decision import DeviceReport, RankReport
+from sizer.report.served import Served, ServedFigures, Starts, Want
 
 STARTS = {True: "Starts.", False: "Does not start.", "uncertain": "May not start."}
 

@@ -27,7 +27,7 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - what an operator of bitsandbytes does: `meta/bitsandbytes.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
 - which rank of several is traced, and in which world: `rank.py`;
 - what a schedule does in the place of a step's passes, and when it is told: `pipelined.py`;
-- which layers of a deep model are traced, and when all are: `depth.py`, `sizer/memory/unfold.py`;
+- which layers of a deep model are traced, and when all are: `depth.py`, `sizer/tape/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;
 - how a generation is traced token by token: `tokens.py`; which of its steps are, and how the others follow: `generation.py`;
 - how completions of a training step are generated, and which of their tokens are traced: `rollouts.py`;

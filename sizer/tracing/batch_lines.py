@@ -8,9 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
-from sizer.memory.family import TapeFamily
-from sizer.memory.tape import Tape
+from sizer.tape.affine import AffineTape, NotAffineError, fit_affine
+from sizer.tape.family import TapeFamily
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from sizer.memory.archive import Decision, Range
+from sizer.tape.archive import Decision, Range
 
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "ge", "gt")

@@ -2,7 +2,7 @@
 
 Which layers are alike is read off the module: the same classes, parameters and attributes, and the same entry in what the config
 says of each layer. That the tapes of such layers repeat each other is not taken for granted: three depths are traced
-(sizer.memory.unfold), and the forward pass of the whole model. Where these do not agree, the whole model is traced.
+(sizer.tape.unfold), and the forward pass of the whole model. Where these do not agree, the whole model is traced.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from sizer.base.errors import TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.errors import TraceError
-from sizer.memory.affine import LIMIT_BYTES
-from sizer.memory.stretches import LayersDifferError
-from sizer.memory.tape import Tape
-from sizer.memory.unfold import Unfolded, unfold
+from sizer.tape.affine import LIMIT_BYTES
+from sizer.tape.stretches import LayersDifferError
+from sizer.tape.tape import Tape
+from sizer.tape.unfold import Unfolded, unfold
 from sizer.tracing.device import Device
 
 LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from sizer.base.versions import Version, installed_version
 from sizer.catalogue.gpus import Backend, Gpu
-from sizer.memory.archive import Decision, Kernel
-from sizer.memory.compiled_code import CompiledCode, merge_compiled
+from sizer.tape.archive import Decision, Kernel
+from sizer.tape.compiled_code import CompiledCode, merge_compiled
 from sizer.tracing.capability import Capability
-from sizer.versions import Version, installed_version
 
 KINDS = ("cuda", "mps", "cpu")
 

@@ -6,18 +6,18 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import ModuleType
 
+from sizer.allocator.allocator import describe
+from sizer.base.units import format_bytes
+from sizer.base.versions import format_version
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.memory.allocator import describe
-from sizer.memory.archive import Kernel, Traced
-from sizer.memory.explanation import Explanation, Formula, KernelUse
+from sizer.report.explanation import Explanation, Formula, KernelUse
+from sizer.tape.archive import Kernel, Traced
 from sizer.tracing.cuda import convolution, cublas, recurrent
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.rules import FAMILIES, rules_for
-from sizer.units import format_bytes
-from sizer.versions import format_version
 
 # What cuDNN decides by itself; for convolutions it can be asked.
 DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from sizer.allocator.allocator import replay
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.generation import check_cache, compress_rates, empty_cache
-from sizer.errors import RequestError, TraceError
-from sizer.memory.allocator import replay
-from sizer.memory.block_notes import BlockNotes
-from sizer.memory.loops import (
+from sizer.base.errors import RequestError, TraceError
+from sizer.tape.block_notes import BlockNotes
+from sizer.tape.loops import (
     DEPTH,
     NotRepeatedError,
     append_steps,
@@ -28,9 +28,9 @@ from sizer.memory.loops import (
     repeated_events,
     written,
 )
-from sizer.memory.tape import KV_CACHE, Loop, Tape
-from sizer.memory.windows import ALIKE as WINDOWS_ALIKE
-from sizer.memory.windows import append_windows, kept_blocks
+from sizer.tape.tape import KV_CACHE, Loop, Tape
+from sizer.tape.windows import ALIKE as WINDOWS_ALIKE
+from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading

@@ -11,7 +11,7 @@ from torch import nn
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.generation import check_cache, compress_rates, empty_cache, is_text, window_lengths
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED
-from sizer.memory.kv_cache import KvSegment
+from sizer.report.kv_cache import KvSegment
 from sizer.tracing.depth import Repeated
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading

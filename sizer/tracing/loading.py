@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sizer.architecture.quantization import quantization_states
-from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import FROZEN
+from sizer.tape.block_notes import Tensor as NotedTensor
+from sizer.tape.tape import FROZEN
 from sizer.tracing.log import BlockLog
 from sizer.tracing.modules import children_first
 

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import copy
 
-from sizer.memory.communication import Collective
-from sizer.memory.size_queries import gather
-from sizer.memory.tape import CATEGORIES, PRIVATE, Tape, blocks_alive
+from sizer.tape.communication import Collective
+from sizer.tape.size_queries import gather
+from sizer.tape.tape import CATEGORIES, PRIVATE, Tape, blocks_alive
 from sizer.tracing.stream_order import Mark, StreamOrder
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
 class DeferredSize(int):
-    """A block's bytes by a model, with the size query (sizer.memory.size_queries) by which an oracle gives its true size."""
+    """A block's bytes by a model, with the size query (sizer.tape.size_queries) by which an oracle gives its true size."""
 
     kind: str
     words: tuple[str, ...]

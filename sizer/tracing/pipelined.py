@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
 from sizer.tracing.steps import Steps, Work, weight_dtype
 
 

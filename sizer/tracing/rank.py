@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from sizer.allocator.cuda import rounded
+from sizer.allocator.timeline import peak_bytes
 from sizer.distributed.devices import Accelerator
 from sizer.distributed.plan import Plan
 from sizer.distributed.world import world_of
-from sizer.memory.cuda import rounded
-from sizer.memory.tape import Tape
-from sizer.memory.timeline import peak_bytes
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.optimizers import build_optimizers

@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_map_only
 
 from sizer.architecture.caches import cache_tensors
 from sizer.architecture.subclasses import parts_of
-from sizer.memory.block_notes import BlockNotes
-from sizer.memory.block_notes import Tensor as NotedTensor
+from sizer.base.versions import by_address
+from sizer.tape.block_notes import BlockNotes
+from sizer.tape.block_notes import Tensor as NotedTensor
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
@@ -42,7 +43,6 @@ from sizer.tracing.storages import Storages
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
 from sizer.tracing.workspaces import Workspaces
-from sizer.versions import by_address
 
 _CONTIGUOUS = torch.contiguous_format
 _META = torch.device("meta")
@@ -254,7 +254,7 @@ class Recorder(TorchDispatchMode):
                     self.log.classify(block, category)
 
     def note_output(self, output: object) -> None:
-        """Note the blocks of what a model returns, or of its loss, which a training loop may keep (sizer.memory.loop_choices)."""
+        """Note the blocks of what a model returns, or of its loss, which a training loop may keep (sizer.tape.loop_choices)."""
         for tensor in cache_tensors(output):
             if (block := self.block_of(tensor)) is not None:
                 self.log.note_output(block, half=tensor.dtype in _HALVES)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from torch import nn
 
+from sizer.allocator.allocator import replay
 from sizer.architecture.caches import cache_tensors
 from sizer.architecture.generation import compress_rates, indexed_lengths, window_lengths
+from sizer.base.errors import TraceError
 from sizer.catalogue.gpus import Backend
-from sizer.errors import TraceError
-from sizer.memory.allocator import replay
-from sizer.memory.loops import NotRepeatedError
-from sizer.memory.tape import KV_CACHE, Tape
+from sizer.tape.loops import NotRepeatedError
+from sizer.tape.tape import KV_CACHE, Tape
 from sizer.tracing.generation import ALIKE, PERIODS, TRACED_AT_MOST, UNUSUAL, with_loop
 from sizer.tracing.recorder import Recorder
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sizer.base.versions import Version
 from sizer.tracing import mps
 from sizer.tracing.allocations import Held
 from sizer.tracing.cpu import attention as cpu_attention
@@ -60,7 +61,6 @@ from sizer.tracing.meta import (
 from sizer.tracing.tables import join
 from sizer.tracing.values import boxes, indexing, routing, stand_ins
 from sizer.tracing.values.handler import Handler
-from sizer.versions import Version
 
 _EVERYWHERE = (
     stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, formulas, missing_kernels,

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import nn
 
-from sizer.memory.block_notes import BlockNotes
-from sizer.memory.tape import Tape
+from sizer.tape.block_notes import BlockNotes
+from sizer.tape.tape import Tape
 from sizer.tracing.rank import neediest, ranks_of_stages
 from sizer.tracing.steps import Work
 

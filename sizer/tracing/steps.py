@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.base.errors import TraceError
 from sizer.catalogue.compilation import DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import (
@@ -31,7 +32,6 @@ from sizer.catalogue.recipes import (
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
-from sizer.errors import TraceError
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.losses import loss_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from sizer.memory.tape import RESIZE
+from sizer.tape.tape import RESIZE
 from sizer.tracing.log import BlockLog
 
 

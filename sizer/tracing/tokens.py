@@ -20,10 +20,10 @@ from sizer.architecture.generation import (
     residual_length,
     window_lengths,
 )
-from sizer.memory.affine import beginning
-from sizer.memory.block_notes import BlockNotes, PhaseOfStep
-from sizer.memory.loops import NotRepeatedError
-from sizer.memory.tape import KV_CACHE, Tape
+from sizer.tape.affine import beginning
+from sizer.tape.block_notes import BlockNotes, PhaseOfStep
+from sizer.tape.loops import NotRepeatedError
+from sizer.tape.tape import KV_CACHE, Tape
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading

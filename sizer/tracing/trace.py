@@ -22,12 +22,12 @@ from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.quantization import quantization_objects
 from sizer.architecture.subclasses import parts_of
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.distributed.sharding import replicate, split
-from sizer.errors import RequestError, TraceError
-from sizer.memory.affine import LIMIT_BYTES
-from sizer.memory.block_notes import BlockNotes, PhaseOfStep
-from sizer.memory.tape import Tape
+from sizer.tape.affine import LIMIT_BYTES
+from sizer.tape.block_notes import BlockNotes, PhaseOfStep
+from sizer.tape.tape import Tape
 from sizer.tracing.compiled.install import compile_failures
 from sizer.tracing.compiled.modules import WRAPPED, compiling, module_compiled
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from sizer.memory.size_queries import Asked
-from sizer.memory.tape import EMPTY_CACHE
+from sizer.tape.size_queries import Asked
+from sizer.tape.tape import EMPTY_CACHE
 from sizer.tracing.allocations import PRODUCT
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.modules import ModulePaths

@@ -1,1 +1,1 @@
-"""Widgets → values, headline, charts, tables, links. Imports Streamlit, `sizer.memory` and `sizer.service`; never torch."""
+"""Widgets → values, headline, charts, tables, links. Imports Streamlit, `sizer.report` and `sizer.service`; never torch."""

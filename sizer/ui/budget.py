@@ -6,8 +6,8 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.decision import BudgetReport, describe_budgets
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.decision import BudgetReport, describe_budgets
 from sizer.ui.charts import finish
 from sizer.ui.exports import offer_download
 from sizer.ui.palette import COLOURS, INK

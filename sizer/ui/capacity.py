@@ -6,17 +6,17 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.advice import describe_process
-from sizer.memory.estimate import Estimate, has_range
-from sizer.memory.report import Report
+from sizer.report.advice import describe_process
+from sizer.report.estimate import Estimate, has_range
+from sizer.report.report import Report
 from sizer.ui.charts import legend
 from sizer.ui.drawing import draw
 from sizer.ui.drawn import drawn_once
 from sizer.ui.palette import COLOURS, FREE, INK
 from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.scale import Scale, scale_for
-from sizer.units import format_bytes
 
 RANGE_Y, BAR_TOP, BAR_BOTTOM, BOTTOM = 6, 14, 42, 46  # pixels from the chart's upper end
 RANGE_END = 5  # pixels, half the height of the marks at the range's ends

@@ -9,9 +9,9 @@ import altair as alt
 import pandas as pd
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.estimate import Estimate
-from sizer.memory.phases import PHASE_TITLES
-from sizer.memory.tape import CATEGORIES
+from sizer.report.estimate import Estimate
+from sizer.report.phases import PHASE_TITLES
+from sizer.tape.tape import CATEGORIES
 from sizer.ui.palette import COLOURS, INK
 from sizer.ui.peak_kinds import PeakKind, parts
 from sizer.ui.scale import Scale, scale_for

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.errors import RequestError
-from sizer.memory.report import Report
-from sizer.memory.tape import CATEGORIES
-from sizer.questions.query import FEWEST, MOST, check_number, key_differences
-from sizer.questions.side_by_side import SideBySide, side_by_side, side_of
-from sizer.request import Request, format_query
+from sizer.base.errors import RequestError
+from sizer.base.units import counted
+from sizer.query.request import Request, format_query
+from sizer.query.several import FEWEST, MOST, check_number, key_differences
+from sizer.report.report import Report
+from sizer.report.side_by_side import SideBySide, side_by_side, side_of
+from sizer.tape.tape import CATEGORIES
 from sizer.ui import charts, compared, service, variants
 from sizer.ui.compare_charts import bars_chart, capacities, devices, focused, growth_chart
 from sizer.ui.compare_inputs import ask_questions
@@ -26,7 +27,6 @@ from sizer.ui.question import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
 from sizer.ui.turns import give_back
-from sizer.units import counted
 
 ENDED = "compared_answers"  # session state: by query, the answers that have ended
 Requests = Mapping[int, Request]  # by the question's number

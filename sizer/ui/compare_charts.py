@@ -8,13 +8,13 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.estimate import Estimate
-from sizer.memory.report import Report
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
 from sizer.ui.charts import HEIGHT, capacity_lines, finish, in_sight, size_axis, stacked_chart, top_of
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.scale import scale_for
-from sizer.units import format_bytes
 
 # Okabe and Ito's colours that stand out on white and near-black; the shapes say the same without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")

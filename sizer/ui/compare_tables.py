@@ -8,11 +8,11 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from sizer.questions.side_by_side import FIGURES, Side, SideBySide
+from sizer.base.units import format_both, format_bytes
+from sizer.report.side_by_side import FIGURES, Side, SideBySide
 from sizer.ui.palette import marked
 from sizer.ui.quantities import quantity_title
 from sizer.ui.tables import TO_COME
-from sizer.units import format_both, format_bytes
 
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"

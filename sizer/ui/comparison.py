@@ -9,11 +9,12 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
+from sizer.base.units import format_bytes
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
-from sizer.memory.advice import PHRASES
-from sizer.memory.phases import PHASE_TITLES, inside
+from sizer.report.advice import PHRASES
+from sizer.report.phases import PHASE_TITLES, inside
 from sizer.ui import remarks
 from sizer.ui.comparison_details import HEADINGS, format_seconds, show_details
 from sizer.ui.drawing import draw
@@ -28,7 +29,6 @@ from sizer.ui.quantities import (
     quantity_title,
 )
 from sizer.ui.timelines import timelines_chart, timelines_legend
-from sizer.units import format_bytes
 
 SIGNS = "Differences are estimated less measured: + is an estimate that was too high."
 LEGEND = "✓ within tolerance (exact, or as far off as the estimate states), ✕ not; no mark where none is stated."

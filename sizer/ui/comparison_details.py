@@ -9,17 +9,17 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
+from sizer.base.errors import RequestError
+from sizer.base.units import counted, format_bytes
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.measurement import Spread, Timing, Transfer
-from sizer.errors import RequestError
-from sizer.memory.phases import PHASE_TITLES
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.phases import PHASE_TITLES
 from sizer.ui import remarks
 from sizer.ui.exports import offer_download
 from sizer.ui.links import measure_command
 from sizer.ui.quantities import device_title
 from sizer.ui.tabs import show_tabs
-from sizer.units import counted, format_bytes
 
 DETAILS = "comparison_details"  # key of the tabs, which holds the name of the open one
 HEADINGS = [

@@ -11,10 +11,12 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizer.base.errors import RequestError, SizerError
+from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.serving import ENGINES
-from sizer.errors import RequestError, SizerError
-from sizer.memory.decision import (
+from sizer.query.request import Request, format_query, parse_query
+from sizer.report.decision import (
     BudgetReport,
     Cell,
     DeviceReport,
@@ -26,9 +28,8 @@ from sizer.memory.decision import (
     describe_fitting,
     saves,
 )
-from sizer.memory.estimate import Estimate
-from sizer.memory.fit import VERDICTS
-from sizer.request import Request, format_query, parse_query
+from sizer.report.estimate import Estimate
+from sizer.report.fit import VERDICTS
 from sizer.ui import service
 from sizer.ui.budget import show_budgets
 from sizer.ui.charts import finish
@@ -43,7 +44,6 @@ from sizer.ui.row_links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.scale import GIBIBYTES
 from sizer.ui.served_rows import show_served_devices, show_served_ranks
 from sizer.ui.turns import result_of
-from sizer.units import format_bytes
 
 POLL_SECONDS = 0.5
 SMALLEST_HEIGHT = 104  # pixels: three lines

@@ -15,8 +15,8 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
 from sizer.catalogue.tasks import Task
-from sizer.query_values import DTYPES
-from sizer.request import DEFAULT_BATCHES, Request
+from sizer.query.request import DEFAULT_BATCHES, Request
+from sizer.query.values import DTYPES
 
 # Names of torchvision's detection models (torchvision.models.list_models(module=torchvision.models.detection), torchvision 0.29).
 DETECTION = ("rcnn_", "retinanet_", "fcos_", "ssd300_", "ssdlite320_")

@@ -6,15 +6,15 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from sizer.base.errors import SizerError
+from sizer.base.units import MIB, format_bytes
 from sizer.device.machine import demonstration, inventory
 from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
 from sizer.device.machine.inventory import PORTABLE, Inventory
-from sizer.errors import SizerError
 from sizer.ui import machine, remarks
 from sizer.ui.drawing import draw
 from sizer.ui.palette import COLOURS
 from sizer.ui.scale import GIBIBYTES, Scale
-from sizer.units import MIB, format_bytes
 
 KNOWN_SECONDS = 60  # how long a list of devices, with what is free on them, is believed
 SHOWN = "demonstrated"  # session state: the device that was last demonstrated

@@ -23,8 +23,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sizer.errors import JobError, QueueFullError, RequestError, SizerError, TimeLimitError, TraceError
-from sizer.memory.report import Report
+from sizer.base.errors import JobError, QueueFullError, RequestError, SizerError, TimeLimitError, TraceError
+from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.memory.explanation import sections
-from sizer.memory.report import Report
+from sizer.report.explanation import sections
+from sizer.report.report import Report
 from sizer.ui.drawn import drawn_once
 from sizer.ui.remarks import show_lines
 

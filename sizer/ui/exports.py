@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from sizer.memory.report import Report
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.report import Report
 from sizer.ui.question import file_stem
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from sizer.errors import Refusal
+from sizer.base.errors import Refusal
 
 MARK = "not understood"
 

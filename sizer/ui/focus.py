@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from sizer.request import Request
+from sizer.query.request import Request
 from sizer.ui.peak_kinds import PEAK_KINDS, PeakKind
 
 FOCUS = "focus"  # session state: the cell that the reader or a link has chosen; absent where nobody has

@@ -13,6 +13,9 @@ from urllib.parse import quote
 
 import streamlit as st
 
+from sizer.base.config_json import canonical_config, encode_config
+from sizer.base.errors import RefusedValueError, RequestError
+from sizer.base.versions import OLDEST, format_version
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS, Gpu
@@ -24,18 +27,15 @@ from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.tasks import TASKS, Task, task_of
 from sizer.catalogue.weights import WEIGHTS
-from sizer.config_json import canonical_config, encode_config
-from sizer.errors import RefusedValueError, RequestError
-from sizer.query_keys import KEYS
-from sizer.query_values import ATTENTIONS, CACHES, DTYPES
-from sizer.request import Request, format_query, parse_query
+from sizer.query.keys import KEYS
+from sizer.query.request import Request, format_query, parse_query
+from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, pipelines, serving
 from sizer.ui.device_choice import OPTIONS, device_title
 from sizer.ui.field_errors import Places
 from sizer.ui.focus import in_focus, look_at
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
 from sizer.ui.numbers import read_count, read_tokens
-from sizer.versions import OLDEST, format_version
 
 MODELS_DEFAULT = "the model's default"
 PYTORCHS_DEFAULT = "PyTorch's default"

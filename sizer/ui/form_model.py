@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import streamlit as st
 
+from sizer.base.config_json import MAX_CONFIG_BYTES, query_of_adapter
+from sizer.base.errors import ConfigError, SizerError
+from sizer.base.units import MIB
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
 from sizer.catalogue.tasks import task_of
-from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter
-from sizer.errors import ConfigError, SizerError
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.ui.focus import look_at
 from sizer.ui.remarks import show_error
-from sizer.units import MIB
 
 Names = Mapping[str, Sequence[str]]
 

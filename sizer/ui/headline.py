@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import streamlit as st
 
+from sizer.base.units import counted, format_bytes, format_count
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
-from sizer.memory.advice import PHRASES, describe_process
-from sizer.memory.caveats import caveats
-from sizer.memory.download import describe_download
-from sizer.memory.estimate import Estimate
-from sizer.memory.phases import inside
-from sizer.memory.report import Report
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.advice import PHRASES, describe_process
+from sizer.report.caveats import caveats
+from sizer.report.download import describe_download
+from sizer.report.estimate import Estimate
+from sizer.report.phases import inside
+from sizer.report.report import Report
 from sizer.ui.capacity import share_of
 from sizer.ui.drawn import drawn_once
 from sizer.ui.known import largest_batch
 from sizer.ui.palette import marked
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.remarks import show_lines
-from sizer.units import counted, format_bytes, format_count
 
 BADGES = {"fits": "green", "tight": "blue", "may not fit": "orange", "does not fit": "red"}  # Streamlit's names
 HOST_HELP = (

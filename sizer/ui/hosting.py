@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from sizer.errors import JobError, SizerError
+from sizer.base.errors import JobError, SizerError
 from sizer.service.client import JobClient, shared_client
 from sizer.service.logs import set_up_logging
 from sizer.service.settings import is_public

@@ -9,10 +9,10 @@ from itertools import accumulate, pairwise
 import altair as alt
 import pandas as pd
 
-from sizer.memory.peak import ModuleBytes, with_children
+from sizer.base.units import format_bytes
+from sizer.report.peak import ModuleBytes, with_children
 from sizer.ui.palette import COLOURS, INK
 from sizer.ui.scale import Scale, scale_for
-from sizer.units import format_bytes
 
 DEPTH = 6  # rows
 ROW, BELOW = 34, 50  # pixels: of a row, of the axis

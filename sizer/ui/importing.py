@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
+from sizer.base.errors import JobError, RequestError, SizerError
+from sizer.base.units import MIB
 from sizer.device.ledger.ledger import ImportResult
-from sizer.errors import JobError, RequestError, SizerError
 from sizer.ui import machine, remarks
 from sizer.ui.measuring import compare, working
-from sizer.units import MIB
 
 LIMIT_MIB = 16  # some three hundred comparisons; the server lets no larger file in (.streamlit/config.toml)
 # Session state, each with the page's name behind it:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.memory.decision import Cell, LeverReport, LimitReport
-from sizer.memory.interval import Interval
-from sizer.memory.report import Report
-from sizer.request import Request, format_query, parse_query
+from sizer.query.request import Request, format_query, parse_query
+from sizer.report.decision import Cell, LeverReport, LimitReport
+from sizer.report.interval import Interval
+from sizer.report.report import Report
 
 LEARNED = "learned_batches"  # session state: by question, what is known of its largest batch
 MOST_LEARNED = 64

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from sizer.base.errors import JobError
+from sizer.base.units import GIB, counted
 from sizer.device.ledger.filter import Filter
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.row import LedgerRow
 from sizer.device.ledger.statistics import ErrorStatistics
-from sizer.errors import JobError
 from sizer.ui import machine, remarks
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison
 from sizer.ui.drawing import draw
@@ -25,7 +26,6 @@ from sizer.ui.importing import ask_import
 from sizer.ui.links import show_estimate_link
 from sizer.ui.published import show_published
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
-from sizer.units import GIB, counted
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
 PART = "measure_part"  # key of the control that chooses a part of the page

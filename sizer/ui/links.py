@@ -8,12 +8,12 @@ from urllib.parse import parse_qsl, quote
 
 import streamlit as st
 
+from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.tasks import TASKS, task_of
-from sizer.errors import Refusal, RequestError
-from sizer.query_keys import KEYS
-from sizer.request import Request, format_query, parse_query
+from sizer.query.keys import KEYS
+from sizer.query.request import Request, format_query, parse_query
 from sizer.ui import defaults
 from sizer.ui.copying import offer_link
 

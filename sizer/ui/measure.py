@@ -7,15 +7,16 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizer.base.errors import DeviceError, JobError
+from sizer.base.units import MIB, counted, format_bytes
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.record.measurement import DeviceFacts
-from sizer.errors import DeviceError, JobError
-from sizer.memory.estimate import Estimate
-from sizer.memory.report import Report
-from sizer.request import Request, format_query
+from sizer.query.request import Request, format_query
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
 from sizer.ui import machine, remarks, service
 from sizer.ui.comparison import show_comparison
 from sizer.ui.focus import ask_cell, choose
@@ -24,7 +25,6 @@ from sizer.ui.importing import ask_import
 from sizer.ui.ledger import go_to_ledger
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import run_measurement, working
-from sizer.units import MIB, counted, format_bytes
 
 REQUESTED = "measure_requested"  # session state: the target whose button was pressed, until its run begins
 RESULT = "measure_result"  # session state: a comparison, and the target that was on the page when it came

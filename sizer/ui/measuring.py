@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizer.base.errors import SizerError
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
-from sizer.errors import SizerError
-from sizer.request import Request
+from sizer.query.request import Request
 from sizer.ui import machine, service
 from sizer.ui.turns import Awaited, result_of
 

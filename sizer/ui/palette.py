@@ -6,7 +6,7 @@ allocator and the driver hold besides. Seven are those of Okabe and Ito (Color U
 
 from __future__ import annotations
 
-from sizer.memory.fit import Verdict
+from sizer.report.fit import Verdict
 
 COLOURS: dict[str, str] = {
     "parameter": "#0072B2",

@@ -6,16 +6,17 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.errors import ConfigError, RequestError, SizerError
-from sizer.memory.estimate import Estimate
-from sizer.memory.report import Report
+from sizer.base.errors import ConfigError, RequestError, SizerError
+from sizer.base.units import counted, format_bytes
 from sizer.pasted.formats import read_config
 from sizer.pasted.lines import arch_of
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
 from sizer.pasted.snapshot import SnapshotReport
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.ui import links, service
 from sizer.ui.charts import finish
@@ -23,7 +24,6 @@ from sizer.ui.palette import COLOURS, INK
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.scale import scale_for
 from sizer.ui.turns import result_of
-from sizer.units import counted, format_bytes
 
 TEXT, FILE = "pasted_text", "pasted_file"  # keys of the widgets
 FOUND = "pasted"  # session state: what was made of it, or the error

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
+from sizer.base.errors import SizerError
+from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
-from sizer.errors import SizerError
-from sizer.memory.estimate import Estimate
-from sizer.memory.peak import PeakReport, with_children
-from sizer.memory.report import Report
-from sizer.request import Request, format_query
+from sizer.query.request import Request, format_query
+from sizer.report.estimate import Estimate
+from sizer.report.peak import PeakReport, with_children
+from sizer.report.report import Report
 from sizer.ui import service
 from sizer.ui.charts import legend
 from sizer.ui.drawn import drawn_once
@@ -24,7 +25,6 @@ from sizer.ui.icicle import icicle_chart
 from sizer.ui.picture import Summary, alt_text
 from sizer.ui.scale import scale_for
 from sizer.ui.turns import result_of
-from sizer.units import format_bytes
 
 ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in focus
 

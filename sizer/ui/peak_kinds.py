@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sizer.memory.estimate import Estimate
+from sizer.report.estimate import Estimate
 
 CACHE, OUTSIDE = "allocator cache", "outside PyTorch"
 

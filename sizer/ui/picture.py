@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.estimate import Estimate
-from sizer.memory.peak import PeakReport
+from sizer.report.estimate import Estimate
+from sizer.report.peak import PeakReport
 from sizer.ui.palette import COLOURS
 from sizer.ui.peak_kinds import PEAK_KINDS, parts
-from sizer.units import format_bytes
 
 WIDTH, HEIGHT, EDGE = 1200, 630, 56  # pixels; the shape in which chat programs show pictures of links
 PAPER, INK, FAINT, WARNING = "#FFFFFF", "#1B1F24", "#57606A", "#B3261E"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import streamlit as st
 
 from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES
-from sizer.query_keys import KEYS
-from sizer.request import Request
+from sizer.query.keys import KEYS
+from sizer.query.request import Request
 from sizer.ui.form_model import KEEP
 
 USUAL = "the pipeline's own"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from sizer.base.units import counted
 from sizer.device.ledger.published import Published, read_published
 from sizer.device.ledger.statistics import SignedError, error_statistics
 from sizer.ui.drawing import draw
 from sizer.ui.errors_chart import Point, errors_chart
 from sizer.ui.focus import pick
 from sizer.ui.scale import scale_for
-from sizer.units import counted
 
 # What was read, the figures of one never beside those of another.
 QUANTITIES = {

@@ -6,7 +6,7 @@ import re
 
 from sizer.device.comparison.row import TENSORS, Row
 from sizer.device.record.measurement import DeviceFacts
-from sizer.memory.phases import PHASE_TITLES
+from sizer.report.phases import PHASE_TITLES
 from sizer.ui.palette import HELD, MARKS
 
 PEAKS = {

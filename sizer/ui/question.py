@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import streamlit as st
 
+from sizer.base.units import counted
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES, TEXT
@@ -16,10 +17,9 @@ from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
-from sizer.query_keys import KEYS
-from sizer.request import Request
+from sizer.query.keys import KEYS
+from sizer.query.request import Request
 from sizer.ui import pipelines, serving
-from sizer.units import counted
 
 EXAMPLES_KEY = "examples"  # of the row of examples
 EDIT = "edit_question"  # key of the button that opens the form

@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import runtime
 
+from sizer.base.units import MIB
 from sizer.service.variables import SESSION_UPLOADS, SESSIONS, UPLOADS, read_limit
-from sizer.units import MIB
 
 OWN = ("127.0.0.1", "::1")
 STREAM = re.compile(r"/_stcore/stream/?$")

@@ -8,11 +8,12 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from sizer.base.errors import SizerError
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.errors import SizerError
-from sizer.memory.decision import RankReport, RankRow, describe_fewest
-from sizer.memory.fit import VERDICTS
-from sizer.request import Request, format_query, parse_query
+from sizer.query.request import Request, format_query, parse_query
+from sizer.report.decision import RankReport, RankRow, describe_fewest
+from sizer.report.fit import VERDICTS
 from sizer.ui import service
 from sizer.ui.charts import finish
 from sizer.ui.exports import offer_download
@@ -21,7 +22,6 @@ from sizer.ui.palette import INK, marked
 from sizer.ui.question import file_stem
 from sizer.ui.row_links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.scale import GIBIBYTES
-from sizer.units import format_bytes
 
 # Of Okabe and Ito, as the categories' are: the ways of training in the order in which they come.
 COLOURS = ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9", "#F0E442")

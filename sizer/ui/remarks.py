@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import streamlit as st
 
-from sizer.errors import (
+from sizer.base.errors import (
     BuildError,
     ConfigError,
     DeviceError,
@@ -17,9 +17,9 @@ from sizer.errors import (
     SizerError,
     TraceError,
 )
-from sizer.memory.advice import advise
-from sizer.memory.estimate import Estimate
-from sizer.memory.report import Report
+from sizer.report.advice import advise
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
 from sizer.ui.drawn import drawn_once
 from sizer.ui.tables import shown_dtypes
 

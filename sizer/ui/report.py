@@ -8,13 +8,14 @@ from functools import partial
 
 import streamlit as st
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.memory.estimate import Estimate
-from sizer.memory.phases import inside
-from sizer.memory.report import Report
-from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.estimate import Estimate
+from sizer.report.phases import inside
+from sizer.report.report import Report
+from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE
 from sizer.ui import charts, remarks, serving, tables
 from sizer.ui.capacity import show_capacity
 from sizer.ui.compared import offer_comparison
@@ -30,7 +31,6 @@ from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.share import show_share
 from sizer.ui.tabs import show_tabs
 from sizer.ui.variants import offer_variants
-from sizer.units import format_bytes
 
 DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
 

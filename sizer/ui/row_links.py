@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.table import write_csv
+from sizer.report.table import write_csv
 from sizer.ui.links import LONGEST_ADDRESS
 
 LINK = "Link"  # the column's name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sizer.units import GIB, KIB, MIB
+from sizer.base.units import GIB, KIB, MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.decision import DeviceReport, DeviceRow, RankReport, RankRow
-from sizer.memory.fit import Verdict
-from sizer.memory.served import ServedFigures, Starts
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.decision import DeviceReport, DeviceRow, RankReport, RankRow
+from sizer.report.fit import Verdict
+from sizer.report.served import ServedFigures, Starts
 from sizer.serving.words import describe_served_devices, describe_served_ranks, verdict_words
 from sizer.ui.exports import offer_download
 from sizer.ui.palette import MARKS, VERDICT_COLOURS

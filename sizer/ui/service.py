@@ -11,16 +11,16 @@ from typing import Any
 import streamlit as st
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
+from sizer.base.errors import HubError, SizerError
+from sizer.base.units import counted
 from sizer.catalogue.presets import PRESETS, Preset
-from sizer.errors import HubError, SizerError
-from sizer.memory.report import Report
-from sizer.request import Request, format_query
+from sizer.query.request import Request, format_query
+from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.ui.focus import Cell
 from sizer.ui.turns import give_back, result_of
-from sizer.units import counted
 
 LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box

@@ -1,4 +1,4 @@
-"""A server as a task of the page: its fields of the form, and its answer. The figures are those of sizer.memory.served."""
+"""A server as a task of the page: its fields of the form, and its answer. The figures are those of sizer.report.served."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from sizer.base.units import GIB, counted, format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS
 from sizer.catalogue.sources import Source
-from sizer.memory.report import Report
-from sizer.memory.served import Served
-from sizer.query_keys import KEYS
-from sizer.request import Request, format_query, parse_query
+from sizer.query.keys import KEYS
+from sizer.query.request import Request, format_query, parse_query
+from sizer.report.report import Report
+from sizer.report.served import Served
 from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line
 from sizer.ui.drawing import draw
 from sizer.ui.form_model import KEEP
 from sizer.ui.links import offer_copy, show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
 from sizer.ui.tabs import show_tabs
-from sizer.units import GIB, counted, format_bytes
 
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names

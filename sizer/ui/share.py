@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.errors import SizerError
-from sizer.memory.estimate import Estimate
-from sizer.memory.peak import PeakReport
-from sizer.memory.report import Report
-from sizer.request import Request, format_query
+from sizer.base.errors import SizerError
+from sizer.query.request import Request, format_query
+from sizer.report.estimate import Estimate
+from sizer.report.peak import PeakReport
+from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.ui import service
 from sizer.ui.exports import offer_download

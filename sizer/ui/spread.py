@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from sizer.memory.timeline import Curve
+from sizer.allocator.timeline import Curve
 
 LEAST_SHARE = 0.12  # of the axis, for each phase of a generation
 STRETCHED = ("prefill",)  # only curves with one of these phases are changed

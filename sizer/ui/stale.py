@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.memory.report import Report
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.report import Report
 from sizer.ui.capacity import show_capacity
 from sizer.ui.headline import sentence, show_badge, show_figures
 from sizer.ui.peak_kinds import PEAK_KINDS

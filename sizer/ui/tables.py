@@ -8,12 +8,13 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from sizer.memory.census import Census, TensorRow
-from sizer.memory.estimate import Estimate
-from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
-from sizer.memory.phases import PHASE_ENDS, PHASE_TITLES
-from sizer.memory.report import Report
-from sizer.request import Request
+from sizer.base.units import format_bytes, format_more
+from sizer.query.request import Request
+from sizer.report.census import Census, TensorRow
+from sizer.report.estimate import Estimate
+from sizer.report.kv_cache import PAGED_NOTE, describe_growth
+from sizer.report.phases import PHASE_ENDS, PHASE_TITLES
+from sizer.report.report import Report
 from sizer.ui import defaults
 from sizer.ui.drawn import drawn_once, made_once
 from sizer.ui.focus import ask_peak_kind, look_at
@@ -22,7 +23,6 @@ from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.scale import GIBIBYTES, scale_for
 from sizer.ui.styled import worked_out
-from sizer.units import format_bytes, format_more
 
 LARGEST = "Largest batch"
 LEGEND = (

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.curve import Level
-from sizer.memory.phases import PHASE_TITLES
+from sizer.report.phases import PHASE_TITLES
 from sizer.ui.charts import HEADROOM, finish, size_axis
 from sizer.ui.palette import INK
 from sizer.ui.scale import Scale, scale_for

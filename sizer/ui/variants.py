@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import streamlit as st
 
+from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
-from sizer.errors import RequestError
-from sizer.questions.query import MOST
-from sizer.request import Request, format_query, parse_query
+from sizer.query.request import Request, format_query, parse_query
+from sizer.query.several import MOST
 from sizer.ui import compared
 
 

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from sizer.architecture.heads import choose_head
-from sizer.errors import BuildError
+from sizer.base.errors import BuildError
 
 # 5.17, models/sam2_video/configuration_sam2_video.py: the dict of a mask decoder becomes the config of a prompt encoder, so that
 # no model can be built from any config.json.

@@ -12,10 +12,10 @@ from torch import nn
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.adapters import cast
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError
 from sizer.catalogue.adapters import ADAPTERS
-from sizer.config_json import encode_config
-from sizer.errors import BuildError
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.tracing.trace import build
 from tests.architecture.tiny_configs import TINY
 from tests.tracing.models import LLAMA, MIXTRAL, WHISPER

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sizer.architecture.census import take_census
-from sizer.errors import BuildError
-from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
+from sizer.base.errors import BuildError
+from sizer.report.census import Census, DtypeRow, ModuleRow, TensorRow
 
 
 def census_of(factory) -> Census:

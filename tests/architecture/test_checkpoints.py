@@ -19,14 +19,14 @@ from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.loaded import as_loaded
 from sizer.architecture.packed import checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError, ConfigError
 from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.config_json import encode_config
-from sizer.custom import size_module
-from sizer.errors import BuildError, ConfigError
-from sizer.estimator import estimate
-from sizer.memory.caveats import caveats
-from sizer.request import parse_query
+from sizer.estimating.custom import size_module
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.caveats import caveats
 from sizer.tracing.trace import build
 from tests.tracing.models import LLAMA, MIXTRAL
 

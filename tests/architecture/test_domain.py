@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from sizer.architecture.domain import annotation_words, check_value
-from sizer.errors import ConfigError
+from sizer.base.errors import ConfigError
 
 INT = frozenset({"int"})
 

@@ -13,9 +13,9 @@ from transformers import CONFIG_MAPPING
 
 from sizer.architecture.guard import clean_config
 from sizer.architecture.schema import known_keys
+from sizer.base.config_json import read_config
+from sizer.base.errors import ConfigError
 from sizer.catalogue.presets import PRESETS
-from sizer.config_json import read_config
-from sizer.errors import ConfigError
 
 # Text, vision, audio, several parts, experts, state space, no attention, a timm backbone, infinities, legacy keys.
 SAMPLE = (

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from sizer.architecture.hub import _Exchange, fetch_config
-from sizer.config_json import read_config
-from sizer.errors import HubError
+from sizer.base.config_json import read_config
+from sizer.base.errors import HubError
 from tests.hub import REPO, Handler, Hub
 
 CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 768}).encode()

@@ -10,10 +10,10 @@ from sizer.architecture.from_config import NOTE_LIMIT, from_config
 from sizer.architecture.heads import fitting_heads
 from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
 from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.base.codec import LIMIT_TEXT
+from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
 from sizer.device.trial.limits import one_thread
-from sizer.errors import BuildError, ConfigError, RequestError, TraceError
-from sizer.memory.codec import LIMIT_TEXT
-from sizer.request import Request
+from sizer.query.request import Request
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY
 
 # Lengths that keep a real step on two cores short: tokens, samples of sound. The others run at their usual length.

@@ -5,7 +5,7 @@ from transformers import AutoConfig
 
 from sizer.architecture.heads import choose_head, fitting_heads, has_no_forward
 from sizer.architecture.huggingface import huggingface_blueprint
-from sizer.errors import BuildError, RequestError
+from sizer.base.errors import BuildError, RequestError
 
 
 def usual(model_type: str, **fields) -> str:

@@ -18,7 +18,7 @@ from sizer.architecture.sizes import (
     usual_image,
     usual_length,
 )
-from sizer.errors import RequestError
+from sizer.base.errors import RequestError
 from tests.architecture.oldest import has_model
 from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY, VISION

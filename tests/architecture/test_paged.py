@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from sizer.config_json import encode_config
-from sizer.estimator import estimate
-from sizer.request import parse_query
+from sizer.base.config_json import encode_config
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
 from tests.tracing.models import LLAMA
 
 pytest.importorskip("bitsandbytes")

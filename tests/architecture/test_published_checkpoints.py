@@ -20,9 +20,9 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.packed import checkpoint_bytes, pack
 from sizer.architecture.quantization_settings import Quantization, quantization_of
 from sizer.architecture.quantized_layers import quantized_layers
+from sizer.base.config_json import encode_config
 from sizer.catalogue.presets import PRESETS
-from sizer.config_json import encode_config
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.tracing.trace import build
 
 ROWS = json.loads(Path(__file__).with_name("published_checkpoints.json").read_text())

@@ -18,12 +18,12 @@ from sizer.architecture.compilation import compiled_when_called
 from sizer.architecture.packed import checkpoint_bytes, pack
 from sizer.architecture.quantization import elements_of, quantization_states, unquantized_part
 from sizer.architecture.quantization_settings import Quantization
-from sizer.config_json import encode_config
-from sizer.errors import BuildError
-from sizer.estimator import estimate
-from sizer.memory.caveats import caveats
-from sizer.memory.tape import EMPTY_CACHE
-from sizer.request import parse_query
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.caveats import caveats
+from sizer.tape.tape import EMPTY_CACHE
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, build_loaded
 from tests.tracing.models import LLAMA, MIXTRAL

@@ -21,10 +21,10 @@ from sizer.architecture.loaded import as_loaded
 from sizer.architecture.packed import PackedExperts, PackedLinear, pack
 from sizer.architecture.quantization_settings import Quantization
 from sizer.architecture.quark_settings import layer_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import ConfigError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.config_json import encode_config
-from sizer.errors import ConfigError
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.tracing.trace import build
 from tests.tracing.models import LLAMA, MIXTRAL
 

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue import sources
 from sizer.catalogue.sources import SOURCES, import_function, offered_sources
-from sizer.errors import BuildError, RequestError
-from sizer.query_keys import KEYS
-from sizer.request import parse_query
+from sizer.query.keys import KEYS
+from sizer.query.request import parse_query
 from sizer.service.settings import preloaded
 
 WITHOUT_TIMM = [source for source in SOURCES.values() if source.required]

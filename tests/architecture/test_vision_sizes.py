@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sizer.architecture.vision import vision_blueprint
+from sizer.base.errors import RequestError
+from sizer.base.versions import installed_version
 from sizer.device.trial.limits import one_thread
-from sizer.errors import RequestError
-from sizer.versions import installed_version
 from tests.architecture.vision_facts import build_on_meta
 
 TOO_SMALL = (RuntimeError, ValueError, AssertionError)

@@ -14,7 +14,7 @@ from torch import nn
 from sizer.architecture.census import take_census
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.architecture.vision import vision_blueprint
-from sizer.memory.census import Census
+from sizer.report.census import Census
 
 
 @contextlib.contextmanager

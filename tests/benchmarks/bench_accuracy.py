@@ -20,8 +20,9 @@ from statistics import median
 
 import torch
 
+from sizer.base.config_json import read_config
+from sizer.base.errors import SizerError
 from sizer.commands.text import format_table
-from sizer.config_json import read_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row
@@ -29,8 +30,7 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
 from sizer.device.record.files import read_measured
 from sizer.device.record.recording import Measured
-from sizer.errors import SizerError
-from sizer.estimator import estimate_cell
+from sizer.estimating.estimator import estimate_cell
 
 MEASURED = Path(__file__).parent.parent / "measured"
 QUANTITIES = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from sizer.memory.allocator import replay_events
-from sizer.memory.tape import CATEGORIES, Tape
-from sizer.memory.timeline import read_timeline
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.timeline import read_timeline
+from sizer.tape.tape import CATEGORIES, Tape
 
 
 def training_tape(events: int, seed: int = 0) -> Tape:

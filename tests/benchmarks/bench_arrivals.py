@@ -13,8 +13,8 @@ from statistics import median
 
 import torch
 
+from sizer.allocator.allocator import replay
 from sizer.commands.text import format_table
-from sizer.memory.allocator import replay
 from tests.benchmarks.published.arrivals import arrivals_of, in_threads
 from tests.benchmarks.published.rows import Run, read_runs
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
-from sizer.config_json import encode_config
-from sizer.errors import SizerError
+from sizer.base.config_json import encode_config
+from sizer.base.errors import SizerError
 from sizer.service.client import JobClient
 from sizer.service.fair_queue import Visitor
 from sizer.service.settings import Settings

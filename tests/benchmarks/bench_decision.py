@@ -21,11 +21,11 @@ from unittest.mock import patch
 
 import torch
 
+from sizer.allocator import allocator
 from sizer.decision.devices import devices
 from sizer.decision.levers import levers
-from sizer.estimator import Estimator
-from sizer.memory import allocator
-from sizer.request import parse_query
+from sizer.estimating.estimator import Estimator
+from sizer.query.request import parse_query
 from sizer.service.client import PROBE, JobClient
 from sizer.service.tape_folder import FOLDER_VARIABLE
 
@@ -44,7 +44,7 @@ OTHERS = {
     "expandable segments": {"expandable": "1"},
 }
 LOOK_SECONDS = 0.005  # between two looks at what a job has
-REPLAYING = ("allocator", "fit", "unbounded")  # the modules of sizer.memory that call replay_events
+REPLAYING = ("allocator.allocator", "report.fit", "report.unbounded")  # modules that call replay_events
 
 
 class KeptInMemory(dict):
@@ -76,7 +76,7 @@ class Counter:
 
         with ExitStack() as stack:
             for module in REPLAYING:
-                stack.enter_context(patch(f"sizer.memory.{module}.replay_events", counted))
+                stack.enter_context(patch(f"sizer.{module}.replay_events", counted))
             yield
 
 

@@ -16,7 +16,7 @@ import signal
 import statistics
 import time
 
-from sizer.memory.report import Report
+from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.job import SILENT
 from sizer.service.settings import Settings

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sizer.architecture.guard import clean_config
-from sizer.errors import ConfigError
+from sizer.base.errors import ConfigError
 
 IGNORED = ("transformers_version", "dtype")
 

@@ -2,7 +2,7 @@
 
 Reads `tests/measured/published/outside.csv` (README.md there says what its columns mean) and prints, per GPU, the messages that
 are used, their median beside the catalogue's rule, and how many lie within its range; then what the rule's numbers in
-`sizer/catalogue/contexts.py` come from. `tests/memory/test_context.py` holds the two together.
+`sizer/catalogue/contexts.py` come from. `tests/catalogue/test_context.py` holds the two together.
 """
 
 from __future__ import annotations

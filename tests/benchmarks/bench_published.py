@@ -22,8 +22,8 @@ from importlib.util import find_spec
 import torch
 import transformers
 
+from sizer.base.errors import SizerError
 from sizer.commands.text import format_table
-from sizer.errors import SizerError
 from tests.benchmarks.published.cases import NEEDS
 from tests.benchmarks.published.errors import LIBRARIES, kind_of, summarize, write_errors
 from tests.benchmarks.published.held import Held, hold

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.service.client import JobClient
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job

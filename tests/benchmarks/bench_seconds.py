@@ -15,8 +15,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from sizer.base.units import MIB
 from sizer.service.tape_folder import FOLDER_VARIABLE
-from sizer.units import MIB
 
 IMPORT = [sys.executable, "-c", "import torch"]
 ONE_CELL = ("--dtype", "bfloat16", "--batch", "1")

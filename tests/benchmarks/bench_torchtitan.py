@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import sizer
-from sizer.memory.estimate import Estimate
+from sizer.report.estimate import Estimate
 from tests.benchmarks.bench_outside import PUBLISHED
 from tests.benchmarks.tables import read_table, replace_rows
 

@@ -23,9 +23,9 @@ import torch
 if sys.argv[1] == "new":
     from sizer.service.local import placeholders
     placeholders.install()
-from sizer.errors import SizerError
-from sizer.estimator import estimate
-from sizer.request import parse_query
+from sizer.base.errors import SizerError
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
 for line in sys.stdin:
     try:
         print(estimate(parse_query(line.strip())).to_json(), flush=True)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
 from tests.browser.conftest import ANSWER_MS, fit
 from tests.browser.test_browser import LLAMA, LLAMA_PARAMETERS, headline, wait_for_the_whole
 from tests.ui.comparisons import CUDA, comparison_of, measured_on

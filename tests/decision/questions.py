@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
 from sizer.decision.cells import Cells
-from sizer.estimator import estimate
-from sizer.memory.decision import Cell, cell_of
-from sizer.request import Request, parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import Request, parse_query
+from sizer.report.decision import Cell, cell_of
 
 CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"
 VISION = "arch=torchvision:vit_b_32&dtype=bfloat16&batch=4&gpu=rtx-4090"

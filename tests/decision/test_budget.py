@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.base.codec import decode, encode
+from sizer.base.errors import RequestError
 from sizer.decision.budget import BUDGETS, budget
-from sizer.errors import RequestError
-from sizer.estimator import estimate
-from sizer.memory.codec import decode, encode
-from sizer.memory.decision import BudgetPoint, BudgetReport, Cell, describe_budgets
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.decision import BudgetPoint, BudgetReport, Cell, describe_budgets
 from tests.decision.questions import TWO_LAYERS
 
 pytest.importorskip("triton")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.base.codec import decode, encode
+from sizer.base.config_json import encode_config
 from sizer.catalogue.gpus import GPUS
 from sizer.commands.which import format_devices
-from sizer.config_json import encode_config
 from sizer.decision.devices import devices
-from sizer.estimator import estimate
-from sizer.memory.codec import decode, encode
-from sizer.memory.decision import DeviceReport, cell_of, describe_fitting
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.decision import DeviceReport, cell_of, describe_fitting
 from tests.decision.questions import TRACED_EACH, TWO_LAYERS, anew
 
 QUERY = f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=4&expandable=1"
@@ -72,8 +72,8 @@ def test_jobs_beside_each_other_keep_what_each_has_replayed(monkeypatch):
         *_, found = devices(parse_query(QUERY), gpus=[GPUS[key] for key in part], kept=kept)
         assert all(row.cell.fits for row in found.rows)
         together.update(kept)
-    for module in ("allocator", "fit", "unbounded"):
-        monkeypatch.setattr(f"sizer.memory.{module}.replay_events", None)
+    for module in ("allocator.allocator", "report.fit", "report.unbounded"):
+        monkeypatch.setattr(f"sizer.{module}.replay_events", None)
     *_, again = devices(parse_query(QUERY), gpus=[GPUS[key] for part in parts for key in part], kept=together)
     assert all(row.batch for row in again.rows)
 

@@ -12,18 +12,18 @@ import torch
 import transformers
 from torch import nn
 
+from sizer.base.codec import decode, encode
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError, RequestError
+from sizer.base.versions import installed_version
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
-from sizer.errors import BuildError, RequestError
-from sizer.memory.codec import decode, encode
-from sizer.memory.decision import LeverReport, saves
-from sizer.request import format_query, parse_query
+from sizer.query.request import format_query, parse_query
+from sizer.report.decision import LeverReport, saves
 from sizer.tracing.compiled.names import OLDEST_READ
-from sizer.versions import installed_version
 from tests.decision.questions import (
     ADAPTED,
     AT_ONCE,

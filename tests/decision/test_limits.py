@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.base.codec import decode, encode
 from sizer.decision.limits import SIZES, limits
-from sizer.estimator import estimate
-from sizer.memory.codec import decode, encode
-from sizer.memory.decision import Limit, LimitReport
-from sizer.query_values import MAX_SEQUENCE_LENGTH
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.query.values import MAX_SEQUENCE_LENGTH
+from sizer.report.decision import Limit, LimitReport
 from tests.decision.questions import (
     CNN,
     LANGUAGE,

@@ -9,20 +9,20 @@ from importlib.util import find_spec
 import pytest
 from torch.cuda import _memory_viz
 
+from sizer.allocator.addresses import find_addresses
+from sizer.allocator.snapshot import make_snapshot
+from sizer.base.codec import decode, encode
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.config_json import encode_config
 from sizer.decision.cells import Cells, one_cell
 from sizer.decision.peak import peak, snapshot
-from sizer.errors import RequestError, TraceError
-from sizer.memory.addresses import find_addresses
-from sizer.memory.block_notes import BlockNotes
-from sizer.memory.codec import decode, encode
-from sizer.memory.estimate import Estimate
-from sizer.memory.loops import written
-from sizer.memory.peak import PeakReport
-from sizer.memory.snapshot import make_snapshot
-from sizer.memory.tape import Tape
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
+from sizer.report.peak import PeakReport
+from sizer.tape.block_notes import BlockNotes
+from sizer.tape.loops import written
+from sizer.tape.tape import Tape
 from tests.decision.questions import CNN, DETECTION, IN_TESTS, LANGUAGE, TWO_LAYERS
 from tests.tracing.models import LLAMA
 

@@ -8,13 +8,13 @@ from unittest import mock
 
 import pytest
 
-from sizer.config_json import encode_config
+from sizer.base.codec import decode, encode
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from sizer.decision.ranks import ranks, ways
-from sizer.errors import RequestError
-from sizer.estimator import estimate
-from sizer.memory.codec import decode, encode
-from sizer.memory.decision import RankReport, describe_fewest
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.decision import RankReport, describe_fewest
 from tests.decision.questions import TWO_LAYERS, anew
 from tests.tracing.models import LLAMA
 

@@ -18,16 +18,16 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.decision.peak import peak, script
 from sizer.decision.script import write_script
 from sizer.decision.script_values import value_code
 from sizer.device.trial.limits import one_thread
-from sizer.errors import BuildError
-from sizer.memory.peak import PeakReport
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.peak import PeakReport
 from tests.architecture.tiny_configs import TINY
 from tests.distributed.test_gloo import traced
 from tests.tracing.cpu_truth import tape_bytes

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 
 import sizer
+from sizer.base.codec import decode, encode
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS
 from sizer.commands.levers import format_levers
 from sizer.commands.ranks import format_ranks
 from sizer.commands.which import format_devices
-from sizer.config_json import encode_config
 from sizer.decision.devices import devices
 from sizer.decision.levers import levers
 from sizer.decision.ranks import ranks
 from sizer.decision.serving import ways
-from sizer.errors import RequestError
-from sizer.memory.codec import decode, encode
-from sizer.memory.decision import DeviceReport, LeverReport, RankReport
-from sizer.memory.served import figures_of
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.decision import DeviceReport, LeverReport, RankReport
+from sizer.report.served import figures_of
 from sizer.serving.words import describe_served_devices, describe_served_ranks
 
 # 8 heads, 2 layers, 0.5 GiB of weights in 16 bits

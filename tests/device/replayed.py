@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from sizer.allocator.allocator import Replay, replay_events
+from sizer.allocator.best_fit import ABOVE, BELOW, LIMIT
+from sizer.allocator.cuda import MIN_BLOCK
+from sizer.allocator.cuda_cache import CudaCache
+from sizer.allocator.looped import place
+from sizer.allocator.timeline import read_timeline
+from sizer.base.versions import by_address, parse_version
 from sizer.device.record.files import CaseRecord
 from sizer.device.record.measurement import Measurement, PhaseReading
 from sizer.device.record.recording import Segment
-from sizer.memory.allocator import Replay, replay_events
-from sizer.memory.best_fit import ABOVE, BELOW, LIMIT
-from sizer.memory.cuda import MIN_BLOCK
-from sizer.memory.cuda_cache import CudaCache
-from sizer.memory.looped import place
-from sizer.memory.tape import Tape
-from sizer.memory.timeline import read_timeline
-from sizer.request import parse_query
-from sizer.versions import by_address, parse_version
+from sizer.query.request import parse_query
+from sizer.tape.tape import Tape
 
 FIGURES = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 

@@ -6,17 +6,17 @@ from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.timeline import live_by_category, running_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Measurement, PhaseReading, TensorBytes
 from sizer.device.record.recording import Measured
-from sizer.memory.allocator import replay_events
-from sizer.memory.census import Census
-from sizer.memory.column import read_columns
-from sizer.memory.family import TapeFamily
-from sizer.memory.report import Report, build_report
-from sizer.memory.tape import CATEGORIES, Tape
-from sizer.memory.timeline import live_by_category, running_bytes
-from tests.memory.reports import CENSUS
+from sizer.report.census import Census
+from sizer.report.column import read_columns
+from sizer.report.report import Report, build_report
+from sizer.tape.family import TapeFamily
+from sizer.tape.tape import CATEGORIES, Tape
+from tests.report.reports import CENSUS
 
 GIB = 2**30
 CPU = DeviceFacts(device="cpu", name="A processor", total_bytes=16 * GIB)

@@ -9,14 +9,14 @@ from importlib import resources
 
 import pytest
 
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import PART_NAME
-from sizer.config_json import encode_config
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
-from sizer.errors import BuildError, ConfigError, RequestError
-from sizer.estimator import estimate
-from sizer.memory.tape import PIPELINE_PHASES
-from sizer.request import format_query, parse_query
-from tests.test_request import as_a_job_tells_it
+from sizer.estimating.estimator import estimate
+from sizer.query.request import format_query, parse_query
+from sizer.tape.tape import PIPELINE_PHASES
+from tests.query.test_request import as_a_job_tells_it
 
 FLUX = "arch=diffusers:flux.1-dev"
 

@@ -15,10 +15,10 @@ from sizer.decision.levers import levers
 from sizer.decision.limits import limits
 from sizer.decision.peak import peak
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS
-from sizer.estimator import estimate
-from sizer.memory.decision import LeverReport, saves
-from sizer.model import Counted
-from sizer.request import Request, parse_query
+from sizer.estimating.estimator import estimate
+from sizer.estimating.model import Counted
+from sizer.query.request import Request, parse_query
+from sizer.report.decision import LeverReport, saves
 
 SMALL = "arch=diffusers:sd1.5&dtype=float16&gpu=custom:2GiB@8.9"
 BY_KEY = {lever.key: lever for lever in PIPELINE_LEVERS}

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import CAST
-from sizer.config_json import encode_config
 from sizer.diffusion.bundle import preset_names
-from sizer.errors import RequestError
-from sizer.estimator import estimate
-from sizer.memory.estimate import Estimate
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
 from tests.diffusion.test_bundle import files_of
 from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)
 

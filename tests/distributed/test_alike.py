@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sizer.architecture import make_blueprint
-from sizer.memory.tape import Tape
-from sizer.request import Request, parse_query
-from sizer.scopes import as_traced
+from sizer.estimating.scopes import as_traced
+from sizer.estimating.work import work_of
+from sizer.query.request import Request, parse_query
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
-from sizer.work import work_of
 from tests.decision.questions import TWO_LAYERS
 
 LANGUAGE = f"{TWO_LAYERS}&seq=16&batch=2&gpu=h100-80gb"

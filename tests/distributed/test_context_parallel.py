@@ -8,11 +8,11 @@ import pytest
 from torch.nn import functional
 
 import sizer
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError, TraceError
 from sizer.decision.cells import Cells
-from sizer.errors import RequestError, TraceError
-from sizer.memory.estimate import Estimate
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
 from tests.tracing.models import BERT, LLAMA
 
 # 1,000 words, 256 wide; heads of 32, of which 8 ask and 8 are asked

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers.distributed import DistributedConfig
 
 import sizer
-from sizer.memory.bounds import ROUTED
+from sizer.report.bounds import ROUTED
 from sizer.tracing.meta.collectives import ROUTES
 from tests.distributed.steps import loaded, save_checkpoints
 

@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.allocator.timeline import running_bytes
 from sizer.architecture import make_blueprint
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
 from sizer.device.record.recording import Measured
 from sizer.device.trial.limits import one_thread
-from sizer.memory.tape import Tape
-from sizer.memory.timeline import running_bytes
+from sizer.estimating.work import work_of
 from sizer.processes.environment import own_environment
 from sizer.processes.process import python_command
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
-from sizer.work import work_of
 from tests.tracing.cpu_truth import tape_bytes
 from tests.tracing.models import GPT2, LLAMA, VIT
 

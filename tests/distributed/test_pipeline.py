@@ -9,16 +9,16 @@ import torch
 from torch.distributed import pipelining
 
 import sizer
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from sizer.catalogue.schedules import SCHEDULES
-from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.distributed.devices import Accelerator
 from sizer.distributed.pipeline import layers_by_stage
 from sizer.distributed.world import world_of
-from sizer.errors import RequestError
-from sizer.request import parse_query
+from sizer.estimating.work import plan_of
+from sizer.query.request import parse_query
 from sizer.tracing.rank import ranks_of_stages
-from sizer.work import plan_of
 from tests.tracing.models import BERT, GPT2, LLAMA
 
 # 1,000 words, 256 wide, an MLP of 512, 8 heads of which 4 are asked; a layer has 2 norms, the model one

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS
-from sizer.errors import RequestError
-from sizer.request import DEFAULT_BATCHES, format_query, gpu_of, parse_query
-from sizer.scopes import as_traced
-from sizer.work import plan_of
+from sizer.estimating.scopes import as_traced
+from sizer.estimating.work import plan_of
+from sizer.query.request import DEFAULT_BATCHES, format_query, gpu_of, parse_query
 
 LLAMA = "arch=hf:llama-3.1-8b"
 

@@ -10,13 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 import sizer
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from sizer.decision.cells import Cells
 from sizer.distributed import sharding
 from sizer.distributed.sequence_parallel import styles
-from sizer.errors import RequestError
-from sizer.memory.estimate import Estimate
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
 from tests.tracing.models import BERT, LLAMA
 
 # 1,000 words, 256 wide, an MLP of 512; heads of 32

@@ -8,8 +8,8 @@ import pytest
 from transformers import PreTrainedModel
 
 import sizer
-from sizer.config_json import encode_config
-from sizer.errors import RequestError
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from tests.tracing.models import BERT, GPT2, LLAMA
 
 # 1,000 words, 256 wide, an MLP of 512; heads of 32, of which 8 ask and 4 are asked

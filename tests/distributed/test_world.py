@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 import sizer
+from sizer.base.errors import RequestError, TraceError
 from sizer.distributed.devices import Accelerator
 from sizer.distributed.world import world_of
-from sizer.errors import RequestError, TraceError
 from tests.benchmarks.bench_torchtitan import reduced_as_before_july_2024
 
 GPU = "h100-80gb"

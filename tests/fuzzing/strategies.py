@@ -9,7 +9,7 @@ from urllib.parse import quote
 from hypothesis import strategies as st
 
 from sizer.catalogue.gpus import GPUS
-from sizer.query_keys import KEYS
+from sizer.query.keys import KEYS
 from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import TINY
 

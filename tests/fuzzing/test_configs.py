@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sizer.architecture.guard import clean_config
 from sizer.architecture.huggingface import read_architecture
-from sizer.config_json import read_config
-from sizer.errors import ConfigError
+from sizer.base.config_json import read_config
+from sizer.base.errors import ConfigError
 from tests.fuzzing.strategies import JSON, mutated_configs
 
 

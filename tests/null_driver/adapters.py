@@ -15,10 +15,10 @@ import torch
 
 from sizer.architecture import make_blueprint
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
-from sizer.request import parse_query
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
-from sizer.work import work_of
 from tests.null_driver.emptied import empty_the_allocator
 from tests.null_driver.values import KnownValues
 

@@ -23,15 +23,15 @@ import torch
 from torch import nn
 
 from sizer.architecture import make_blueprint
+from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
-from sizer.config_json import encode_config
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
-from sizer.request import parse_query
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
 from sizer.tracing.compiled.inductor import without_function_modes
 from sizer.tracing.compiled.modules import budgeted, module_compiled
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
-from sizer.work import work_of
 from tests.null_driver.build import null_environment
 from tests.null_driver.compiled import environment, nothing_compiled_or_timed
 from tests.null_driver.emptied import empty_the_allocator

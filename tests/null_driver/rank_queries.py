@@ -28,10 +28,10 @@ from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, prepare
 from sizer.device.trial.rank import take_part
 from sizer.distributed import passes
-from sizer.request import parse_query
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
 from sizer.tracing.pipelined import make_steps
 from sizer.tracing.trace import repeatable
-from sizer.work import work_of
 from tests.null_driver.quantized import without_outliers
 from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues

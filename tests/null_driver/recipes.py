@@ -15,8 +15,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
-from sizer.config_json import encode_config
 from sizer.running.values import Values
 from tests.architecture.tiny_configs import TINY
 from tests.null_driver.build import null_environment

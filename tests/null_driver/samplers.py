@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from sizer.server.profile import DTYPE, Sampler
+from sizer.estimating.server_profile import DTYPE, Sampler
 
 
 def main(path: str, rows: int, vocabulary: int, programs: int) -> None:

@@ -8,10 +8,10 @@ from array import array
 
 import pytest
 
-from sizer.memory.allocator import replay_events
-from sizer.memory.replay import Replay
-from sizer.memory.streams import streams_behind
-from sizer.memory.tape import EMPTY_CACHE, Tape
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.replay import Replay
+from sizer.tape.streams import streams_behind
+from sizer.tape.tape import EMPTY_CACHE, Tape
 from tests.null_driver.allocations import STREAMS
 
 MIB = 2**20

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from sizer.allocator.allocator import replay
+from sizer.base.versions import installed_version
 from sizer.catalogue.gpus import GPUS
-from sizer.memory.allocator import replay
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation
-from sizer.versions import installed_version
 from tests.null_driver.conftest import Run
 from tests.tracing.generations import generation, work
 from tests.tracing.quantized_caches import four_bit_caches

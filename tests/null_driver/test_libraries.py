@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sizer.custom import size_step
+from sizer.estimating.custom import size_step
 from tests.null_driver.conftest import Run
 from tests.null_driver.libraries import STEPS
 

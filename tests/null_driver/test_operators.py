@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import sizer
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from tests.null_driver import layouts, operators
 from tests.null_driver.operators import MODES, Case, layout, moved, work
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sizer.allocator.allocator import replay
 from sizer.catalogue.gpus import GPUS
-from sizer.memory.allocator import replay
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace

@@ -6,16 +6,16 @@ import json
 
 import pytest
 
+from sizer.allocator.allocator import replay
 from sizer.architecture import make_blueprint
+from sizer.base.config_json import encode_config
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.gpus import GPUS
-from sizer.config_json import encode_config
-from sizer.memory.allocator import replay
-from sizer.request import parse_query
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build_loaded, trace
-from sizer.work import work_of
 from tests.tracing.models import LLAMA
 
 pytest.importorskip("bitsandbytes")

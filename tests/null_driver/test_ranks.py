@@ -9,11 +9,11 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from transformers.distributed import DistributedConfig
 
 import sizer
+from sizer.base.config_json import encode_config
 from sizer.catalogue.parallel import PARALLELS
-from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
-from sizer.memory.bounds import STREAMS
-from sizer.request import Request, parse_query
+from sizer.query.request import Request, parse_query
+from sizer.report.bounds import STREAMS
 from tests.distributed.cases import CASES, Case
 from tests.distributed.steps import save_checkpoints
 from tests.tracing.models import BERT, LLAMA, VIT

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from sizer.architecture import make_blueprint
-from sizer.config_json import read_config
+from sizer.base.config_json import read_config
+from sizer.base.versions import parse_version
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.files import CaseRecord, read_measured
 from sizer.device.record.measurement import Measurement
-from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.estimating.work import work_of
+from sizer.report.estimate import Estimate, estimate_tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
-from sizer.versions import parse_version
-from sizer.work import work_of
 from tests.benchmarks.bench_accuracy import hold
 from tests.device.replayed import disagreements
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.errors import ConfigError
+from sizer.base.errors import ConfigError
 from sizer.pasted.out_of_memory import is_message, read_message
 
 GIB, MIB = 2**30, 2**20

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizer.errors import ConfigError
+from sizer.base.errors import ConfigError
 from sizer.pasted.pickle_reader import read_plain
 
 VALUES = [

@@ -6,14 +6,14 @@ import pickle
 
 import pytest
 
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.snapshot import write_snapshot
+from sizer.allocator.timeline import read_timeline
+from sizer.base.errors import ConfigError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.errors import ConfigError
-from sizer.memory.allocator import replay_events
-from sizer.memory.snapshot import write_snapshot
-from sizer.memory.timeline import read_timeline
 from sizer.pasted.pickle_reader import read_plain
 from sizer.pasted.snapshot import MOST_POINTS, read_snapshot
-from tests.memory.tapes import random_tape
+from tests.tape.tapes import random_tape
 
 GPU = find_gpu("a100-80gb")
 

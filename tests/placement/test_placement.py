@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import sizer
 from sizer.__main__ import main
+from sizer.base.errors import BuildError
 from sizer.commands.placement import format_placement
-from sizer.errors import BuildError
 from sizer.placement import findings
 from sizer.placement.check import check_placement, check_request
 from sizer.placement.report import Group, PlacementReport
 from sizer.processes.child import Channel
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.service import tasks
 
 X = torch.arange(8.0).reshape(2, 4)

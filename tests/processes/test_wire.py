@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sizer import errors
-from sizer.errors import JobError, Refusal, RequestError
+from sizer.base import errors
+from sizer.base.errors import JobError, Refusal, RequestError
 from sizer.processes.wire import (
     LIMIT_PROGRESS,
     LIMIT_TEXT,

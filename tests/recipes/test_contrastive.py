@@ -8,15 +8,15 @@ from unittest import mock
 import pytest
 import torch
 
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError, RequestError
 from sizer.decision.lever_table import LEVERS
 from sizer.decision.levers import levers
-from sizer.errors import BuildError, RequestError
-from sizer.estimator import estimate
-from sizer.memory.estimate import Estimate
+from sizer.estimating.estimator import estimate
+from sizer.query.request import format_query, parse_query
 from sizer.recipes import preferences
 from sizer.recipes.preferences import check_objective, columns_of
-from sizer.request import format_query, parse_query
+from sizer.report.estimate import Estimate
 
 _SIZES = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
 BERT = f"arch=config:{encode_config(json.dumps({'model_type': 'bert', **_SIZES}))}&dtype=float32&seq=64&gpu=rtx-4090"

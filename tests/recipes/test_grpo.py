@@ -8,19 +8,19 @@ from unittest import mock
 import pytest
 import torch
 
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.decision.lever_code import new_tokens, without_reference
 from sizer.decision.lever_table import LEVERS
 from sizer.decision.limits import _traced_batches
 from sizer.decision.peak import peak
-from sizer.errors import RequestError, TraceError
-from sizer.estimator import estimate, estimate_cell
-from sizer.memory.loops import written
-from sizer.memory.tape import Tape
+from sizer.estimating.estimator import estimate, estimate_cell
+from sizer.query.request import format_query, gpu_of, parse_query
 from sizer.recipes.preferences import prompts_of
-from sizer.request import format_query, gpu_of, parse_query
+from sizer.tape.loops import written
+from sizer.tape.tape import Tape
 from sizer.tracing import rollouts
 from sizer.tracing.steps import Work
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.errors import BuildError, RequestError
-from sizer.estimator import estimate, estimate_cell
-from sizer.memory.loops import written
+from sizer.estimating.estimator import estimate, estimate_cell
+from sizer.query.request import format_query, parse_query
 from sizer.recipes import preferences
 from sizer.recipes.preferences import (
     WithReference,
@@ -22,7 +22,7 @@ from sizer.recipes.preferences import (
     policy_of,
     without_dropout,
 )
-from sizer.request import format_query, parse_query
+from sizer.tape.loops import written
 from tests.tracing.cpu_truth import tape_bytes
 
 GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from sizer.architecture.blueprint import Example
+from sizer.base.errors import BuildError, RequestError
+from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.custom import size_step
 from sizer.decision import lever_code
 from sizer.decision.lever_table import LEVERS
 from sizer.decision.levers import levers
 from sizer.decision.peak import peak
-from sizer.errors import BuildError, RequestError
-from sizer.estimator import estimate
-from sizer.memory.estimate import Estimate
+from sizer.estimating.custom import size_step
+from sizer.estimating.estimator import estimate
+from sizer.query.request import format_query, parse_query
 from sizer.recipes import losses, offloading
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
-from sizer.request import format_query, parse_query
-from sizer.units import format_bytes
+from sizer.report.estimate import Estimate
 from tests.null_driver.recipes import PACKAGES, QUERIES, RECORDED
 
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sizer.__main__ import main
-from sizer.errors import RequestError
+from sizer.base.errors import RequestError
 from sizer.running.difference import Change, Tolerance, find_changes, grown, read_report
 
 

@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, PRIVATE
 from sizer.running.history import BACKWARD, columns_of, tape_of
 from sizer.running.outcome import alive_at_peak
+from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE
 
 
 def event(action: str, address: int, size: int, stamp: str, line: int = 1) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sizer.kept import digest_name
+from sizer.estimating.kept import digest_name
 from sizer.service import tasks
 
 SMALL, LARGE = "image=64", "image=400"

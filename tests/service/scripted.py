@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 
-from sizer import errors
-from sizer.errors import Refusal, RequestError
-from sizer.request import parse_query
+from sizer.base import errors
+from sizer.base.errors import Refusal, RequestError
+from sizer.query.request import parse_query
 
 PIPE = 3  # the descriptor that a forked job answers on
 
@@ -245,7 +245,7 @@ def surroundings(argument, progress) -> dict:
 
 
 def fail(argument, progress) -> dict:
-    """Raises the error of sizer.errors that `argument` names."""
+    """Raises the error of sizer.base.errors that `argument` names."""
     raise getattr(errors, argument)("it went wrong", given="7", allowed="1 to 5", todo="choose less")
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from sizer.errors import JobError
-from sizer.estimator import Estimator
-from sizer.request import parse_query
+from sizer.base.errors import JobError
+from sizer.estimating.estimator import Estimator
+from sizer.query.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.job import Job
 from sizer.service.settings import Settings

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.service import client
 from sizer.service.variables import BROKER_VARIABLE, broker_url
 

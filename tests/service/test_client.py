@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from sizer.base.config_json import encode_config
+from sizer.base.errors import ConfigError, HubError, JobError, RequestError, TraceError
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
 from sizer.catalogue.weights import BITSANDBYTES
-from sizer.config_json import encode_config
-from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
-from sizer.memory.report import Report
+from sizer.report.report import Report
 from sizer.service import client as client_module
 from sizer.service import pool, supervisor
 from sizer.service.cache import Cache

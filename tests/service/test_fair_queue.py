@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.service.fair_queue import (
     AGEING,
     CELL_SECONDS,

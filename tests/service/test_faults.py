@@ -57,7 +57,7 @@ def test_tapes_on_a_full_disk_are_kept_in_memory_and_leave_nothing_behind(tmp_pa
 LEDGER = """
 from pathlib import Path
 from sizer.device.ledger.ledger import Ledger
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from tests.device.ledger.test_ledger import comparison_of, day
 ledger = Ledger(Path(sys.argv[1]))
 kept = [ledger.add(comparison_of(measured_at=day(number))) for number in (1, 2)]
@@ -84,7 +84,7 @@ HOME = """
 from sizer.service.tape_folder import default_folder
 from sizer.service.tapes import TapeStore
 from sizer.device.ledger.ledger import Ledger, ledger_path
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 store = TapeStore(default_folder())
 store.put("architecture", "tape", b"x")
 print(sorted(store.of("architecture")), Ledger(ledger_path()).rows())

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from sizer.base.errors import JobError
 from sizer.catalogue.gpus import GPUS, in_parts
-from sizer.errors import JobError
-from sizer.memory.decision import DeviceReport, DeviceRow
+from sizer.report.decision import DeviceReport, DeviceRow
 from sizer.service.client import JobClient
 from sizer.service.joined_job import JoinedJob
 from sizer.service.settings import Settings

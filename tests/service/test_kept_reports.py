@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from sizer.__main__ import main
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.service import edition, kept_reports
 from sizer.service.edition import code_digest, kept_digest
 from sizer.service.kept_reports import KeptReports
@@ -183,7 +183,7 @@ print(sorted(name for name in sys.modules if name.startswith({HEAVY!r})))"
 
 # What the client of a kept answer must not import: each would take longer than all that it does import.
 LIBRARIES = ("torch", "numpy", "pandas", "asyncio", "importlib.metadata", "subprocess")
-HEAVY = (*LIBRARIES, "sizer.memory", "sizer.device", "sizer.estimator")
+HEAVY = (*LIBRARIES, "sizer.tape", "sizer.allocator", "sizer.report", "sizer.device", "sizer.estimating.estimator")
 
 
 def run_python(program: str, folder: Path) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sizer.__main__ import main
-from sizer.estimator import estimate
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.processes.running import TESTS
@@ -60,11 +60,11 @@ def test_errors_of_a_worker_are_those_of_the_command(monkeypatch, capsys, query,
 
 WHAT_IS_IMPORTED = """
 import sys
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.service.local import answering, placeholders
 request = parse_query({query!r})
 answering.prepare(request)
-from sizer.estimator import estimate
+from sizer.estimating.estimator import estimate
 report = estimate(request)
 real = [name for name, one in sys.modules.items() if one is not None and not isinstance(one, placeholders._Placeholder)]
 print(report.to_json())
@@ -139,7 +139,7 @@ print("done")
 
 
 ANSWERED = """
-from sizer.errors import SizerError
+from sizer.base.errors import SizerError
 from sizer.service.local.answering import answer
 from sizer.service.settings import Settings
 def run(script, argument=None, **limits):

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
+from sizer.base.units import GIB, MIB
 from sizer.service import memory_budget
 from sizer.service.memory_budget import budget_bytes, host_bytes, private_bytes
 from sizer.service.settings import Settings
 from sizer.service.variables import JOB_SECONDS, JOBS, LIMITS, MEMORY, SPARES, WAITING
-from sizer.units import GIB, MIB
 from tests.service.test_server import start  # noqa: F401 (a fixture)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
+from sizer.base.units import MIB
 from sizer.service import memory_budget, memory_group
 from sizer.service.memory_group import APP, JOBS, MemoryGroup, join
-from sizer.units import MIB
 from tests.processes.running import is_running, wait_until
 from tests.service.control_groups import Group, real_group, stand_in
 from tests.service.test_server import RawServer

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.service.logs import LOG_VARIABLE, JsonFormatter, set_up_logging
 from sizer.service.metrics import JobMetrics
 from tests.service.test_client import make_client, submit  # noqa: F401 (a fixture)

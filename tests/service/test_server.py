@@ -112,7 +112,7 @@ def start(tmp_path):
 
 def failure_of(server: RawServer, script: str, argument: str | None = None) -> str:
     """The message of the JobError that a script ends with."""
-    from sizer.errors import JobError
+    from sizer.base.errors import JobError
 
     with pytest.raises(JobError) as caught:
         server.finish(script, argument)
@@ -147,7 +147,7 @@ def test_result_comes_back_and_each_job_has_a_process_of_its_own(either):
     ],
 )
 def test_job_that_goes_wrong_says_why_and_the_server_goes_on(either, script, argument, message):
-    from sizer.errors import JobError
+    from sizer.base.errors import JobError
 
     with pytest.raises(JobError, match=message):
         either.finish(script, argument)
@@ -189,7 +189,7 @@ def test_the_largest_result_that_is_allowed_comes_through(start):
 
 @pytest.mark.parametrize("kind", ["RequestError", "ConfigError", "HubError", "BuildError", "TraceError", "DeviceError"])
 def test_errors_keep_their_class_parts_and_exit_status(either, kind):
-    from sizer import errors
+    from sizer.base import errors
 
     expected = getattr(errors, kind)("it went wrong", given="7", allowed="1 to 5", todo="choose less")
     with pytest.raises(type(expected), match="it went wrong: given 7, allowed 1 to 5; choose less") as caught:
@@ -200,7 +200,7 @@ def test_errors_keep_their_class_parts_and_exit_status(either, kind):
 
 
 def test_refusals_of_a_request_come_back_row_by_row(either):
-    from sizer.errors import RequestError
+    from sizer.base.errors import RequestError
 
     with pytest.raises(RequestError, match="head: given 'X', allowed A, B; choose one of these") as caught:
         either.finish("refuse")
@@ -497,7 +497,7 @@ def peaks_of(server: RawServer, query: str) -> list[int]:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_job_cannot_answer_another_question(start, tmp_path, restarted):
-    settings = {"preload": ("torch", "torchvision", "sizer.estimator"), "launch": "fork"}
+    settings = {"preload": ("torch", "torchvision", "sizer.estimating.estimator"), "launch": "fork"}
     asked = f"{SQUEEZENET}&{poisoner.LARGE}&batch=2"
     honest = peaks_of(start(**settings, function="sizer.service.tasks:run"), asked)
     settings |= {"function": "tests.service.poisoner:run", "tapes": str(tmp_path / "tapes")}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sizer.base.units import MIB
 from sizer.service import tape_folder
 from sizer.service.tape_folder import default_folder
 from sizer.service.tapes import TapeStore
-from sizer.units import MIB
 
 A, B = "a" * 64, "b" * 64
 

@@ -12,9 +12,9 @@ from contextlib import closing
 
 import pytest
 
+from sizer.base.config_json import encode_config
+from sizer.base.errors import SizerError
 from sizer.catalogue.presets import PRESETS
-from sizer.config_json import encode_config
-from sizer.errors import SizerError
 from sizer.service.client import JobClient
 from tests.architecture.tiny_configs import TINY
 

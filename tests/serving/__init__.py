@@ -1,1 +1,1 @@
-"""Tests of sizer.serving and sizer.server."""
+"""Tests of sizer.serving and of what plans a server in sizer.estimating."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from sizer.base.units import format_bytes
 from sizer.serving.plan import DENSE_BAND, OTHER_BAND, VISION_BAND
 from sizer.serving.rules import RULES, SGLANG_RULES
-from sizer.units import format_bytes
 
 ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
 ERRORS = ("weights_off", "tokens_off", "planned_off")  # columns, in percent

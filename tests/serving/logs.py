@@ -13,17 +13,18 @@ from functools import cache
 from statistics import median
 
 from sizer.architecture.loaded import as_loaded
+from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import ENGINES
-from sizer.kept import NothingKept
-from sizer.model import COUNTED_IN, Model
-from sizer.request import Request, parse_query
-from sizer.scopes import served_module
-from sizer.server.model import read_architecture
-from sizer.server.profile import trace_profile
-from sizer.server.report import processors_of
+from sizer.estimating.kept import NothingKept
+from sizer.estimating.model import COUNTED_IN, Model
+from sizer.estimating.scopes import served_module
+from sizer.estimating.server_model import read_architecture
+from sizer.estimating.server_profile import trace_profile
+from sizer.estimating.server_report import processors_of
+from sizer.query.request import Request, parse_query
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import plan_cache
 from sizer.serving.flags import Flags, resolve_flags
@@ -31,7 +32,6 @@ from sizer.serving.layout import weights_bytes
 from sizer.serving.plan import Plan, make_plan
 from sizer.serving.sglang import Pool, plan_pool, resolve_sglang
 from sizer.tracing.device import Device
-from sizer.units import GIB
 from tests.serving.log_table import ROWS, read_cells
 
 ENGINES_SCORED = ("vllm", "sglang")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sizer.base.units import GIB, MIB
 from sizer.serving.architecture import FULL, SLIDING, STATE, Architecture, Layer, Weight
 from sizer.serving.flags import Flags
 from sizer.serving.plan import Profile
-from sizer.units import GIB, MIB
 
 HIDDEN, VOCABULARY, LAYERS = 1024, 1000, 4
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.base.units import MIB
 from sizer.serving.architecture import Weight
 from sizer.serving.layout import allocated, stage_layers, tensors, weights_bytes
-from sizer.units import MIB
 from tests.serving.models import decoder, flags
 
 MLP = 1024 * 4096

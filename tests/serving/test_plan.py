@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.memory.served import Served
+from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm, longest_flags
 from sizer.serving.graphs import capture_sizes, graph_bytes
 from sizer.serving.plan import DENSE_BAND, OTHER_BAND, VISION_BAND, Plan, make_plan, server_message, wanted
 from sizer.serving.rules import RULES, rules_of
 from sizer.serving.words import headline, sum_line, want_line
-from sizer.units import GIB, MIB
 from tests.serving.models import decoder, flags, profiler
 
 GPU = replace(find_gpu("rtx-4090"), total_bytes=24 * GIB)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.serving.cache import plan_cache
 from sizer.serving.flags import resolve_flags
 from sizer.serving.layout import weights_bytes
-from sizer.units import GIB
 from tests.serving.log_table import ROWS
 from tests.serving.logs import architecture_of
 

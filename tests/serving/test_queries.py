@@ -7,10 +7,10 @@ import json
 import pytest
 
 import sizer
+from sizer.base.errors import RequestError
 from sizer.catalogue.modes import SERVER_FIELDS
-from sizer.errors import RequestError
-from sizer.memory.report import Report
-from sizer.request import format_query, parse_query
+from sizer.query.request import format_query, parse_query
+from sizer.report.report import Report
 from sizer.serving.words import graphs_line, headline, sum_line
 
 QWEN = "arch=hf:qwen3-8b&mode=serve&gpu=a100-40gb"
@@ -118,7 +118,7 @@ def test_a_server_that_does_not_start_fails_the_report():
 
 def test_other_commands_refuse_a_server():
     from sizer.decision.limits import limits
-    from sizer.questions.query import read_questions
+    from sizer.query.several import read_questions
 
     with pytest.raises(RequestError, match=r"question 2: mode: given 'serve', allowed the commands `estimate`, `levers`"):
         read_questions(("arch=hf:smollm2-135m", SMALL))

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.base.errors import RequestError
+from sizer.base.units import MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import ENGINES
-from sizer.errors import RequestError
-from sizer.memory.served import Served
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.served import Served
 from sizer.serving.architecture import Architecture
 from sizer.serving.rules import SGLANG_RULES, Release
 from sizer.serving.sglang import (
@@ -29,7 +30,6 @@ from sizer.serving.sglang import (
     with_fraction,
 )
 from sizer.serving.startup import read_startup
-from sizer.units import MIB
 from tests.serving.log_table import ROWS
 from tests.serving.models import decoder
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.errors import RequestError
-from sizer.request import parse_query
+from sizer.base.errors import RequestError
+from sizer.base.units import GIB
+from sizer.query.request import parse_query
 from sizer.serving.startup import compare, is_startup, read_startup, refitted
-from sizer.units import GIB
 from tests.serving.test_plan import answer
 
 LOG = """\

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sizer
-from sizer.versions import format_version, installed_version
+from sizer.base.versions import format_version, installed_version
 
 RECORDED = Path(__file__).with_suffix(".json")
 GPUS = ("t4", "a100-80gb", "h100-80gb", "b200")

@@ -9,10 +9,10 @@ from unittest import mock
 
 import numpy as np
 
-import sizer.custom as custom
+import sizer.estimating.custom as custom
+from sizer.allocator.allocator import replay_events
 from sizer.catalogue.gpus import GPUS
-from sizer.memory.allocator import replay_events
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.watch import StepWatcher
 from tests.tracing.compiled_works import WORKS

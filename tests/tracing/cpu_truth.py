@@ -11,7 +11,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from sizer.tracing.steps import Steps, Work, weight_dtype
 from sizer.tracing.trace import repeatable
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import nn
 
+from sizer.allocator.allocator import replay
 from sizer.architecture import make_blueprint
+from sizer.base.config_json import encode_config
 from sizer.catalogue.gpus import GPUS
-from sizer.config_json import encode_config
-from sizer.custom import size_step
-from sizer.memory.affine import fit_affine
-from sizer.memory.allocator import replay
-from sizer.memory.tape import Tape
-from sizer.request import Request, parse_query
+from sizer.estimating.custom import size_step
+from sizer.estimating.work import work_of
+from sizer.query.request import Request, parse_query
+from sizer.tape.affine import fit_affine
+from sizer.tape.tape import Tape
 from sizer.tracing import trace as tracing
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
-from sizer.work import work_of
 from tests.device.blueprints import blueprint
 from tests.tracing.models import LLAMA
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sizer.base.versions import Version, installed_version
 from sizer.tracing.meta import autocast_lists as lists
 from sizer.tracing.meta.autocast import Autocast
-from sizer.versions import Version, installed_version
 
 HALF, FLOAT, FP16 = torch.bfloat16, torch.float32, torch.float16
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.memory.affine import fit_affine
-from sizer.memory.allocator import replay
+from sizer.allocator.allocator import replay
+from sizer.tape.affine import fit_affine
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sizer
-from sizer.errors import RequestError
+from sizer.base.errors import RequestError
 from sizer.tracing.cuda.cublas import LARGE_WORKSPACE, LT_WORKSPACE
 from tests.tracing.by_version import GPUS, QUESTIONS, peaks, perceptron, recorded
 

@@ -9,15 +9,15 @@ from importlib.util import find_spec
 
 import pytest
 
+from sizer.base.config_json import encode_config
 from sizer.catalogue.gpu_keys import CAPABILITIES, find_gpu
-from sizer.config_json import encode_config
-from sizer.kept import NothingKept
-from sizer.memory.archive import pack, unpack
-from sizer.request import parse_query
-from sizer.tracer import Tracer
+from sizer.estimating.kept import NothingKept
+from sizer.estimating.tracer import Tracer
+from sizer.query.request import parse_query
+from sizer.tape.archive import pack, unpack
 from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS
-from tests.test_tracer import Shelf
+from tests.estimating.test_tracer import Shelf
 
 # Two layers of which each head is of 128 elements: memory-efficient attention has blocks of its own for them on some devices
 WIDE = {

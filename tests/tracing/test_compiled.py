@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.custom import size_step
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
+from sizer.base.versions import installed_version
+from sizer.estimating.custom import size_step
 from sizer.tracing.compiled import names
 from sizer.tracing.compiled.findings import reason_of
-from sizer.versions import installed_version
 from tests.tracing.compiled_steps import figures
 from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, two_lengths
 from tests.tracing.graph_works import blocks

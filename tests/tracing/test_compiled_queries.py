@@ -11,17 +11,17 @@ import re
 
 import pytest
 
+from sizer.base.errors import BuildError, RequestError
+from sizer.base.versions import installed_version
 from sizer.catalogue.gpus import GPUS
-from sizer.errors import BuildError, RequestError
-from sizer.estimator import estimate
-from sizer.kept import KeptTapes, NothingKept
-from sizer.memory.report import Report
-from sizer.request import parse_query
-from sizer.scopes import choices_of, work_scope_of
-from sizer.tracer import Tracer
+from sizer.estimating.estimator import estimate
+from sizer.estimating.kept import KeptTapes, NothingKept
+from sizer.estimating.scopes import choices_of, work_scope_of
+from sizer.estimating.tracer import Tracer
+from sizer.query.request import parse_query
+from sizer.report.report import Report
 from sizer.tracing.compiled import names
 from sizer.tracing.device import Device
-from sizer.versions import installed_version
 from tests.null_driver.compiled_queries import QUERIES, RECORDED, query_of
 
 WANTED = json.loads(RECORDED.read_text())

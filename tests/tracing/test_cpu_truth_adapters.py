@@ -7,13 +7,13 @@ import json
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.base.config_json import encode_config
 from sizer.catalogue.adapters import ADAPTERS
-from sizer.config_json import encode_config
 from sizer.device.trial.limits import one_thread
-from sizer.request import parse_query
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
-from sizer.work import work_of
 from tests.architecture.tiny_configs import TINY
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import GPT2, LLAMA, T5, VIT

@@ -17,8 +17,8 @@ import torch
 import sizer
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.hardware import HARDWARE
-from sizer.memory.bounds import CONTEXT, ENGINES, MODELS, Margin
-from sizer.memory.report import Report
+from sizer.report.bounds import CONTEXT, ENGINES, MODELS, Margin
+from sizer.report.report import Report
 from sizer.tracing.cuda import convolution, cublaslt, cudnn, cudnn_convolution, deviceless
 from sizer.tracing.cuda.convolution_backend import as_call, backend_of
 from sizer.tracing.cuda.cudnn_graph import dense_strides

@@ -10,18 +10,18 @@ from functools import partial
 import pytest
 from torch import nn
 
+from sizer.allocator.allocator import replay
+from sizer.base.config_json import encode_config
 from sizer.catalogue.gpus import GPUS
-from sizer.config_json import encode_config
-from sizer.kept import Kept
-from sizer.memory.allocator import replay
-from sizer.memory.size_queries import by_block
-from sizer.memory.tape import Tape
-from sizer.request import parse_query
-from sizer.tracer import Tracer
+from sizer.estimating.kept import Kept
+from sizer.estimating.tracer import Tracer
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
+from sizer.tape.size_queries import by_block
+from sizer.tape.tape import Tape
 from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.loading import Loading
 from sizer.tracing.trace import build_loaded, trace
-from sizer.work import work_of
 from tests.architecture.tiny_configs import BERT, CONV_SOUND, LLAMA, SPECIAL, VISION
 
 GPU = GPUS["a100-40gb"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.custom import size_module, size_step
-from sizer.memory.affine import fit_affine
-from sizer.memory.archive import Traced, pack, unpack
-from sizer.memory.family import TapeFamily
+from sizer.estimating.custom import size_module, size_step
+from sizer.tape.affine import fit_affine
+from sizer.tape.archive import Traced, pack, unpack
+from sizer.tape.family import TapeFamily
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace

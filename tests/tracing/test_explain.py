@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 import sizer
-from sizer.memory.archive import Traced
-from sizer.memory.bounds import CLOSED_KERNELS
-from sizer.memory.family import TapeFamily
-from sizer.memory.report import Report
+from sizer.report.bounds import CLOSED_KERNELS
+from sizer.report.report import Report
+from sizer.tape.archive import Traced
+from sizer.tape.family import TapeFamily
 from sizer.tracing import rules
 from sizer.tracing.cuda import convolution
 from sizer.tracing.device import KINDS, Device
 from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
 from sizer.tracing.rules import rules_for
-from tests.memory.tapes import make_tape
+from tests.tape.tapes import make_tape
 from tests.tracing.test_mechanisms import Attend, run
 
 NONE = Traced()

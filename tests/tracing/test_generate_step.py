@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import sizer
-from sizer.memory.report import Report
+from sizer.report.report import Report
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from tests.tracing.known import known, under

@@ -8,14 +8,14 @@ from functools import cache
 
 import pytest
 
-from sizer.errors import TraceError
-from sizer.memory.allocator import replay
-from sizer.memory.archive import Traced, pack, unpack
-from sizer.memory.family import TapeFamily
-from sizer.memory.loops import DEPTH, NotRepeatedError, check_affine, check_follows, written
-from sizer.memory.size_queries import SizeQuery
-from sizer.memory.tape import CATEGORIES, Loop, Tape
-from sizer.memory.timeline import live_by_category
+from sizer.allocator.allocator import replay
+from sizer.allocator.timeline import live_by_category
+from sizer.base.errors import TraceError
+from sizer.tape.archive import Traced, pack, unpack
+from sizer.tape.family import TapeFamily
+from sizer.tape.loops import DEPTH, NotRepeatedError, check_affine, check_follows, written
+from sizer.tape.size_queries import SizeQuery
+from sizer.tape.tape import CATEGORIES, Loop, Tape
 from sizer.tracing.generation import trace_generation
 from sizer.tracing.tokens import trace_tokens
 from tests.tracing.generations import CONFIGS, device, generation, work

@@ -9,7 +9,7 @@ import torch
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.huggingface import huggingface_blueprint
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work, place
 from sizer.tracing.trace import build, line_of, trace

@@ -8,14 +8,14 @@ from unittest import mock
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.base.codec import decode, encode
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
-from sizer.config_json import encode_config
-from sizer.errors import RequestError, TraceError
-from sizer.memory.codec import decode, encode
-from sizer.memory.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
-from sizer.memory.loops import written
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
+from sizer.tape.loops import written
 from sizer.tracing import generation as generation_tape
 from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.generation import UNUSUAL, trace_generation

@@ -7,7 +7,7 @@ import ast
 import pytest
 import torch
 
-from sizer.custom import size_step
+from sizer.estimating.custom import size_step
 from sizer.tracing.compiled.launches import arguments_written
 
 triton = pytest.importorskip("triton")

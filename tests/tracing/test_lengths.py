@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sizer.architecture.huggingface import huggingface_blueprint
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sizer.allocator.allocator import replay
+from sizer.allocator.timeline import live_by_category
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.custom import size_step
-from sizer.errors import TraceError
-from sizer.memory.allocator import replay
-from sizer.memory.tape import CATEGORIES, Tape
-from sizer.memory.timeline import live_by_category
+from sizer.base.errors import TraceError
+from sizer.base.versions import installed_version
+from sizer.estimating.custom import size_step
+from sizer.tape.tape import CATEGORIES, Tape
 from sizer.tracing.cuda.attention_backend import choose
 from sizer.tracing.cuda.cublas import blas_of
 from sizer.tracing.device import Device
@@ -26,7 +27,6 @@ from sizer.tracing.meta import in_place
 from sizer.tracing.meta.attention import Attention
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
-from sizer.versions import installed_version
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 
 AMPERE, HOPPER = (8, 0), (9, 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sizer.errors import RequestError
-from sizer.estimator import estimate
-from sizer.request import parse_query
+from sizer.base.errors import RequestError
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.meta.missing_kernels import MISSING, missing_kernel
 from sizer.tracing.recorder import Recorder

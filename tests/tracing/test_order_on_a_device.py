@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sizer.config_json import read_config
+from sizer.base.config_json import read_config
+from sizer.base.versions import installed_version
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.files import read_measured
-from sizer.estimator import estimate_cell
-from sizer.memory.loops import written
-from sizer.memory.tape import Tape
+from sizer.estimating.estimator import estimate_cell
+from sizer.tape.loops import written
+from sizer.tape.tape import Tape
 from sizer.tracing.allocations import round_up
-from sizer.versions import installed_version
 
 MEASURED = Path(__file__).parents[1] / "measured/h200-2.11-2026-11-26"
 BLOCK = 512  # bytes; the allocator's unit

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.custom import size_module, size_step
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
+from sizer.estimating.custom import size_module, size_step
 from sizer.tracing.compiled import names
 from sizer.tracing.cuda.cudnn import version
 

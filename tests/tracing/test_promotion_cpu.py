@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from sizer.custom import size_step
+from sizer.estimating.custom import size_step
 
 ELEMENTS = 2**16
 GIVEN = ELEMENTS * (2 + 4 + 8 + 1)  # bytes of the four tensors that a call gets

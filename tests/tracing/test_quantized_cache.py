@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
-from sizer.errors import RequestError, TraceError
-from sizer.memory.loops import NotRepeatedError, written
-from sizer.memory.tape import Tape
-from sizer.memory.windows import append_windows, kept_blocks
+from sizer.base.errors import RequestError, TraceError
+from sizer.tape.loops import NotRepeatedError, written
+from sizer.tape.tape import Tape
+from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.generation import AROUND, UNUSUAL, trace_generation
 from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.meta.quanto import HANDLERS

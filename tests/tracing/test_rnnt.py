@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.loss import loss_rnnt as rnnt
 
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.rnnt import LIKE_TORCHAUDIO
 from sizer.tracing.recorder import Recorder

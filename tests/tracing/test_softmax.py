@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sizer
-from sizer.memory.tape import CATEGORIES
+from sizer.tape.tape import CATEGORIES
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording

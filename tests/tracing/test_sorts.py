@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sizer.catalogue.gpus import GPUS
-from sizer.request import parse_query
-from sizer.tracer import Tracer
+from sizer.estimating.tracer import Tracer
+from sizer.query.request import parse_query
 from sizer.tracing.cuda.scans import resolve, sort_bytes
 
 # By GPU and bytes of a key: bytes for 5,000 and for 200,000 keys with places of 8 bytes.

@@ -14,8 +14,8 @@ from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.memory.affine import fit_affine
-from sizer.memory.tape import CATEGORIES
+from sizer.tape.affine import fit_affine
+from sizer.tape.tape import CATEGORIES
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work

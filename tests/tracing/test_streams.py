@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import sizer
-from sizer.memory.bounds import STREAMS
-from sizer.memory.tape import Tape
+from sizer.report.bounds import STREAMS
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.streams import PER_PRIORITY
 from sizer.tracing.recorder import Recorder

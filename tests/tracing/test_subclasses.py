@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizer.custom import size_step
+from sizer.estimating.custom import size_step
 
 
 class Scaled(Tensor):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sizer.base.versions import installed_version
 from sizer.tracing import rules
 from sizer.tracing.device import KINDS, Device
 from sizer.tracing.tables import join
-from sizer.versions import installed_version
 
 aten = torch.ops.aten
 

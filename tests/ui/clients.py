@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from sizer.errors import SizerError
-from sizer.memory.peak import PeakReport
-from sizer.memory.report import Report
-from sizer.request import Request, parse_query
+from sizer.base.errors import SizerError
+from sizer.query.request import Request, parse_query
+from sizer.report.peak import PeakReport
+from sizer.report.report import Report
 from tests.ui.decisions import (
     budgets_for,
     devices_for,

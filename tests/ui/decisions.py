@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sizer.catalogue.gpus import GPUS
-from sizer.memory.decision import (
+from sizer.query.request import format_query, parse_query
+from sizer.report.decision import (
     BudgetPoint,
     BudgetReport,
     Cell,
@@ -19,8 +20,7 @@ from sizer.memory.decision import (
     RankReport,
     RankRow,
 )
-from sizer.memory.served import ServedFigures, Want
-from sizer.request import format_query, parse_query
+from sizer.report.served import ServedFigures, Want
 
 GIB = 2**30
 

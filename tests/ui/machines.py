@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from sizer.base.errors import SizerError
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.record.recording import Measured
-from sizer.errors import SizerError
-from sizer.memory.report import Report
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.report import Report
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import machine as here
 from sizer.ui import service

@@ -5,18 +5,18 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
+from sizer.allocator.allocator import describe
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.memory.affine import AffineTape
-from sizer.memory.allocator import describe
-from sizer.memory.block_notes import BlockNotes, PhaseOfStep, Tensor
-from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
-from sizer.memory.column import read_columns
-from sizer.memory.explanation import Explanation, KernelUse
-from sizer.memory.family import TapeFamily
-from sizer.memory.peak import PeakReport, find_peak
-from sizer.memory.report import Report, build_report, default_focus
-from sizer.memory.tape import CATEGORIES, Tape
-from sizer.request import Request, format_query
+from sizer.query.request import Request, format_query
+from sizer.report.census import Census, DtypeRow, ModuleRow, TensorRow
+from sizer.report.column import read_columns
+from sizer.report.explanation import Explanation, KernelUse
+from sizer.report.peak import PeakReport, find_peak
+from sizer.report.report import Report, build_report, default_focus
+from sizer.tape.affine import AffineTape
+from sizer.tape.block_notes import BlockNotes, PhaseOfStep, Tensor
+from sizer.tape.family import TapeFamily
+from sizer.tape.tape import CATEGORIES, Tape
 
 MIB = 2**20
 LAYERS = 8

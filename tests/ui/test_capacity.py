@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sizer.request import Request
+from sizer.query.request import Request
 from sizer.ui.capacity import balance, capacity_chart, capacity_parts
 from tests.ui.reports import report_for
 

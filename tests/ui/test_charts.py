@@ -8,9 +8,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from sizer.memory.tape import CATEGORIES
-from sizer.memory.timeline import Curve
-from sizer.request import Request
+from sizer.allocator.timeline import Curve
+from sizer.query.request import Request
+from sizer.tape.tape import CATEGORIES
 from sizer.ui.charts import in_sight, legend, peak_chart, step_chart
 from sizer.ui.palette import COLOURS
 from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sizer.commands.report_text import format_report
-from sizer.memory.communication import Volume
-from sizer.memory.report import Report
-from sizer.request import Request, parse_query
+from sizer.query.request import Request, parse_query
+from sizer.report.report import Report
+from sizer.tape.communication import Volume
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install, open_tab
 from tests.ui.reports import report_for

@@ -11,19 +11,19 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.config_json import encode_config
-from sizer.errors import BuildError
-from sizer.memory.largest_batch import MaxBatch
-from sizer.questions.query import read_questions, with_value
-from sizer.questions.side_by_side import FIGURES, side_by_side, side_of
-from sizer.request import format_query, parse_query
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError
+from sizer.base.units import format_both, format_bytes
+from sizer.query.request import format_query, parse_query
+from sizer.query.several import read_questions, with_value
+from sizer.report.largest_batch import MaxBatch
+from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.ui import compare
 from sizer.ui.compare_charts import bars_chart, growth_chart
 from sizer.ui.compare_tables import LONGEST, figures_frame, keys_frame
 from sizer.ui.compared import address_of
 from sizer.ui.links import LONGEST_ADDRESS
 from sizer.ui.peak_kinds import PEAK_KINDS
-from sizer.units import format_both, format_bytes
 from tests.ui.clients import ScriptedClient, ScriptedJob
 from tests.ui.conftest import install, markup, texts
 from tests.ui.reports import report_for

@@ -7,8 +7,8 @@ import pytest
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.tasks import TASKS
-from sizer.query_values import DTYPES
-from sizer.request import DEFAULT_BATCHES, Request
+from sizer.query.request import DEFAULT_BATCHES, Request
+from sizer.query.values import DTYPES
 from sizer.ui.defaults import sizes_for, task_for
 from tests.ui.test_page import address_of
 

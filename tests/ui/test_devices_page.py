@@ -10,13 +10,13 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from sizer.base.errors import DeviceError, JobError
+from sizer.base.units import GIB, MIB
 from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Cost, Demonstration, Stage
 from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
-from sizer.errors import DeviceError, JobError
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import devices, machine
-from sizer.units import GIB, MIB
 from tests.ui.conftest import APP, markup, texts
 
 CPU = DeviceFacts(device="cpu", name="A Fast One", total_bytes=64 * GIB, free_bytes=32 * GIB)

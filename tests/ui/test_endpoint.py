@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from starlette.requests import Request
 
-from sizer.errors import JobError, QueueFullError, RequestError, TimeLimitError, TraceError
-from sizer.memory.report import Report
-from sizer.request import parse_query
+from sizer.base.errors import JobError, QueueFullError, RequestError, TimeLimitError, TraceError
+from sizer.query.request import parse_query
+from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.fair_queue import Visitor
 from sizer.service.settings import Settings

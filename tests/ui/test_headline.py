@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.catalogue.gpus import GPUS
-from sizer.request import Request
+from sizer.query.request import Request
 from sizer.ui.headline import sentence, subject, verdict
 from tests.ui.reports import census, report_for
 

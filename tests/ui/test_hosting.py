@@ -8,7 +8,7 @@ import pytest
 from streamlit.proto.NewSession_pb2 import CustomThemeConfig
 from streamlit.runtime import app_session
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.service.client import JobClient
 from sizer.service.settings import PUBLIC_VARIABLE, Settings
 from sizer.ui import hosting

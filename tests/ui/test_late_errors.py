@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.errors import BuildError, ConfigError, HubError, JobError, RequestError, SizerError, TraceError
+from sizer.base.errors import BuildError, ConfigError, HubError, JobError, RequestError, SizerError, TraceError
 from sizer.ui import service
 from tests.ui.clients import ScriptedClient, ScriptedJob
 from tests.ui.conftest import install, texts

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.query_keys import KEYS
-from sizer.request import MAX_KEYS, Request, format_query, parse_query
+from sizer.query.keys import KEYS
+from sizer.query.request import MAX_KEYS, Request, format_query, parse_query
 from sizer.ui.links import read_link
 
 RESNET = Request(source="torchvision", name="resnet50")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from sizer.base.errors import BuildError, DeviceError, JobError
+from sizer.base.units import format_bytes
 from sizer.device.ledger.ledger import Ledger
-from sizer.errors import BuildError, DeviceError, JobError
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import importing, measuring
 from sizer.ui import machine as here
-from sizer.units import format_bytes
 from tests.ui.clients import ScriptedJob
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
 from tests.ui.conftest import markup, texts

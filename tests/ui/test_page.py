@@ -9,12 +9,12 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.config_json import encode_config
-from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
-from sizer.request import Request, parse_query
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
+from sizer.base.units import format_bytes
+from sizer.query.request import Request, parse_query
 from sizer.service.memory_group import CONFINEMENT
 from sizer.ui import service
-from sizer.units import format_bytes
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install, markup, open_tab, texts
 from tests.ui.reports import PARAMETERS, census, report_for

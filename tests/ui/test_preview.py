@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from sizer import config_json
+from sizer.base import config_json
 from sizer.catalogue import sources
 from sizer.ui.preview import ABOUT, INDEX, PAGES, TITLE, describe, page_html, routes
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 
 import pytest
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
+from sizer.base.units import MIB
 from sizer.service.variables import SESSION_UPLOADS, SESSIONS, UPLOADS
 from sizer.ui import quotas
 from sizer.ui.quotas import Quotas
-from sizer.units import MIB
 
 
 class Door:

@@ -9,9 +9,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.memory.report import Report
-from sizer.memory.served import Served
-from sizer.request import Request, format_query, parse_query
+from sizer.query.request import Request, format_query, parse_query
+from sizer.report.report import Report
+from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm
 from sizer.ui.serving import budget_parts
 from tests.serving.models import decoder, flags, profiler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sizer.memory.timeline import Curve
+from sizer.allocator.timeline import Curve
 from sizer.ui.spread import LEAST_SHARE, spread
 
 

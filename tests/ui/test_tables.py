@@ -10,8 +10,8 @@ from streamlit import dataframe_util
 from streamlit.elements.lib.pandas_styler_utils import marshall_styler
 from streamlit.proto.ArrowData_pb2 import ArrowData
 
-from sizer.memory.fit import VERDICTS
-from sizer.request import Request
+from sizer.query.request import Request
+from sizer.report.fit import VERDICTS
 from sizer.ui.once import done_once
 from sizer.ui.palette import MARKS, TINTS, VERDICT_COLOURS
 from sizer.ui.peak_kinds import PEAK_KINDS, parts

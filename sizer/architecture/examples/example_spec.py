@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sizer.errors import BuildError
+from sizer.base.errors import BuildError
 
 CACHE = ("cache", "past_key_values")  # what a decoder takes and returns: the name since transformers 5.24, and before
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from sizer.architecture.examples.example_spec import ExampleSpec, read
-from sizer.errors import BuildError
+from sizer.base.errors import BuildError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

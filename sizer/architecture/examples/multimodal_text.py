@@ -13,7 +13,7 @@ from sizer.architecture.examples.multimodal_inputs import MultimodalInput
 from sizer.architecture.examples.tensors import ones
 from sizer.architecture.examples.text import sentence
 from sizer.architecture.heads import choose_head
-from sizer.errors import RequestError
+from sizer.base.errors import RequestError
 
 TEXT_BESIDE = 256  # tokens of text beside the placeholders where nobody says how long the text is
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sizer.device.comparison.pairing import NEARBY, pair_in_any_order, pair_in_order
 from sizer.device.comparison.tape_index import Call, TapeIndex
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 
 # What the estimate did, seen from the device.
 Kind = Literal["missing", "extra", "size", "later", "earlier"]

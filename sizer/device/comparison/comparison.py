@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from sizer.base.codec import Document
+from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.device.comparison.alignment import Alignment
@@ -15,13 +17,11 @@ from sizer.device.comparison.row import Row, rows_of
 from sizer.device.comparison.sides import Sides
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import Measured
-from sizer.errors import RequestError
-from sizer.memory.codec import Document
-from sizer.memory.estimate import Estimate
-from sizer.memory.loops import repeated_events, written
-from sizer.memory.report import Report
-from sizer.memory.tape import Tape
-from sizer.request import parse_query
+from sizer.query.request import parse_query
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
+from sizer.tape.loops import repeated_events, written
+from sizer.tape.tape import Tape
 
 SCHEMA = 1
 COMPARED_AT_MOST = 4_000_000  # events of a generation's steps that no tape holds

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from sizer.base.errors import DeviceError, quote
+from sizer.base.versions import OLDEST, format_version, parse_version
 from sizer.catalogue.contexts import context_of
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.device.record.measurement import DeviceFacts, Measurement
-from sizer.errors import DeviceError, quote
-from sizer.request import Request, parse_query
-from sizer.versions import OLDEST, format_version, parse_version
+from sizer.query.request import Request, parse_query
 
 KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.timeline import running_bytes
 from sizer.device.comparison.sides import Sides, bounds_of
-from sizer.memory.allocator import replay_events
-from sizer.memory.timeline import running_bytes
 
 PARTS = 39  # of a phase; five phases with their ends stay within 200 points
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sizer.allocator.timeline import running_bytes
+from sizer.base.units import format_bytes
 from sizer.device.comparison.alignment import Alignment, Difference, Kind, Side
 from sizer.device.comparison.tape_index import TINY_BYTES
-from sizer.memory.timeline import running_bytes
-from sizer.units import format_bytes
 
 LARGEST = 5
 MOST_SCRATCH = 12

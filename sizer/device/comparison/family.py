@@ -7,7 +7,7 @@ from typing import Literal
 
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.sources import SOURCES
-from sizer.request import Request
+from sizer.query.request import Request
 
 Family = Literal["CNN", "transformer", "other"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.timeline import running_bytes
+from sizer.base.units import counted, format_bytes
 from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
 from sizer.device.record.measurement import DeviceOutOfMemory
-from sizer.memory.advice import PHRASES
-from sizer.memory.allocator import replay_events
-from sizer.memory.report import Report
-from sizer.memory.tape import Tape
-from sizer.memory.timeline import running_bytes
-from sizer.units import counted, format_bytes
+from sizer.report.advice import PHRASES
+from sizer.report.report import Report
+from sizer.tape.tape import Tape
 
 SMALLEST_PERCENT = 0.00005  # a smaller error is told in bytes: it would read 0.00%
 

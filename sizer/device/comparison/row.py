@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from sizer.allocator.timeline import live_by_category, running_bytes
 from sizer.device.comparison.family import Family
 from sizer.device.comparison.sides import Sides
 from sizer.device.comparison.tape_index import TINY_BYTES
 from sizer.device.record.measurement import SAMPLED
-from sizer.memory.tape import Tape
-from sizer.memory.timeline import live_by_category, running_bytes
+from sizer.tape.tape import Tape
 
 # The largest error that the estimate aims at, as a fraction of what was measured: (peak allocated, reserved, process).
 _AIMS: dict[Family, tuple[float, float, float]] = {

@@ -8,8 +8,8 @@ from sizer.catalogue.gpus import Backend, Gpu
 from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.family import Family
 from sizer.device.record.measurement import Measurement
-from sizer.memory.estimate import Estimate
-from sizer.memory.tape import Tape
+from sizer.report.estimate import Estimate
+from sizer.tape.tape import Tape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
-from sizer.memory.timeline import running_bytes
+from sizer.allocator.timeline import running_bytes
+from sizer.tape.tape import CATEGORIES, Tape, blocks_alive
 
 TINY_BYTES = 16  # a Python number wrapped in a tensor (8 bytes), which no dispatch mode sees, and what it is cast to
 

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sizer.base.codec import DecodeError
+from sizer.base.errors import RequestError, quote
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import Measured
-from sizer.errors import RequestError, quote
-from sizer.memory.codec import DecodeError
 
 LIMIT_CHARACTERS = 256 * 2**20
 _KINDS = "the output of `measure --json`, a measurement of the suite, or an exported ledger"

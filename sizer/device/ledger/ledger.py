@@ -19,6 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sizer.base.codec import DecodeError
+from sizer.base.errors import JobError, RequestError, SizerError, quote
+from sizer.base.units import format_bytes
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, digest_of, read_items
 from sizer.device.ledger.filter import Filter, where
@@ -26,10 +29,7 @@ from sizer.device.ledger.row import COLUMNS, LedgerRow, columns_of, row_from
 from sizer.device.ledger.schema import BUSY_SECONDS, migrate
 from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
 from sizer.device.record.recording import Measured
-from sizer.errors import JobError, RequestError, SizerError, quote
-from sizer.memory.codec import DecodeError
-from sizer.memory.table import write_csv
-from sizer.units import format_bytes
+from sizer.report.table import write_csv
 
 LOCATION_VARIABLE = "SIZER_LEDGER"
 SCHEMA = 1  # of the exported JSON

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sizer.base.errors import quote
 from sizer.device.machine.host import Host
 from sizer.device.machine.nvml import Nvml, open_nvml
 from sizer.device.record.measurement import DeviceFacts
-from sizer.errors import quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

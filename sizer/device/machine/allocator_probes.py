@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from sizer.base.units import KIB
 from sizer.device.machine.host import Host
 from sizer.device.machine.nvml import open_nvml
 from sizer.device.record.measurement import DeviceFacts
-from sizer.units import KIB
 
 
 class AllocatorProbe:

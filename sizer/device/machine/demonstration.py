@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sizer.base.codec import DecodeError, Document
+from sizer.base.errors import DeviceError, JobError, quote
+from sizer.base.units import GIB, MIB, format_bytes
 from sizer.device.machine.allocator_probes import AllocatorProbe, open_probe
 from sizer.device.machine.inventory import take_inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
-from sizer.errors import DeviceError, JobError, quote
-from sizer.memory.codec import DecodeError, Document
 from sizer.processes.program import print_value, run_program
-from sizer.units import GIB, MIB, format_bytes
 
 SECONDS = 120.0
 BLOCK_BYTES, SMALL_BLOCK_BYTES = 256 * MIB, 32 * MIB

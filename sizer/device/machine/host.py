@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from sizer.units import KIB
+from sizer.base.units import KIB
 
 COMMAND_SECONDS = 10
 _CGROUP = "/sys/fs/cgroup"

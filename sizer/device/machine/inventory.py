@@ -9,11 +9,11 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from sizer.base.codec import DecodeError, Document
+from sizer.base.errors import DeviceError, JobError, quote
 from sizer.device.machine.accelerators import Machine, find_accelerators, without_kernels
 from sizer.device.machine.host import Host
 from sizer.device.record.measurement import DeviceFacts
-from sizer.errors import DeviceError, JobError, quote
-from sizer.memory.codec import DecodeError, Document
 from sizer.processes.program import print_value, run_program
 
 SECONDS = 120.0

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sizer.base.units import counted, format_bytes
 from sizer.device.readers.cuda_events import read_trace
 from sizer.device.readers.cuda_runtime import ENTRIES, CudaRuntime
 from sizer.device.readers.events import LiveTensors, PhaseEnd, make_recording
@@ -18,8 +19,7 @@ from sizer.device.readers.profiler import Profiled, Profiler
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import COUNTED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
-from sizer.memory.tape import Tape
-from sizer.units import counted, format_bytes
+from sizer.tape.tape import Tape
 
 
 @dataclass(frozen=True, slots=True)

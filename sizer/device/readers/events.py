@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sizer.device.record.recording import Segment
-from sizer.memory.tape import CATEGORIES, Tape
+from sizer.tape.tape import CATEGORIES, Tape
 
 _TEMPORARY, _ACTIVATION = CATEGORIES.index("temporary"), CATEGORIES.index("activation")
 
 LiveTensors = Mapping[int, tuple[str, str]]
-"""What is known to live at an address: (category of `sizer.memory.tape`, dotted path for where the events know no module)."""
+"""What is known to live at an address: (category of `sizer.tape.tape`, dotted path for where the events know no module)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sizer.base.errors import DeviceError, quote
 from sizer.device.readers.reader import Reader
-from sizer.errors import DeviceError, quote
 
 
 def open_reader(device: str) -> Reader:

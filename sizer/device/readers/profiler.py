@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from sizer.base.versions import installed_version
 from sizer.device.readers.events import AllocatorEvent, LiveTensors, PhaseEnd
-from sizer.versions import installed_version
 
 _PHASE, _MODULE, _OPERATOR = "phase:", "module:", "aten::"
 _NODE = "autograd::engine::evaluate_function: "

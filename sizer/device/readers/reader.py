@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sizer.memory.tape import Tape
+    from sizer.tape.tape import Tape
 
 
 class Reader(ABC):

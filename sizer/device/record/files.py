@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from sizer.base.codec import DecodeError
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import (
@@ -23,7 +24,6 @@ from sizer.device.record.recording import (
     write_packed,
     write_recording,
 )
-from sizer.memory.codec import DecodeError
 
 MEASUREMENT, TAPE, KERNELS = ".json", ".tape.json.gz", ".kernels.json.gz"
 LIMIT_MEASUREMENT_BYTES = 4 * 2**20

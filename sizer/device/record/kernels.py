@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sizer.base.codec import DecodeError, decode, encode
 from sizer.device.record.measurement import DeviceFacts
-from sizer.memory.codec import DecodeError, decode, encode
 
 SCHEMA = 1
 

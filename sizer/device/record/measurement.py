@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sizer.memory.codec import Document
+from sizer.base.codec import Document
 
 SCHEMA = 1
 PROFILED = "torch.profiler's memory events"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sizer.base.codec import DecodeError, decode, encode
 from sizer.device.record.measurement import Measurement
-from sizer.memory.affine import LIMIT_BYTES
-from sizer.memory.codec import DecodeError, decode, encode
-from sizer.memory.tape import CATEGORIES, PHASES, Tape
+from sizer.tape.affine import LIMIT_BYTES
+from sizer.tape.tape import CATEGORIES, PHASES, Tape
 
 LIMIT_EVENTS = 8_000_000
 LIMIT_NAMES = 200_000

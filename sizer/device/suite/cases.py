@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
 from sizer.device.suite.shapes import (
     LLAMA_1B,
     LLAMA_8B,
@@ -18,7 +18,7 @@ from sizer.device.suite.shapes import (
     SMALL_LLAMA,
     SMALL_MIXTRAL,
 )
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 
 _ADAPTER = {"train": "adapter"}
 _ANSWER = {"mode": "inference"}

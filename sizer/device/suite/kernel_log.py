@@ -19,17 +19,17 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.architecture import make_blueprint
+from sizer.base.errors import DeviceError
 from sizer.catalogue.modes import MODES
 from sizer.device.readers.open import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
 from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, loaded_on, prepare
-from sizer.errors import DeviceError
+from sizer.estimating.work import work_of
 from sizer.processes.program import print_value
-from sizer.request import Request, format_query, parse_query
+from sizer.query.request import Request, format_query, parse_query
 from sizer.tracing.steps import Steps
 from sizer.tracing.trace import repeatable
-from sizer.work import work_of
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept
 _PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that do not change what a kernel allocates
@@ -191,7 +191,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     What ends the steps early, running out of memory included, is the record's `failure`; the calls until then stand. Raises
     DeviceError for a device that is not there or cannot count, RequestError, ConfigError and BuildError for the question.
     """
-    from sizer.cautions import versions
+    from sizer.estimating.cautions import versions
 
     reader = open_reader(device_name)
     facts, device = reader.facts(), reader.device

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from sizer.base.errors import DeviceError, JobError, RequestError, quote
+from sizer.base.units import counted, format_bytes
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.device.record.files import (
     are_kernels_recorded,
@@ -31,9 +33,7 @@ from sizer.device.record.measurement import DeviceFacts, Measurement, TensorByte
 from sizer.device.record.recording import Measured
 from sizer.device.suite.cases import Case, cases_for
 from sizer.device.suite.runner import Runner
-from sizer.errors import DeviceError, JobError, RequestError, quote
-from sizer.request import format_query, parse_query
-from sizer.units import counted, format_bytes
+from sizer.query.request import format_query, parse_query
 
 CASE_SECONDS = 300.0  # the most that one process may take
 START_SECONDS = 30.0  # with less time left no process is started

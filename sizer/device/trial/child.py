@@ -11,8 +11,8 @@ import sys
 import threading
 from pathlib import Path
 
+from sizer.base.errors import DeviceError
 from sizer.device.readers.reader import Reader
-from sizer.errors import DeviceError
 from sizer.processes.child import Progress, redirect_to_null, run_job
 from sizer.processes.sandbox import confine
 from sizer.processes.wire import from_line
@@ -26,7 +26,7 @@ def run(job: dict, progress: Progress) -> dict:
     Of several ranks its "meeting" is {"rank", "world", "file"}: where they meet. Confines this process for good before it looks at
     the architecture. Raises SizerError.
     """
-    from sizer.request import parse_query
+    from sizer.query.request import parse_query
 
     request = parse_query(job["query"])
     if request.expandable_segments:  # set before torch is imported: its allocator reads it then
@@ -80,7 +80,7 @@ def _join(reader: Reader, meeting: dict, seconds: float) -> None:
 
 
 def _config(text: str | None) -> dict | None:
-    from sizer.config_json import read_config
+    from sizer.base.config_json import read_config
 
     return None if text is None else read_config(text)
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sizer.base.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.sources import fetch
 from sizer.device.record.recording import Measured
 from sizer.device.trial.measuring import Measuring
-from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.processes.outcome import Outcome
 from sizer.processes.wire import clip_progress
-from sizer.request import Request, check_eager, check_one_rank, format_query, parse_query
+from sizer.query.request import Request, check_eager, check_one_rank, format_query, parse_query
 
 WALL_SECONDS = 600.0
 POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled

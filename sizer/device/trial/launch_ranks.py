@@ -7,12 +7,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from sizer.base.errors import RequestError, SizerError, quote
 from sizer.catalogue.parallel import PARALLELS
 from sizer.device.machine.inventory import find_inventory
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import MeasureJob, check_cell, message_for
-from sizer.errors import RequestError, SizerError, quote
-from sizer.request import Request, format_query, parse_query
+from sizer.query.request import Request, format_query, parse_query
 
 PLACES = {"cpu": "cores", "cuda": "GPUs"}  # what each rank has one of, by kind of device
 GRACE_SECONDS = 10.0  # for the ranks that are left where one has ended early: they wait for it in vain

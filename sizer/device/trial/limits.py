@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from sizer.units import KIB
+from sizer.base.units import KIB
 
 
 @contextmanager

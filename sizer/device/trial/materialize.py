@@ -17,13 +17,13 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded, as_loaded
 from sizer.architecture.quantization import quantization_states
 from sizer.architecture.subclasses import parts_of
+from sizer.base.errors import BuildError
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Backend
 from sizer.catalogue.modes import QUANTIZED, QUANTO
 from sizer.device.record.measurement import DeviceFacts
-from sizer.errors import BuildError
-from sizer.request import Request
+from sizer.query.request import Request
 from sizer.tracing.modules import children_first
 from sizer.tracing.steps import weight_dtype
 

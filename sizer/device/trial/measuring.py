@@ -7,9 +7,9 @@ import os
 import signal
 from collections.abc import Callable
 
+from sizer.base.codec import DecodeError
+from sizer.base.errors import JobError, quote
 from sizer.device.record.recording import Measured
-from sizer.errors import JobError, quote
-from sizer.memory.codec import DecodeError
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
 

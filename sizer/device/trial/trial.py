@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.subclasses import parts_of
+from sizer.base.codec import LIMIT_TEXT
+from sizer.base.units import format_bytes
 from sizer.catalogue.modes import KEPT, MODES
-from sizer.cautions import versions
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
@@ -32,14 +33,13 @@ from sizer.device.trial.materialize import (
 )
 from sizer.device.trial.rank import inner, take_part
 from sizer.device.trial.timing import measure_timing
-from sizer.memory.codec import LIMIT_TEXT
-from sizer.memory.tape import FROZEN, KV_CACHE
-from sizer.request import Request, format_query
+from sizer.estimating.cautions import versions
+from sizer.estimating.work import blueprint_of, work_of
+from sizer.query.request import Request, format_query
+from sizer.tape.tape import FROZEN, KV_CACHE
 from sizer.tracing.pipelined import make_steps
 from sizer.tracing.steps import Steps, Work, backends_of, place, weight_dtype
 from sizer.tracing.trace import repeatable
-from sizer.units import format_bytes
-from sizer.work import blueprint_of, work_of
 
 Progress = Callable[[str], None]
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sizer.base.errors import DeviceError
 from sizer.catalogue.hardware import Hardware
-from sizer.errors import DeviceError
 from sizer.running.driver.libraries import null_libraries
 
 SOURCES = Path(__file__).parent

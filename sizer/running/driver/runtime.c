@@ -87,7 +87,7 @@ static int device_of(const void *at) { return (int)((size_t)((const char *)at - 
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Address space of the current device only; the caller holds the lock. As on a T4 (sizer/memory/cuda.py): from the middle upwards what is of 20 MiB or
+/* Address space of the current device only; the caller holds the lock. As on a T4 (sizer/allocator/cuda.py): from the middle upwards what is of 20 MiB or
    less, what is larger from the middle downwards. */
 static char *reserve(size_t bytes) {
     size_t whole = (bytes + SEGMENT - 1) & ~(SEGMENT - 1), *taken = bytes <= RISING ? &above[current] : &below[current];

@@ -18,9 +18,9 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
 
+from sizer.base.units import MIB
 from sizer.service.broker import scripts
 from sizer.service.tape_folder import ARCHITECTURE_NAMES, BLOCK_BYTES, ITEM_BYTES, LONGEST_NAME
-from sizer.units import MIB
 
 PREFIX = "sizer:"
 WANTED_SECONDS, WORKER_SECONDS = 10, 10  # that a reader, or a worker, may say nothing

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
-from sizer.errors import JobError, quote
+from sizer.base.errors import JobError, quote
 from sizer.processes.wire import error_to_wire, from_line
 from sizer.service.access import access_of
 from sizer.service.broker.board import ENDS, Board, connect, digest_of, unpack

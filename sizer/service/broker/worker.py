@@ -22,7 +22,7 @@ from celery import Task
 from celery.signals import worker_shutting_down
 from redis.exceptions import RedisError
 
-from sizer.errors import JobError
+from sizer.base.errors import JobError
 from sizer.processes.wire import error_to_wire, to_line
 from sizer.service.access import Access, access_of
 from sizer.service.broker.board import ENDS, Board, Worker, connect, digest_of

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from sizer.base.errors import JobError
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.sources import SOURCES, offered_sources
-from sizer.errors import JobError
 from sizer.processes.process import kill_group
 from sizer.processes.wire import error_from_wire, from_line
-from sizer.request import Request, gpu_of, parse_query
+from sizer.query.request import Request, gpu_of, parse_query
 from sizer.service.access import Access, access_of
 from sizer.service.child import run_forked
 from sizer.service.edition import edition_of
@@ -34,14 +34,14 @@ from sizer.service.tape_folder import TapeFolder
 LOOK_SECONDS = 0.25  # between two looks at the time and the memory of a child
 MOST_RUNS = 2  # a child that something else than its own limits ended is run once more
 _COMPILER = "torch._dynamo"
-_ALWAYS = ("sizer.estimator", "sizer.service.tasks")
+_ALWAYS = ("sizer.estimating.estimator", "sizer.service.tasks")
 # What Numba has compiled is read from files here: a confined child could not keep what it compiles.
 _COMPILED = {
-    "cuda": ("sizer.memory.cuda_cache", "sizer.tracing.cuda.cudnn_plans"),
-    "mps": ("sizer.memory.heaps", "sizer.tracing.cuda.cudnn_plans"),
+    "cuda": ("sizer.allocator.cuda_cache", "sizer.tracing.cuda.cudnn_plans"),
+    "mps": ("sizer.allocator.heaps", "sizer.tracing.cuda.cudnn_plans"),
     "cpu": ("sizer.tracing.cuda.cudnn_plans",),
 }
-_EXPANDABLE = "sizer.memory.expandable_cache"
+_EXPANDABLE = "sizer.allocator.expandable_cache"
 
 
 def answer(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from sizer.base.codec import LIMIT_TEXT
+from sizer.base.errors import ConfigError, JobError, quote
 from sizer.catalogue.sources import fetch
-from sizer.errors import ConfigError, JobError, quote
-from sizer.memory.codec import LIMIT_TEXT
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
-from sizer.request import format_query, parse_query
+from sizer.query.request import format_query, parse_query
 from sizer.service.settings import Settings, is_public
 from sizer.service.variables import broker_url
 

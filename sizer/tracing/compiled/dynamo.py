@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
 from sizer.tracing.compiled.findings import Findings
 from sizer.tracing.compiled.graphs import Frontend
 from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from sizer.memory.compiled_code import CompiledCode
+from sizer.tape.compiled_code import CompiledCode
 
 _TEXT = 200  # characters of a reason
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))

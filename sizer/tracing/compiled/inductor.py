@@ -14,8 +14,8 @@ from torch._C import DispatchKey
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sizer.base.errors import TraceError
 from sizer.catalogue.hardware import Hardware
-from sizer.errors import TraceError
 from sizer.tracing.compiled.findings import Findings
 from sizer.tracing.compiled.graphs import Frontend, move
 from sizer.tracing.compiled.sources import Sources, empty_strided, triton_kernel

@@ -14,10 +14,10 @@ from unittest import mock
 
 import torch
 
+from sizer.base.errors import TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
-from sizer.errors import TraceError
-from sizer.memory.compiled_code import CompiledCode
+from sizer.tape.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
 from sizer.tracing.compiled.dynamo import dynamo_on, hide_modes
 from sizer.tracing.compiled.findings import Findings, line_of_stack, reason_of

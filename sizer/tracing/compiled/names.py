@@ -8,8 +8,8 @@ from functools import reduce
 
 import torch
 
-from sizer.errors import TraceError
-from sizer.versions import format_version, installed_version
+from sizer.base.errors import TraceError
+from sizer.base.versions import format_version, installed_version
 
 OLDEST_READ = (2, 15)
 

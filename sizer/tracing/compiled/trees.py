@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.memory.tape import blocks_alive
+from sizer.tape.tape import blocks_alive
 from sizer.tracing.log import BlockLog
 from sizer.tracing.meta.cuda_graphs import stream_of_pool
 from sizer.tracing.storages import Storages

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sizer.base.versions import Version, version_followed
 from sizer.tracing.cuda.attention_backend import choose, reason
 from sizer.tracing.device import Device
 from sizer.tracing.meta.attention import Attention, additive_mask, attention_kernel, math_attention
 from sizer.tracing.meta.dtypes import check_bias
 from sizer.tracing.tables import Results
-from sizer.versions import Version, version_followed
 
 _aten = torch.ops.aten
 

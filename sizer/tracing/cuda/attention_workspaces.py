@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from sizer.base.versions import version_followed
 from sizer.tracing.allocations import Held, Steps, copies, round_up
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.values.known import tensors_of
-from sizer.versions import version_followed
 
 EFFICIENT = "attention's efficient backward pass"  # the kind of its size queries
 

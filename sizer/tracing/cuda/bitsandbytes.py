@@ -1,7 +1,7 @@
 """bitsandbytes on CUDA: see sizer.tracing.meta.bitsandbytes.
 
 One thing goes by the GPU's multiprocessors: whether a product of 4-bit weights dequantises them first, which is a size query
-(sizer.memory.size_queries) of the kind GEMM_4BIT.
+(sizer.tape.size_queries) of the kind GEMM_4BIT.
 """
 
 from __future__ import annotations

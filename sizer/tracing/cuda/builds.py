@@ -10,8 +10,8 @@ import re
 
 import torch
 
+from sizer.base.versions import Version, format_version, installed_version
 from sizer.catalogue.gpus import Gpu
-from sizer.versions import Version, format_version, installed_version
 
 # What torch._C._cuda_getArchFlags() says in PyTorch's own wheels for Linux, as they are in the Python Package Index: read in 2.11.0
 # (CUDA 13.0) and 2.15.0 (CUDA 13.2), which are alike; those between are taken to be so, too. Those of 2.6.0 (CUDA 12.4) are in its

@@ -6,12 +6,12 @@ In a trace that devices of several capabilities share (`Device.shared`) they are
 
 from __future__ import annotations
 
-from sizer.memory.family import TapeFamily
+from sizer.base.versions import Version
+from sizer.tape.family import TapeFamily
 from sizer.tracing.cuda.attention_workspaces import EFFICIENT, efficient_workspace
 from sizer.tracing.cuda.convolution import CUDNN, tensor_cores_from
 from sizer.tracing.cuda.cublas import Blas, blas_with, handle_workspace
 from sizer.tracing.log import DeferredSize
-from sizer.versions import Version
 
 HANDLE = "cuBLAS handle"
 

@@ -3,7 +3,7 @@
 As of PyTorch 2.11 to 2.15: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), cudnn/ConvShared.cpp,
 and for what cuDNN does not take cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu, NaiveConvolutionTranspose2d.cu,
 NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a size query
-(sizer.memory.size_queries) of the kind CUDNN.
+(sizer.tape.size_queries) of the kind CUDNN.
 
 *Known limitations*: in channels last, what cuDNN does not take returns contiguous tensors, here they are in channels last;
 partial sums of bias gradients are left out where convolutions are matrix products.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sizer.versions import Version, version_followed
+from sizer.base.versions import Version, version_followed
 
 _aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sizer.memory.compiled import compiled_within
+from sizer.allocator.compiled import compiled_within
 from sizer.tracing.cuda.native_call import call
 
 # cudnnBackendDescriptorType_t

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from sizer.base.versions import format_version, parse_version
 from sizer.tracing.allocations import Held, Steps, copies, round_up
 from sizer.tracing.cuda.scans import sort_bytes, sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.versions import format_version, parse_version
 
 EMBEDDING = "CUDA embedding's gradient"
 

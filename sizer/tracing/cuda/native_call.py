@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sizer.memory.compiled import COMPILED
+from sizer.allocator.compiled import COMPILED
 
 # Every argument is passed as 64 bits, which a function of fewer or narrower ones reads the beginning of: so it is where arguments
 # are passed in registers (the calling conventions of Linux and macOS on x86-64 and AArch64).

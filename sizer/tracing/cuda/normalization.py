@@ -3,7 +3,7 @@ inside: copies of strided operands, in the kernels' order, and partial sums of t
 
 As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
 LaunchGammaBetaBackwardCUDAKernel). 2.6 has no partial sums: they came with pull request 150773, in 2.8. Whether there are any
-depends on the GPU's multiprocessors: a size query (sizer.memory.size_queries) of the kind NORM.
+depends on the GPU's multiprocessors: a size query (sizer.tape.size_queries) of the kind NORM.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from sizer.base.versions import version_followed
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
@@ -24,7 +25,6 @@ from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.strides import in_format
 from sizer.tracing.tables import Results
 from sizer.tracing.values.known import tensors_of
-from sizer.versions import version_followed
 
 NORM = "gradients of a norm's weights on CUDA"
 _MANY, _WARP, _ROWS = 64 * 1024, 32, 32  # more rows than these; columns and rows of a block

@@ -1,4 +1,4 @@
-"""The size oracle of a GPU, which resolves the size queries of a tape (sizer.memory.size_queries): one line for each kind."""
+"""The size oracle of a GPU, which resolves the size queries of a tape (sizer.tape.size_queries): one line for each kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.memory.size_queries import Asked, SizeOracle
+from sizer.tape.size_queries import Asked, SizeOracle
 from sizer.tracing.cuda import (
     bitsandbytes,
     convolution,

@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from sizer.base.versions import Version, version_followed
 from sizer.tracing.meta import autocast_lists as lists
-from sizer.versions import Version, version_followed
 
 _KEY = "AutocastIPU"
 _DEVICE = "ipu"

@@ -1,6 +1,6 @@
 """CUDA graphs without a device: what is allocated while one is recorded comes from a private pool, and a replay asks for no memory.
 
-A pool is a stream of its own whose cached memory is never given back (sizer.memory.tape, PRIVATE). *Known limitations*: that holds
+A pool is a stream of its own whose cached memory is never given back (sizer.tape.tape, PRIVATE). *Known limitations*: that holds
 also for the pool of a graph that was deleted; work that a recording forks to other streams comes from their own memory.
 """
 

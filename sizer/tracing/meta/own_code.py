@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from sizer.errors import TraceError
+from sizer.base.errors import TraceError
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizer.base.versions import installed_version
 from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
 from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
-from sizer.versions import installed_version
 
 PASSED = "of the boxes of unknown scores {} were taken to pass the threshold, as many as the model goes on with"
 LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta tensors do not keep it"

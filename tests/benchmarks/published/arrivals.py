@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import sizer
-from sizer import custom
 from sizer.architecture import quantizers
-from sizer.memory.tape import Tape
+from sizer.estimating import custom
+from sizer.tape.tape import Tape
 from tests.benchmarks.published.cases import CASES
 from tests.benchmarks.published.held import STEPS, rules_of
 from tests.benchmarks.published.rows import Run, read_arguments

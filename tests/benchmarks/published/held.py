@@ -8,9 +8,9 @@ from functools import cache
 from inspect import signature
 
 import sizer
-from sizer.memory.bounds import CONTEXT
-from sizer.memory.estimate import Estimate
-from sizer.versions import OLDEST, format_version
+from sizer.base.versions import OLDEST, format_version
+from sizer.report.bounds import CONTEXT
+from sizer.report.estimate import Estimate
 from tests.benchmarks.published.cases import CASES
 from tests.benchmarks.published.rows import Run, read_arguments
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.base.codec import DecodeError
+from sizer.base.errors import DeviceError, RequestError
 from sizer.catalogue.gpus import GPUS
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import SAMPLED, DeviceFacts, DeviceOutOfMemory, TensorBytes
 from sizer.device.record.recording import Measured
-from sizer.errors import DeviceError, RequestError
-from sizer.memory.codec import DecodeError
-from sizer.memory.tape import Loop, Tape
+from sizer.tape.tape import Loop, Tape
 from tests.device.tapes import CPU, CUDA, GIB, QUERY, measured_from, report_of, tape_of, training
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import pytest
 from sizer.device.comparison.alignment import Alignment
 from sizer.device.comparison.divergence import first_divergence, join_shares, largest_divergences, scratch_of, shares_at
 from sizer.device.comparison.pairing import common_subsequence, longest_common_subsequence, operator_name
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from tests.device.tapes import tape_of, training
 
 CLONE = [("+", "c", 5_000, "aten::clone", "two.norm"), ("+", "d", 70, "aten::mul", "two.norm"), "-d", "-c"]

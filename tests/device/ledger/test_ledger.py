@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sizer.base.errors import JobError, RequestError, TraceError
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger import ledger as ledgers
@@ -20,10 +21,9 @@ from sizer.device.ledger.ledger import Ledger, ledger_path
 from sizer.device.ledger.schema import MIGRATIONS
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.device.record.recording import Measured
-from sizer.errors import JobError, RequestError, TraceError
 from sizer.processes.environment import PROJECT
 from tests.device.tapes import CPU, CUDA, measured_from, report_of, tape_of, training
-from tests.memory.reports import CENSUS
+from tests.report.reports import CENSUS
 
 EXTRA = ("+", "k", 30_000, "aten::clone", "two.norm", "activation")
 

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from sizer.base.units import GIB
 from sizer.device.machine.accelerators import Machine
 from sizer.device.machine.host import Host
 from sizer.device.machine.nvml import GpuMemory
-from sizer.units import GIB
 
 # PyTorch 2.11 to 2.15, c10/cuda/CUDAFunctions.cpp
 NO_DRIVER = (

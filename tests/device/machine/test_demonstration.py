@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sizer.base.errors import DeviceError, JobError
+from sizer.base.units import GIB, MIB
 from sizer.commands.devices import format_demonstration
 from sizer.device.machine import demonstration
 from sizer.device.machine.allocator_probes import CachingAllocatorProbe, CpuProbe, MpsProbe, open_probe, resident_bytes
@@ -24,8 +26,6 @@ from sizer.device.machine.demonstration import (
 )
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
-from sizer.errors import DeviceError, JobError
-from sizer.units import GIB, MIB
 from tests.device.machine.scripted_torch import Scripted
 
 H100 = DeviceFacts(device="cuda:0", name="NVIDIA H100", total_bytes=80 * GIB, free_bytes=70 * GIB)

@@ -12,6 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sizer.base.codec import DecodeError
+from sizer.base.errors import DeviceError, JobError
+from sizer.base.units import GIB, KIB
 from sizer.device.machine.inventory import (
     PORTABLE,
     Inventory,
@@ -22,11 +25,8 @@ from sizer.device.machine.inventory import (
 )
 from sizer.device.machine.nvml import GpuMemory, Nvml, open_nvml
 from sizer.device.record.measurement import DeviceFacts
-from sizer.errors import DeviceError, JobError
-from sizer.memory.codec import DecodeError
 from sizer.processes.environment import PROJECT
 from sizer.processes.program import run_program
-from sizer.units import GIB, KIB
 from tests.device.machine.scripted_torch import (
     NO_DRIVER,
     NO_GPU,
@@ -322,4 +322,4 @@ def test_a_program_that_takes_too_long_is_killed():
 
 def test_a_program_that_says_nothing_is_told_by_its_exit_status():
     with pytest.raises(JobError, match=r"it failed \('exit status 0'\)"):
-        run_program("sizer.units", seconds=60, what="it failed")
+        run_program("sizer.base.units", seconds=60, what="it failed")

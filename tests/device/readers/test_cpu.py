@@ -10,7 +10,7 @@ from torch import nn
 
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts, PhaseReading
-from sizer.memory.tape import CATEGORIES, Tape
+from sizer.tape.tape import CATEGORIES, Tape
 from tests.device.blueprints import perceptron
 
 FACTS = DeviceFacts(device="cpu", name="a computer", total_bytes=None)

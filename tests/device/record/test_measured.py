@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from sizer.base.codec import DecodeError
 from sizer.device.readers.cuda import CudaReader
 from sizer.device.record.files import CaseRecord, is_measured, read_measured, write_kernels, write_measured
 from sizer.device.record.kernels import KernelRecord, KernelRow
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.record.recording import Measured
-from sizer.memory.codec import DecodeError
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
 from tests.device.replayed import disagreements
 from tests.device.suite import slow_device
 from tests.device.suite.slow_device import scattered
-from tests.memory.tapes import make_tape, random_tape
+from tests.tape.tapes import make_tape, random_tape
 
 MEASURED = Path(__file__).parents[2] / "measured"
 FOLDERS = sorted({file.parent for file in MEASURED.glob("*/*.json")})

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from sizer.device.record.measurement import COUNTED, DeviceFacts, Measurement, PhaseReading, TensorBytes
 from sizer.device.record.recording import Measured, Segment
-from sizer.memory.tape import Tape
+from sizer.tape.tape import Tape
+from tests.allocator.caching_allocator import Block, SlowCache
 from tests.device.scripted_devices import ScriptedCuda, counters
-from tests.memory.caching_allocator import Block, SlowCache
 
 GIB = 2**30
 QUERY = "arch=torchvision:resnet18&dtype=float32&batch=1"

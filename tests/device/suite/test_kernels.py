@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sizer.base.codec import DecodeError
+from sizer.base.errors import DeviceError
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.suite import kernel_log
 from sizer.device.suite.kernel_log import KernelLog, PeakCounter, ProfileCounter, describe, open_counter, record_kernels
-from sizer.errors import DeviceError
-from sizer.memory.codec import DecodeError
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from sizer.tracing.steps import Steps
 
 KIB = 2**10

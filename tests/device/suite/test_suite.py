@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sizer.__main__ import main
+from sizer.base.errors import DeviceError, JobError, RequestError
 from sizer.catalogue.modes import MODES
 from sizer.commands import suite as command
 from sizer.device.comparison.family import family_of
@@ -31,11 +32,10 @@ from sizer.device.suite.suite import (
     short_name,
     without_paths,
 )
-from sizer.errors import DeviceError, JobError, RequestError
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from tests.device.replayed import disagreements
 from tests.device.suite import slow_device
-from tests.memory.tapes import make_tape
+from tests.tape.tapes import make_tape
 
 H200 = DeviceFacts(device="cuda:0", name="NVIDIA H200", total_bytes=143156 * 2**20, capability=(9, 0))
 CASES = tuple(Case(name=name, query=slow_device.QUERY) for name in ("one", "two", "three"))

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import sizer
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import DeviceError, JobError, RequestError
 from sizer.device.record.measurement import PROFILED
 from sizer.device.trial import launch
 from sizer.device.trial.launch import MeasureJob, measure, start
-from sizer.errors import DeviceError, JobError, RequestError
 from tests.processes.running import is_running, wait_until
 
 PROJECT = Path(sizer.__file__).parent.parent

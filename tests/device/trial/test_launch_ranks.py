@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import DeviceError, JobError, RequestError, SizerError
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial import launch, launch_ranks
 from sizer.device.trial.launch import start
 from sizer.device.trial.launch_ranks import RanksJob, check_places, count_places, start_ranks
-from sizer.errors import DeviceError, JobError, RequestError, SizerError
-from sizer.estimator import estimate
-from sizer.request import parse_query
+from sizer.estimating.estimator import estimate
+from sizer.query.request import parse_query
 from tests.processes.running import is_running, wait_until
 from tests.tracing.models import LLAMA
 

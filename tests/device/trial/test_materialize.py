@@ -10,6 +10,7 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.vision import vision_blueprint
+from sizer.base.errors import BuildError
 from sizer.device.trial.materialize import (
     allocate_parameters,
     build_without_weights,
@@ -17,7 +18,6 @@ from sizer.device.trial.materialize import (
     load,
     parameter_and_buffer_bytes,
 )
-from sizer.errors import BuildError
 from tests.device.blueprints import blueprint, perceptron
 from tests.tracing.models import BERT, GPT2, LLAMA, T5, VIT, WHISPER, text
 

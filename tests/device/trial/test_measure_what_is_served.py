@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.config_json import encode_config
+from sizer.allocator.timeline import live_by_category
+from sizer.base.config_json import encode_config
+from sizer.base.errors import BuildError, RequestError
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.readers.open import open_reader
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial import launch
 from sizer.device.trial.materialize import loaded_on
 from sizer.device.trial.trial import measure_request
-from sizer.errors import BuildError, RequestError
-from sizer.memory.timeline import live_by_category
-from sizer.request import parse_query
+from sizer.query.request import parse_query
 from tests.benchmarks.bench_accuracy import hold
 from tests.tracing.models import GPT2, LLAMA
 

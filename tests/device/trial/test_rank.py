@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sizer.base.errors import DeviceError
 from sizer.device.trial import child
-from sizer.errors import DeviceError
 
 GPU = torch.device("cuda", 1)
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from sizer.architecture import make_blueprint
-from sizer.config_json import encode_config
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RequestError
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.readers.cuda import CudaReader
 from sizer.device.record.measurement import PROFILED, DeviceFacts, Measurement
 from sizer.device.record.recording import Measured
 from sizer.device.trial import trial
 from sizer.device.trial.trial import measure_request
-from sizer.errors import RequestError
-from sizer.memory.tape import CATEGORIES
-from sizer.request import parse_query
+from sizer.estimating.work import work_of
+from sizer.query.request import parse_query
+from sizer.tape.tape import CATEGORIES
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
-from sizer.work import work_of
 from tests.device.blueprints import blueprint, perceptron
 from tests.device.scripted_devices import ScriptedCuda, counters
 from tests.tracing.cpu_truth import tape_bytes

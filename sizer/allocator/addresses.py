@@ -1,0 +1,54 @@
+"""Where a device's allocator puts each block of a tape. `replay` (sizer.allocator.allocator) asks how much, this asks where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sizer.allocator.allocator import allocator_of
+from sizer.allocator.looped import place
+from sizer.allocator.timeline import running_bytes
+from sizer.catalogue.gpus import Gpu
+from sizer.tape.tape import Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """What an allocator did with a tape: by block its address and the bytes it took, and after each event the bytes reserved.
+
+    Tensors of 0 bytes take nothing and have no address, which is 0. `given_back` are the positions of the events at which cached
+    memory went back to the driver. All is as long as the work went: `failed_at` is the first request that could not be met.
+    """
+
+    addresses: list[int]
+    taken: list[int]
+    reserved: list[int] = field(default_factory=list)
+    given_back: list[int] = field(default_factory=list)
+    failed_at: int | None = None
+
+    def peak(self, tape: Tape) -> tuple[int, int]:
+        """The number of events after which most bytes were allocated, the first of several, and how many these were."""
+        allocated = running_bytes(tape.order[: len(self.reserved)], self.taken)
+        most = max(allocated)
+        return allocated.index(most), most
+
+
+def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Addresses:
+    """Where the blocks of a tape are on a device, or, where the work does not fit it, on one that is large enough."""
+    roomy = _find(tape, gpu, None, expandable_segments)
+    capacity = gpu.total_bytes - gpu.context_bytes
+    if max(roomy.reserved, default=0) <= capacity:
+        return roomy
+    tight = _find(tape, gpu, capacity, expandable_segments)
+    return roomy if tight.failed_at is not None else tight
+
+
+def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
+    allocator = allocator_of(gpu.backend, capacity, expandable_segments, by_address=tape.by_address)
+    found = place(tape, allocator)
+    return Addresses(
+        addresses=found.addresses.tolist(),
+        taken=found.taken.tolist(),
+        reserved=found.reserved.tolist(),
+        given_back=allocator.given_back,
+        failed_at=found.failed_at,
+    )

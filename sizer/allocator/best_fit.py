@@ -1,0 +1,200 @@
+"""Free blocks in pools, best fit and merging of neighbours: the inner loop of the CUDA allocator's replay, compiled by Numba.
+
+A pool is an array of int64, [4, room]: in the first two rows the bytes and addresses of its free blocks by (bytes, address), in
+the last two the addresses and bytes of the same blocks by address; how many there are stands beside it. All is compiled when this
+module is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from sizer.allocator.compiled import compiled
+from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
+from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
+
+MIDDLE = 2**46  # where addresses begin, which are of 47 bits in a process
+ENDLESS = np.iinfo(np.int64).max
+ROOM = 2**8  # blocks for which a pool has room at first
+RESERVED, LIMIT, RISING, ABOVE, BELOW, MADE, ASKED = range(7)  # places in the state of a driver
+
+
+_segment_size = compiled("int64(int64)")(segment_size)
+
+
+@compiled("void(int64[:, ::1], int64, int64)")
+def delete_by_address(pool: np.ndarray, count: int, at: int) -> None:
+    """Take the block at a place by address out of the rows by address."""
+    delete_at(pool[2], count, at)
+    delete_at(pool[3], count, at)
+
+
+@compiled("void(int64[:, ::1], int64, int64, int64)")
+def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
+    """Put a free block of `size` bytes that touches no other into a pool of `count` blocks, for which it has room."""
+    insert_by_size(pool, count, size, address)
+    at = find(pool[2], count, address)
+    insert_at(pool[2], count, at, address)
+    insert_at(pool[3], count, at, size)
+
+
+@compiled("int64(int64[:, ::1], int64, int64, int64)")
+def merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
+    """Put a free block into a pool of `count`, joined with those that it touches (try_merge_blocks); how many there are then."""
+    at = find(pool[2], count, start)
+    if at < count and pool[2, at] == start + size:
+        after = pool[3, at]
+        delete_by_size(pool, count, by_size(pool, count, after, start + size))
+        delete_by_address(pool, count, at)
+        size += after
+        count -= 1
+    if at > 0 and pool[2, at - 1] + pool[3, at - 1] == start:
+        start, before = pool[2, at - 1], pool[3, at - 1]
+        delete_by_size(pool, count, by_size(pool, count, before, start))
+        size += before
+        pool[3, at - 1] = size
+        insert_by_size(pool, count - 1, size, start)
+        return count
+    insert_by_size(pool, count, size, start)
+    insert_at(pool[2], count, at, start)
+    insert_at(pool[3], count, at, size)
+    return count + 1
+
+
+@compiled("int64(int64[::1], int64)")
+def _give(state: np.ndarray, size: int) -> int:
+    """The address of a new segment, by the state of a driver; a gap keeps it apart from others, whose blocks never merge."""
+    state[RESERVED] += size
+    if size <= state[RISING]:
+        state[ABOVE] += size + MIN_BLOCK
+        return state[ABOVE] - size - MIN_BLOCK
+    state[BELOW] -= size + MIN_BLOCK
+    return state[BELOW]
+
+
+@compiled(
+    "int64(int64[::1], int64, int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])"
+)
+def run(
+    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
+    small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
+) -> int:  # fmt: skip
+    """The position of the first of the events from `begin` on that cannot be done here; their number where all were done.
+
+    events, taken, addresses: as in CudaCache.run. small, large: the pools, with `counts` blocks in them. state: of the driver the
+    bytes RESERVED and those up to which segments are made here (LIMIT), up to how many bytes a segment lies above those before it
+    (RISING), where addresses are given upwards (ABOVE) and downwards (BELOW), how many segments were MADE; ASKED becomes the bytes
+    of the segment that the limit forbids, 0 where a pool has no room for another block. made: [3, events], of each segment
+    position, address, bytes.
+    """
+    for position in range(begin, len(events)):
+        event = events[position]
+        block = event if event >= 0 else ~event
+        size = taken[block]
+        if size == 0:
+            continue
+        which = 0 if size <= SMALL_SIZE else 1
+        pool, count = (small if size <= SMALL_SIZE else large), counts[which]
+        if count >= pool.shape[1]:
+            state[ASKED] = 0
+            return position
+        if event < 0:
+            counts[which] = merge(pool, count, addresses[block], size)
+            continue
+        at = by_size(pool, count, size, 0)
+        if at < count:  # get_free_block
+            have, address = pool[0, at], pool[1, at]
+            delete_by_size(pool, count, at)
+            at = find(pool[2], count, address)
+        else:
+            have = _segment_size(size)
+            if state[RESERVED] + have > state[LIMIT]:
+                state[ASKED] = have
+                return position
+            address = _give(state, have)
+            number = state[MADE]
+            made[0, number], made[1, number], made[2, number] = position, address, have
+            state[MADE] += 1
+            at = find(pool[2], count, address)
+            insert_at(pool[2], count, at, address)
+            insert_at(pool[3], count, at, have)
+            count += 1
+        addresses[block] = address
+        rest = have - size
+        if rest > SMALL_SIZE or (which == 0 and rest > 0):  # should_split
+            insert_by_size(pool, count - 1, rest, address + size)
+            pool[2, at], pool[3, at] = address + size, rest
+        else:
+            taken[block] = have
+            delete_by_address(pool, count, at)
+            count -= 1
+        counts[which] = count
+    return len(events)
+
+
+class Driver:
+    """The device's memory: `reserved` bytes are held, up to `capacity` (without bound where that is None).
+
+    Each segment lies above those before it, so that the lowest address is the oldest segment's; with `by_address` it lies where a
+    driver puts it (sizer.allocator.cuda).
+    """
+
+    def __init__(self, capacity: int | None, *, by_address: bool) -> None:
+        limit, rising = ENDLESS if capacity is None else capacity, LARGE_SEGMENT if by_address else ENDLESS
+        self.state = np.array([0, limit, rising, MIDDLE, MIDDLE, 0, 0], np.int64)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held."""
+        return int(self.state[RESERVED])
+
+    def give(self, size: int) -> int:
+        """The address of a new segment."""
+        return int(_give(self.state, size))
+
+    def take_back(self, size: int) -> None:
+        """Take back a segment."""
+        self.state[RESERVED] -= size
+
+
+class Pools:
+    """The free blocks of one stream, small ones and large ones."""
+
+    def __init__(self) -> None:
+        self._pools = [np.empty((4, ROOM), np.int64) for _ in range(2)]
+        self._counts = np.zeros(2, np.int64)
+
+    def run(
+        self, events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, driver: Driver
+    ) -> tuple[int, int, list[list[int]]]:
+        """Up to which of the events (see CudaCache.run) from `begin` on all found room, the bytes of the segment that the driver
+        then has no room for, and of each new segment position, address and bytes."""
+        made, state = np.empty((3, len(events)), np.int64), driver.state
+        state[MADE], position = 0, begin
+        while True:
+            position = run(events, position, taken, addresses, *self._pools, self._counts, state, made)
+            if position == len(events) or state[ASKED]:
+                return position, int(state[ASKED]), made[:, : state[MADE]].T.tolist()
+            self._pools = [np.concatenate([pool, np.empty_like(pool)], axis=1) for pool in self._pools]
+
+    def insert(self, address: int, size: int) -> None:
+        """Put in a new segment, of small blocks where it is of the size that these have."""
+        which = int(size != SMALL_SEGMENT)
+        insert(self._pools[which], self._counts[which], address, size)
+        self._counts[which] += 1
+
+    def take_out(self, segments: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """Take out the blocks that are whole segments, whose sizes are given by address; (address, size) of each."""
+        for which, (pool, count) in enumerate(zip(self._pools, self._counts.tolist(), strict=True)):
+            _, addresses, starts, sizes = pool[:, :count]
+            blocks = zip(starts.tolist(), sizes.tolist(), strict=True)
+            whole = np.array([segments.get(start) == size for start, size in blocks], bool)
+            if not whole.any():
+                continue
+            yield from pool[2:, :count][:, whole].T.tolist()
+            left, left_by_size = ~whole, ~whole[np.searchsorted(starts, addresses)]
+            self._counts[which] = left.sum()
+            pool[:2, : self._counts[which]] = pool[:2, :count][:, left_by_size]
+            pool[2:, : self._counts[which]] = pool[2:, :count][:, left]

@@ -1,0 +1,56 @@
+"""The rules of the CUDA caching allocator with segments of its default kind; sizer.allocator.cuda_cache follows them.
+
+Rules and constants: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, alloc_found_block, should_split,
+free_block, try_merge_blocks, release_blocks), read in PyTorch 2.6 and 2.9; c10/core/AllocatorConfig.h, read in
+PyTorch 2.15.
+
+Of free blocks of equal size the one of the oldest segment is taken, and within a segment the one at the lowest address
+(BlockComparatorSizeCounterAddress, pull request 183591). Up to PyTorch 2.11 the lowest address decides alone (`by_address`), and so
+where the driver puts new segments: those of more than LARGE_SEGMENT below those before them, others above. No source tells that;
+20 published runs on a Tesla T4 reserve to the MiB what comes of it (tests/measured/published/README.md).
+
+Assumptions: default settings (no max_split_size, no garbage collection, no rounding to powers of two).
+*Known limitations*: PyTorch 2.12 goes by the age of the block instead of its segment's (pull request 178362); it is taken to do as
+2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sizer.base.units import format_bytes
+
+MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to a multiple
+SMALL_SIZE = 2**20  # kSmallSize: the largest request of the small pool
+SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
+LARGE_SEGMENT = 20 * 2**20  # large_segment_size: for requests of the large pool below MIN_LARGE
+MIN_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request gets a segment of its own size,
+ROUND_LARGE = 2 * 2**20  # kRoundLarge: rounded up to a multiple of this
+
+
+def rounded(sizes: Sequence[int]) -> np.ndarray:
+    """Bytes rounded up to a multiple of MIN_BLOCK."""
+    return (np.asarray(sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK
+
+
+def segment_size(size: int) -> int:
+    """Bytes asked of the driver when no cached block holds a rounded request of `size` bytes (get_allocation_size)."""
+    if size <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    if size < MIN_LARGE:
+        return LARGE_SEGMENT
+    return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
+
+
+def describe() -> tuple[str, ...]:
+    """How this allocator works, in words."""
+    return (
+        f"the CUDA caching allocator, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best fit in a small (up to "
+        f"{format_bytes(SMALL_SIZE)}) and a large pool",
+        f"segments of {format_bytes(SMALL_SEGMENT)}, {format_bytes(LARGE_SEGMENT)} or, from {format_bytes(MIN_LARGE)} on, the size "
+        f"rounded up to {format_bytes(ROUND_LARGE)}; blocks are split, and merge with free neighbours when released",
+        "reserved memory shrinks where torch.cuda.empty_cache() is called, and on the way to an out-of-memory error: free segments "
+        "are given back, then it tries again",
+    )

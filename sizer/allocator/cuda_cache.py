@@ -1,0 +1,89 @@
+"""The CUDA caching allocator with segments of its default kind, by the rules of sizer.allocator.cuda.
+
+It brings Numba (sizer.allocator.best_fit), which whoever replays nothing does without: it is imported where one is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from sizer.allocator.best_fit import Driver, Pools
+from sizer.allocator.cuda import rounded
+from sizer.tape.tape import PRIVATE
+
+
+class CudaCache:
+    """Segments and the free blocks of both pools of each stream; `reserved` is the bytes held from the driver.
+
+    A segment belongs to one pool of one stream, and a gap of addresses keeps it apart from the next. `by_address`: see Tape.
+    `grown` says of the last run after how many events how much was reserved, `position` is that of the event for which a segment
+    was asked that the capacity forbade at first; `started` is where in a tape the run began. `given_back` are the positions in the
+    tape of the events at which cached memory went back.
+    """
+
+    def __init__(self, capacity: int | None = None, *, by_address: bool = False):
+        self.capacity = capacity
+        self.retries = 0
+        self.started = self.position = 0
+        self.grown: list[tuple[int, int]] = [(0, 0)]
+        self.given_back: list[int] = []
+        self._driver = Driver(capacity, by_address=by_address)
+        self._pools: defaultdict[int, Pools] = defaultdict(Pools)  # by stream
+        self._segments: dict[int, int] = {}  # start -> size
+        self.use(0)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the driver."""
+        return self._driver.reserved
+
+    def use(self, stream: int) -> None:
+        """From here on all that is asked for and released is of this stream."""
+        self._used = self._pools[stream]
+
+    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+        """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
+        return rounded(sizes)
+
+    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+        """Whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded, which become those really taken.
+
+        All three are of int64. If the capacity forbids no segment this is compiled code (best_fit).
+        """
+        self.grown = [(0, self.reserved)]
+        position = 0
+        while True:
+            position, wanted, made = self._used.run(events, position, taken, addresses, self._driver)
+            for at, address, size in made:
+                self._segments[address] = size
+                self.grown.append((at, self.grown[-1][1] + size))
+            if position == len(events):
+                return True
+            self.position = position
+            segment = self._new_segment(wanted)
+            if segment is None:
+                return False
+            self._used.insert(*segment)
+            self.grown.append((position, self.reserved))
+
+    def _new_segment(self, size: int) -> tuple[int, int] | None:
+        """(address, size) of a new segment, if need be after all free ones went back to the driver; None: no room."""
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            self.release_cached()
+            self.retries += 1
+            if self.reserved + size > self.capacity:
+                return None
+        address = self._driver.give(size)
+        self._segments[address] = size
+        return address, size
+
+    def release_cached(self) -> None:
+        """Hand every segment that is free as a whole back to the driver, but those of CUDA graphs (release_cached_blocks)."""
+        self.given_back.append(self.started + self.position)
+        for pools in (pools for stream, pools in self._pools.items() if stream < PRIVATE):
+            for address, size in pools.take_out(self._segments):
+                del self._segments[address]
+                self._driver.take_back(size)

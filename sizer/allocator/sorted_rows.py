@@ -1,0 +1,75 @@
+"""Rows of numbers in order, in arrays with room for more: places in them, what is put in and taken out, compiled.
+
+Blocks of memory are in two rows, bytes and addresses, by (bytes, address).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sizer.allocator.compiled import COMPILED, compiled
+
+
+@compiled("int64(int64[:, ::1], int64, int64, int64)")
+def by_size(pool: np.ndarray, count: int, size: int, address: int) -> int:
+    """The place of the first block that is not below (size, address)."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        have = pool[0, middle]
+        if have < size or (have == size and pool[1, middle] < address):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled("int64(int64[::1], int64, int64)")
+def find(row: np.ndarray, count: int, value: int) -> int:
+    """The place of the first of `count` that is not below a value."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if row[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled("void(int64[::1], int64, int64, int64)")
+def insert_at(row: np.ndarray, count: int, at: int, value: int) -> None:
+    """Put a value at a place in a row of `count`."""
+    if COMPILED:  # slices that overlap would be copied twice
+        end, one = np.uint64(count), np.uint64(1)  # unsigned: Numba looks for no negative ones
+        for done in range(np.uint64(count - at)):
+            row[end - done] = row[end - done - one]
+    else:
+        row[at + 1 : count + 1] = row[at:count]
+    row[at] = value
+
+
+@compiled("void(int64[::1], int64, int64)")
+def delete_at(row: np.ndarray, count: int, at: int) -> None:
+    """Take what is at a place out of a row of `count`."""
+    if COMPILED:
+        begin, one = np.uint64(at), np.uint64(1)
+        for done in range(np.uint64(count - 1 - at)):
+            row[begin + done] = row[begin + done + one]
+    else:
+        row[at : count - 1] = row[at + 1 : count]
+
+
+@compiled("void(int64[:, ::1], int64, int64, int64)")
+def insert_by_size(pool: np.ndarray, count: int, size: int, address: int) -> None:
+    """Put a block into two rows of `count`."""
+    at = by_size(pool, count, size, address)
+    insert_at(pool[0], count, at, size)
+    insert_at(pool[1], count, at, address)
+
+
+@compiled("void(int64[:, ::1], int64, int64)")
+def delete_by_size(pool: np.ndarray, count: int, at: int) -> None:
+    """Take the block at a place out of two rows of `count`."""
+    delete_at(pool[0], count, at)
+    delete_at(pool[1], count, at)

@@ -1,0 +1,232 @@
+"""What a replay found: memory per phase, the peak and who made it, and a curve short enough to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from sizer.allocator.looped import unplaced
+from sizer.allocator.moments import Moments, read_moments
+from sizer.allocator.replay import Replay, changes_of
+from sizer.tape.tape import CATEGORIES, Tape
+
+CURVE_POINTS = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseUse:
+    """Bytes allocated and reserved at a phase's end, and the most that was allocated at any time in it.
+
+    The most includes the level at the phase's start, as torch's counters do after reset_peak_memory_stats.
+    """
+
+    phase: str
+    allocated_bytes: int
+    peak_allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Allocated bytes per category (in the order of CATEGORIES) after `position` events of the tape."""
+
+    position: int
+    phase: str
+    by_category: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The points of a curve by columns, which are packed and read sooner; `by_category` has a column for each of CATEGORIES.
+
+    `phases` are those of the points, each with the number of its points.
+    """
+
+    positions: tuple[int, ...] = ()
+    phases: tuple[tuple[str, int], ...] = ()
+    by_category: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of_points(cls, points: Sequence[CurvePoint]) -> Curve:
+        """The curve through some points."""
+        return cls(
+            positions=tuple(point.position for point in points),
+            phases=runs_of([point.phase for point in points]),
+            by_category=tuple(zip(*(point.by_category for point in points), strict=True)),
+        )
+
+    def is_even(self) -> bool:
+        """Whether all columns are of as many points."""
+        counts = {len(self.positions), sum(count for _, count in self.phases), *map(len, self.by_category)}
+        return len(counts) == 1
+
+    def __len__(self) -> int:
+        """How many points."""
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[CurvePoint]:
+        """The points, in the order of time."""
+        phases = (phase for phase, count in self.phases for _ in range(count))
+        rows = zip(self.positions, phases, zip(*self.by_category, strict=True), strict=True)
+        return (CurvePoint(position=position, phase=phase, by_category=split) for position, phase, split in rows)
+
+
+def runs_of(phases: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Phases that follow each other, each once with the number of times that it came one after the other."""
+    return tuple((phase, len([*same])) for phase, same in groupby(phases))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The request (bytes) that the device could not give, who made it, and what was in use then."""
+
+    op: str
+    module: str
+    phase: str
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Memory of one replay in bytes, as the device's own counters would show it.
+
+    `at_peak` splits `peak_allocated_bytes` by category, after rounding, and sums to it exactly. `peak_op`,
+    `peak_module` and `peak_phase` name the block whose allocation made the peak; `reserved_at_peak_bytes` is what was
+    reserved then. `retries` counts how often cached memory had to be given back (num_alloc_retries). Where
+    `out_of_memory` is not None, everything else describes the work up to the request that failed.
+    """
+
+    phases: tuple[PhaseUse, ...]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_requested_bytes: int
+    peak_phase: str
+    peak_op: str
+    peak_module: str
+    at_peak: dict[str, int]
+    curve: Curve
+    reserved_at_peak_bytes: int = 0
+    retries: int = 0
+    out_of_memory: OutOfMemory | None = None
+
+
+def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
+    """The timeline (bytes) of a tape whose blocks an allocator has placed."""
+    moments = read_moments(tape, replayed)
+    peak = int(moments.levels.argmax())  # the last event before it made the peak
+    numbers = _curve_moments(moments, peak)
+    splits = moments.by_category(tape, replayed, numbers)
+    event = int(moments.events[peak])
+    block = tape.order[event] if event >= 0 else None
+    return Timeline(
+        phases=_phases(tape, moments),
+        peak_allocated_bytes=int(moments.levels[peak]),
+        peak_reserved_bytes=int(max([moments.reserved.max(), *replayed.reserved[-1:]])),
+        peak_requested_bytes=peak_requested_bytes(tape, until=replayed),
+        peak_phase=_phase(tape, event),
+        peak_op="" if block is None else tape.op_names[tape.ops[block]],
+        peak_module="" if block is None else tape.module_names[tape.modules[block]],
+        at_peak=dict(zip(CATEGORIES, splits[numbers.index(peak)].tolist(), strict=True)),
+        curve=Curve(
+            positions=tuple(moments.positions[numbers].tolist()),
+            phases=runs_of(_phases_of(tape, moments.events[numbers])),
+            by_category=tuple(map(tuple, splits.T.tolist())),
+        ),
+        reserved_at_peak_bytes=int(moments.reserved[peak]),
+        retries=replayed.retries,
+        out_of_memory=read_failure(tape, replayed),
+    )
+
+
+def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
+    """The request (bytes) that an allocator could not meet, None where it met them all."""
+    if replayed.failed_at is None:
+        return None
+    block = tape.order[replayed.failed_at]
+    refused = replayed.loops[-1].refused if replayed.loops else None
+    requested, allocated = refused or (tape.sizes[block], int(read_moments(tape, replayed).levels[-1]))
+    return OutOfMemory(
+        op=tape.op_names[tape.ops[block]],
+        module=tape.module_names[tape.modules[block]],
+        phase=_phase(tape, replayed.failed_at),
+        requested_bytes=requested,
+        allocated_bytes=allocated,
+        reserved_bytes=int(replayed.reserved[-1]),
+    )
+
+
+def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """What `bytes_alive` returns, as a list."""
+    return bytes_alive(order, sizes).tolist()
+
+
+def bytes_alive(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    """Bytes alive before the first event and after each one (int64), where block i counts `sizes[i]` bytes."""
+    return np.concatenate(([0], np.cumsum(changes_of(order, sizes))))
+
+
+def peak_bytes(order: Sequence[int], sizes: Sequence[int]) -> int:
+    """The most bytes that are ever alive, where block i counts `sizes[i]` bytes."""
+    return int(bytes_alive(order, sizes).max())
+
+
+def peak_requested_bytes(tape: Tape, *, until: Replay | None = None) -> int:
+    """The most tensor bytes (as requested, not rounded) that are ever alive, in steps of loops too; up to the request that another
+    replay was refused."""
+    return int(read_moments(tape, unplaced(tape, until=until)).levels.max())
+
+
+def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
+    """Tensor bytes (as requested, not rounded) alive at each phase's end: phase -> category -> bytes."""
+    asked = unplaced(tape)
+    moments = read_moments(tape, asked)
+    splits = moments.by_category(tape, asked, list(moments.phase_ends))
+    return {
+        phase: dict(zip(CATEGORIES, split, strict=True))
+        for (_, phase), split in zip(tape.marks, splits.tolist(), strict=True)
+    }
+
+
+def _phases(tape: Tape, moments: Moments) -> tuple[PhaseUse, ...]:
+    """One row per phase that was begun; a phase cut short by a lack of memory ends where the work did."""
+    rows, begin = [], 0
+    for (_, phase), end in zip(tape.marks, moments.phase_ends, strict=False):
+        rows.append(
+            PhaseUse(
+                phase=phase,
+                allocated_bytes=int(moments.levels[end]),
+                peak_allocated_bytes=int(moments.levels[begin : end + 1].max()),
+                reserved_bytes=int(moments.reserved[end]),
+            )
+        )
+        begin = end
+    return tuple(rows)
+
+
+def _curve_moments(moments: Moments, peak: int) -> list[int]:
+    """At most CURVE_POINTS moments, ascending: start, phase ends, the peak, and the highest of equal slices of the events."""
+    last = len(moments.levels) - 1
+    chosen = {0, peak, last, *moments.phase_ends}
+    slices = CURVE_POINTS - len(chosen)
+    count = int(moments.positions[-1]) + 1
+    width = max(1, -(-count // slices))
+    bounds = np.searchsorted(moments.positions, range(0, count + width, width)).tolist()
+    chosen |= {begin + int(moments.levels[begin:end].argmax()) for begin, end in pairwise(bounds) if begin < end}
+    return sorted(chosen)
+
+
+def _phase(tape: Tape, event: int) -> str:
+    """The phase in which the event at this index happens."""
+    return _phases_of(tape, np.asarray([event]))[0]
+
+
+def _phases_of(tape: Tape, events: np.ndarray) -> list[str]:
+    """The phases in which the events at some indices happen; what follows the last mark belongs to the last phase."""
+    ends, names = zip(*tape.marks, strict=True) if tape.marks else ((), ("",))
+    found = np.searchsorted(ends, events, side="right")
+    return [names[min(place, len(names) - 1)] for place in found.tolist()]

@@ -1,0 +1,1 @@
+"""What every room may use: the error tree, bytes as text, versions, values to JSON and back, untrusted JSON. No torch."""

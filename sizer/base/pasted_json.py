@@ -1,0 +1,183 @@
+"""JSON as people paste it: Markdown fences, Python dicts, printed configs, comments, trailing commas; and which file it is.
+
+Only text is changed: nothing is evaluated, and every pattern takes linear time. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sizer.base.errors import ConfigError, quote
+
+_FENCE = re.compile(r"^[ \t]*```[\w.+-]*[ \t]*$", re.MULTILINE)
+# What stands before the object: `LlamaConfig {`, `config = {`, a file's name.
+_HEAD = re.compile(r"[\w\s.:=#/\"'-]{0,200}+(?=\{)")
+_TOKEN = re.compile(
+    r'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z))'
+    r"|(?P<quoted>'[^'\\]*+(?:\\.[^'\\]*+)*+(?:'|\Z))"
+    r"|(?P<comment>//[^\n]*+|\#[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z))"
+    r"|(?P<word>[A-Za-z_][\w.]*+)|(?P<number>-?[\d.][\w.+-]*+|-(?:Infinity|inf)\b)|(?P<space>\s++)|(?P<other>.)",
+    re.DOTALL,
+)
+# A brace, or a whole string: to the end of the text if its closing quote is missing.
+_PART = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
+_WORDS = {"True": "true", "False": "false", "None": "null", "inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
+_BRACKETS = {"(": "[", ")": "]"}  # a tuple is a list
+_ESCAPE = re.compile(r"\\(.)|\"", re.DOTALL)
+
+
+def relax(text: str) -> str:
+    """Return strict JSON for a text that holds one object as Markdown, Python or a printed config writes it.
+
+    What cannot be read stays as it is: the JSON reader then says where.
+    """
+    text = first_fence(text)
+    if head := _HEAD.match(text):
+        text = text[head.end() :]
+    found: list[str] = []
+    for match in _TOKEN.finditer(text):
+        kind, token = match.lastgroup, match[0]
+        if kind in ("comment", "space"):
+            continue
+        if kind == "quoted":
+            token = '"' + _ESCAPE.sub(_escaped, token[1:-1]) + '"'
+        elif kind in ("word", "number"):
+            token = _WORDS.get(token, f'"{token[6:]}"' if token.startswith("torch.") else token)
+        token = _BRACKETS.get(token, token)
+        if token in "}]" and found and found[-1] == ",":
+            found.pop()
+        found.append(token)
+    return " ".join(found)
+
+
+def first_fence(text: str) -> str:
+    """Return the text inside the first Markdown fence; the text itself if it has none."""
+    fences = [match.span() for match in _FENCE.finditer(text)]
+    if not fences:
+        return text
+    end = fences[1][0] if len(fences) > 1 else len(text)
+    return text[fences[0][1] : end]
+
+
+def two_objects(text: str) -> tuple[str, str] | None:
+    """Return the two parts of a text that holds two JSON objects behind each other, as two files are pasted; None for another text.
+
+    A name of a file or a Markdown fence may be before each object.
+    """
+    depth, ends = 0, []
+    for match in _PART.finditer(text):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if match[0] == "}" and depth == 0:
+            ends.append(match.end())
+    if len(ends) != 2:
+        return None
+    first, second = text[: ends[0]], text[ends[0] : ends[1]]
+    return first[first.index("{") :], second[second.index("{") :]
+
+
+def is_quantization(value: dict) -> bool:
+    """Return True for a hf_quant_config.json of ModelOpt."""
+    settings = value.get("quantization")
+    return "model_type" not in value and isinstance(settings, dict) and ("producer" in value or "quant_algo" in settings)
+
+
+def with_quantization(config: dict, quantization: dict) -> dict:
+    """Return a config with what a hf_quant_config.json says, as newer checkpoints have it in their config."""
+    producer = {key: value for key, value in quantization.items() if key == "producer"}
+    return {**config, "quantization_config": {"quant_method": "modelopt", **producer, **quantization["quantization"]}}
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Return a part of a Python string as JSON writes it."""
+    if match[0] == '"':
+        return '\\"'
+    return "'" if match[1] == "'" else match[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherFile:
+    """Describe a JSON file other than config.json: its name, how to recognize it, and which file to paste instead."""
+
+    name: str
+    matches: Callable[[dict], bool]
+    todo: str = "paste the config.json beside it"
+
+
+def _has(*keys: str) -> Callable[[dict], bool]:
+    return lambda value: all(key in value for key in keys)
+
+
+_GENERATION = {"eos_token_id", "transformers_version", "do_sample"}
+_TRANSFORMER = "paste the config.json of its transformer or unet folder, or ask for arch=hub: with a transformers model"
+OTHER_FILES = (
+    OtherFile(name="the index of sharded weights (safetensors.index.json)", matches=_has("weight_map")),
+    OtherFile(name="tokenizer_config.json", matches=_has("tokenizer_class")),
+    OtherFile(name="tokenizer.json", matches=_has("added_tokens", "pre_tokenizer")),
+    OtherFile(name="special_tokens_map.json", matches=lambda value: bool(value) and all(key.endswith("_token") for key in value)),
+    OtherFile(
+        name="generation_config.json",
+        matches=lambda value: "_from_model_config" in value or value.keys() >= _GENERATION,
+    ),
+    OtherFile(name="preprocessor_config.json", matches=_has("image_processor_type")),
+    OtherFile(name="preprocessor_config.json", matches=_has("feature_extractor_type")),
+    OtherFile(name="processor_config.json", matches=_has("processor_class")),
+    OtherFile(name="model_index.json of diffusers", matches=lambda value: "_diffusers_version" in value, todo=_TRANSFORMER),
+    OtherFile(
+        name="open_clip_config.json",
+        matches=lambda value: isinstance(value.get("model_cfg"), dict) or {"embed_dim", "vision_cfg", "text_cfg"} <= value.keys(),
+        todo="paste the config.json of the transformers version of this CLIP model",
+    ),
+    OtherFile(
+        name="hf_quant_config.json",
+        matches=is_quantization,
+        todo="paste the config.json of the same folder before it, in one text, or give the folder with --config",
+    ),
+    OtherFile(name="config_sentence_transformers.json", matches=_has("__version__")),
+    OtherFile(name="sentence_bert_config.json", matches=_has("max_seq_length", "do_lower_case")),
+    OtherFile(name="the config of a pooling layer (1_Pooling)", matches=_has("word_embedding_dimension")),
+)
+
+
+def check_kind(value: dict) -> None:
+    """Raise ConfigError for a file that is not a model's config.json, by its name, with the file that is needed."""
+    if "peft_type" in value:
+        raise ConfigError("this is adapter_config.json", given=quote(value["peft_type"]), todo=_of_adapter(value))
+    if "model_type" in value:
+        return
+    if (found := next((one for one in OTHER_FILES if one.matches(value)), None)) is not None:
+        raise ConfigError(f"this is {found.name}, not a model's config.json", todo=found.todo)
+
+
+def check_text(text: str) -> None:
+    """Raise ConfigError for the text of a file that is no JSON object: weights, or the list of a sentence-transformers folder."""
+    if text.startswith("GGUF"):
+        raise ConfigError("this is a GGUF file, not a model's config.json", todo="paste the config.json of the original model")
+    if "sentence_transformers." in text[:2000] and text.lstrip().startswith("["):
+        raise ConfigError("this is modules.json, not a model's config.json", todo="paste the config.json beside it")
+
+
+def adapter_query(value: dict) -> str | None:
+    """Return the keys of a query for an adapter_config.json: its base model and its adapter; None if it is another file."""
+    base, kind = value.get("base_model_name_or_path"), value.get("peft_type")
+    if not isinstance(base, str) or not isinstance(kind, str):
+        return None
+    keys = {"arch": f"hub:{base}", "train": "adapter", "adapter": "dora" if value.get("use_dora") is True else kind.lower()}
+    for key, name in (("r", "r"), ("alpha", "lora_alpha")):
+        if type(value.get(name)) is int:
+            keys[key] = str(value[name])
+    targets = value.get("target_modules")
+    if isinstance(targets, list) and targets and all(isinstance(one, str) for one in targets):
+        keys["targets"] = ",".join(targets)
+    elif isinstance(targets, str) and targets == "all-linear":
+        keys["targets"] = targets
+    if type(value.get("lora_dropout")) in (int, float) and value["lora_dropout"]:
+        keys["adapter_dropout"] = json.dumps(value["lora_dropout"])
+    return "&".join(f"{key}={text}" for key, text in keys.items())
+
+
+def _of_adapter(value: dict) -> str:
+    query = adapter_query(value)
+    return f"ask for {query}" if query else "paste the config.json of its base model, with train=adapter"

@@ -1,0 +1,88 @@
+"""What an answer depends on, and what to know before it is read: versions, and cautions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from sizer.base import versions as pytorch
+from sizer.base.units import format_bytes
+from sizer.catalogue.adapters import PACKAGE
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
+from sizer.catalogue.parallel import PARALLELS, ways_to_split
+from sizer.catalogue.recipes import server_share
+from sizer.catalogue.sources import offered_sources
+from sizer.query.request import Request, nccl_of, served_bytes
+from sizer.report.kv_cache import KvCache
+from sizer.tracing.cuda import builds
+from sizer.tracing.device import Device
+
+
+def versions() -> dict[str, str]:
+    """The versions that an answer depends on."""
+    return dict(_read_versions())
+
+
+@cache  # a job server reads them before it forks
+def _read_versions() -> dict[str, str]:
+    extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
+    packages = ("torch", *(source.package for source in offered_sources()), *extras)
+    return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
+
+
+def target(device: Device) -> dict[str, str]:
+    """The versions whose rules an answer follows."""
+    return {"torch": pytorch.format_version(device.version)}
+
+
+def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
+    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
+    differs from those that the rules are for."""
+    unsupported = builds.caution(gpu, device.version)
+    said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
+    return (*said, *([unsupported] if unsupported else []))
+
+
+def of_each_rank(request: Request) -> Iterator[str]:
+    """What to know of figures that are those of one of several ranks."""
+    if request.parallel == "none":
+        return
+    title, data_ranks = PARALLELS[request.parallel].title, request.data_ranks
+    together = ", ".join(f"{batch * data_ranks:,}" for batch in request.batches[:3])
+    more = ", …" if len(request.batches) > 3 else ""
+    ways = ways_to_split(sp=request.sp, lp=request.lp)
+    split = f", {request.tp} of which share a batch by {ways}" if request.tp > 1 else ""
+    split += f", {request.cp} of which share each sequence by context parallel" if request.cp > 1 else ""
+    if request.pp > 1:
+        split += f", {request.pp} of which are the stages of a pipeline over microbatches of {request.microbatch}"
+    low, _, high = map(format_bytes, nccl_of(request))
+    nccl = f"; NCCL holds {low} to {high} of each GPU, by published figures" if request.world > 1 else ""
+    yield (
+        f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
+        f"have {together}{more} samples{nccl}"
+    )
+    if request.rank is not None:
+        yield f"these are the figures of rank {request.rank}; another may need more"
+    elif request.parallel == "zero1":
+        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the rank with most"
+
+
+def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
+    """Yield a caution on a server that makes completions on the training device."""
+    if share := server_share(request.rollout):
+        held = format_bytes(served_bytes(request, gpu))
+        yield (
+            f"a server has {share:g} of the device's memory ({held}), a part of the process and not of the peaks; its weights and "
+            "its cache are within it (`sizer estimate` with mode=serve), and how it gets the trained weights is not counted"
+        )
+
+
+def on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[str]:
+    """What to know of caches of which a part is on the host."""
+    held = max((cache.host_bytes for cache in kv_caches), default=0)
+    if held:
+        batch = request.batches[0]
+        yield f"the host holds {format_bytes(held * batch)} of the cache at batch {batch}, in memory that is pinned"

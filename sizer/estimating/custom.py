@@ -1,0 +1,309 @@
+"""Code of your own: any module, or any step written as for a real device. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch import device as on_meta
+
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.census import take_census
+from sizer.base.errors import RefusedValueError, RequestError
+from sizer.base.versions import parse_version
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.distributed.devices import accelerator_of, devices_answer
+from sizer.distributed.world import world_of
+from sizer.estimating.cautions import cautions, target, versions
+from sizer.query.values import read_torch
+from sizer.report.bounds import ROUTED, Margin
+from sizer.report.census import Census
+from sizer.report.column import read_columns
+from sizer.report.estimate import with_margin
+from sizer.report.report import Report, build_report
+from sizer.report.unbounded import peak_reserved_bytes
+from sizer.tape.archive import Traced
+from sizer.tape.compiled_code import CompiledCode
+from sizer.tape.family import TapeFamily
+from sizer.tape.tape import Tape
+from sizer.tracing.compiled.install import Compiler, compile_failures, hardware_like
+from sizer.tracing.compiled.launches import Launches
+from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.tracing.device import Device
+from sizer.tracing.explain import explain, formulas
+from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
+from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
+from sizer.tracing.meta.collectives import ROUTES
+from sizer.tracing.meta.own_code import compiling_refused, refuse_low_bits
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
+from sizer.tracing.trace import build, explained, recording, repeatable, trace
+from sizer.tracing.watch import StepWatcher
+
+Loss = Callable[[Any], Tensor]
+
+
+def size_module(
+    factory: Callable[[], nn.Module],
+    inputs: tuple | Mapping[str, Any],
+    *,
+    mode: str = "training",
+    optimizer: str = "adamw",
+    gpu: str = "a100-80gb",
+    loss: Loss | None = None,
+    steps: int = 2,
+    torch: str | None = None,
+) -> Report:
+    """The report (bytes) of one step of a module of yours, at the batch size that `inputs` have.
+
+    `factory` returns the module and is called under `torch.device("meta")`. `inputs` are its arguments, a tuple or a dict of
+    tensors on the CPU; values matter only where control flow reads them. `loss` maps the module's output to a scalar; without
+    it the sum of every floating-point output stands for one. The dtype is the one of the module's own parameters.
+    `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None.
+    Raises RequestError for arguments that are not allowed, TraceError where the step cannot be traced.
+
+    *Known limitations*: `steps` is 2, the number after which memory repeats itself.
+    """
+    if steps != 2:
+        raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
+    _check("mode", mode, [key for key, row in MODES.items() if not (row.generates or row.serves)])
+    _check("optimizer", optimizer, OPTIMIZERS)
+    place = _gpu(gpu)
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    example = Example(args=args, kwargs=kwargs)
+    blueprint = Blueprint(
+        name=getattr(factory, "__name__", "module"),
+        class_name="",
+        build=factory,
+        example=lambda batch, training: example,
+        loss=lambda module, e: _loss_of(module(*e.args, **e.kwargs), module, loss),
+        predict=lambda module, e: module(*e.args, **e.kwargs),
+    )
+    module = build(blueprint)
+    refuse_low_bits(module.parameters())
+    dtype = _dtype(module)
+    device = _device(place, torch)
+    batch = next((t.shape[0] for t in [*args, *kwargs.values()] if isinstance(t, Tensor) and t.dim()), 1)
+    work = Work(mode=mode, dtype=dtype, optimizer=optimizer)
+    tape = trace(blueprint, module, work, batch=batch, device=device)
+    census = take_census(module, name=blueprint.name)
+    return _report(tape, census, dtype=dtype, gpu=place, mode=mode, device=device, optimizer=optimizer)
+
+
+def size_step(
+    setup: Callable[[], Callable[[], Any]],
+    *,
+    gpu: str = "a100-80gb",
+    steps: int = 2,
+    torch: str | None = None,
+    world: int | None = None,
+    rank: int = 0,
+    expandable_segments: bool = False,
+) -> Report:
+    """The report (bytes) of a step of yours, whatever it does, written as for a real device.
+
+    `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
+    arguments that does one step. What names no device is on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put it on the
+    device. `torch.autocast("cuda", …)` acts as on the device, and torch.cuda reports one GPU. Phases are marked by
+    autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
+    `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
+    that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the
+    allocator's setting of that name, which CUDA devices alone have.
+
+    With a `world` of so many ranks the step is that of the one with number `rank`, as torchrun would start it: torch.distributed is
+    initialized, torch.cuda answers as on a host with eight GPUs, and DDP, FSDP1 and 2 and DTensor run as they are
+    (sizer.distributed). Where ranks tell each other by an all-to-all how much they will send, as expert parallel does, `setup` is
+    called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
+
+    *Known limitations*: torch.cuda's statistics of memory are 0 while a step is traced. What NCCL holds is not counted: its
+    buffers, and inputs of asynchronous collectives until they are waited for; what other ranks would send is otherwise unknown.
+    Tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several
+    optimizers "backward" ends at the first one's step.
+    """
+    if steps < 1:
+        raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
+    place = _gpu(gpu)
+    if expandable_segments and place.backend != "cuda":
+        allowed = "False, or a CUDA device"
+        raise RequestError("expandable_segments", given=f"True with gpu={gpu}", allowed=allowed, todo="leave it out")
+    device = _device(place, torch)
+    traced = partial(_trace_step, setup, device, place, steps, world=lambda recorder: _world(world, rank, place, recorder))
+    recorder, roots, compiled = traced()
+    census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
+    tape, dtype = _tape(recorder), _dtype(roots[0]) if roots else "float32"
+    crowded = _tape(traced(crowded=True)[0]) if any(note.startswith(ROUTES) for note in recorder.notes) else None
+    return _report(
+        tape,
+        census,
+        dtype=dtype,
+        gpu=place,
+        mode="training",
+        device=device,
+        expandable_segments=expandable_segments,
+        crowded=crowded,
+        compiled=compiled,
+    )
+
+
+def _trace_step(
+    setup: Callable[[], Callable[[], Any]],
+    device: Device,
+    gpu: Gpu,
+    steps: int,
+    *,
+    world: Callable[[Recorder], AbstractContextManager[None]],
+    crowded: bool = False,
+) -> tuple[Recorder, list[nn.Module], CompiledCode | None]:
+    """What has recorded the steps, the modules that no other one holds, and what was compiled.
+
+    `crowded` is as the recorder takes it.
+    """
+    recorder = Recorder(device, crowded=crowded)
+    compiler = Compiler(gpu, recorder) if device.kind == "cuda" else None
+    recorder.compiles = compiler is not None
+    launches = Launches(hardware_like(gpu), recorder.values.forget) if device.kind == "cuda" else None
+    watcher = StepWatcher(recorder)
+    with (
+        nullcontext() if launches is None else launches.seen(),
+        world(recorder),
+        repeatable(),
+        checkpoints_read_at_once(),
+        compiling_refused() if compiler is None else compiler.watching(),
+        recording(recorder),
+        watcher.watching(),
+        explained(recorder),
+        compile_failures(),
+    ):
+        host, deferred = recorder.host, recorder.deferred
+        host.setting_up = device.kind != "cpu"
+        with (
+            on_meta("meta"),
+            OnMeta(host, deferred) as mode,
+            modes_in_callbacks(mode),
+            devices_told(host, deferred),
+            deferred.setting_up(),
+            watcher.low_bits_refused(),
+        ):
+            step = setup()
+        host.setting_up = False
+        watcher.loaded()
+        for number in range(1, steps + 1):
+            watcher.begin_step()
+            with OnMeta(host, deferred) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
+                step()
+            if compiler is not None:
+                compiler.end_step()
+            watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
+    recorder.notes.update(dict.fromkeys(() if launches is None else launches.notes()))
+    if device.kind != "cpu" and not recorder.log.sizes:
+        todo = "add .cuda() or device='cuda' to what the step computes with"
+        raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)
+    return recorder, watcher.roots(), None if compiler is None else compiler.code
+
+
+def _tape(recorder: Recorder) -> Tape:
+    return recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
+
+
+def _report(
+    tape: Tape,
+    census: Census,
+    *,
+    dtype: str,
+    gpu: Gpu,
+    mode: str,
+    device: Device,
+    optimizer: str | None = None,
+    expandable_segments: bool = False,
+    crowded: Tape | None = None,
+    compiled: CompiledCode | None = None,
+) -> Report:
+    """The report of a tape; `crowded` is the one where all other ranks send this one all they have, and ends its range."""
+    family, oracle = TapeFamily(exact=(tape,)), size_oracle_of(gpu)
+    columns = read_columns(
+        {dtype: family}, [tape.batch], gpu=gpu, mode=mode, oracle=oracle, expandable_segments=expandable_segments
+    )
+    if crowded is not None:
+        most = peak_reserved_bytes(crowded.resolve(oracle), gpu.backend, expandable_segments)
+        (row,) = columns[dtype].estimates
+        margin = Margin(name=ROUTED, less_bytes=0, more_bytes=max(0, most - row.peak_reserved_bytes))
+        columns[dtype] = replace(columns[dtype], estimates=(with_margin(row, margin, gpu),))
+    traced = {dtype: Traced(family=family, kernels=device.kernels())}
+    return build_report(
+        query="",
+        versions=versions(),
+        census=census,
+        columns=columns,
+        gpu=gpu,
+        mode=mode,
+        cautions=cautions(device, gpu),
+        target=target(device),
+        assumptions=tuple(map(str, device.kernels())),
+        explanation=explain(
+            device,
+            traced=traced,
+            optimizer=optimizer if MODES[mode].trains else None,
+            gpu=gpu,
+            expandable_segments=expandable_segments,
+        ),
+        formulas=formulas(device, gpu),
+        compiled=compiled,
+    )
+
+
+def _gpu(key: str) -> Gpu:
+    try:
+        return find_gpu(key)
+    except RefusedValueError as refused:
+        raise RequestError(refusals=[refused.at("gpu", key)]) from None
+
+
+def _device(gpu: Gpu, torch: str | None) -> Device:
+    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(_torch(torch)))
+
+
+def _torch(text: str) -> str:
+    try:
+        return read_torch(text)
+    except RefusedValueError as refused:
+        raise RequestError(refusals=[refused.at("torch", text)]) from None
+
+
+def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> AbstractContextManager[None]:
+    if size is None:
+        if rank:
+            raise RequestError(
+                "rank", given=str(rank), allowed="0 without a world", todo="give world=, the number of ranks"
+            )
+        return devices_answer(accelerator_of(gpu), count=1) if gpu.backend == "cuda" else nullcontext()
+    if size < 1:
+        raise RequestError("world", given=str(size), allowed="1 or more", todo="give the number of ranks")
+    if not 0 <= rank < size:
+        raise RequestError("rank", given=str(rank), allowed=f"0 to {size - 1}", todo="give a rank of the world")
+    if gpu.backend != "cuda":
+        raise RequestError(
+            "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
+        )
+    return world_of(size, rank, accelerator_of(gpu), on_no_device=recorder.deferred.__contains__)
+
+
+def _check(name: str, given: str, allowed: Collection[str]) -> None:
+    if given not in allowed:
+        raise RequestError(name, given=given, allowed=", ".join(allowed), todo="pick one of these keys")
+
+
+def _dtype(module: nn.Module) -> str:
+    return next((str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()), "float32")
+
+
+def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
+    from sizer.architecture.stand_in_loss import stand_in_loss
+
+    return stand_in_loss(output, module) if loss is None else loss(output)

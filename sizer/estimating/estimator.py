@@ -1,0 +1,441 @@
+"""The estimate: request → counts and tapes → report. Imports torch; runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+
+from sizer.base.errors import RequestError, TraceError
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import GENERATION_KEYS, MODES, SERVER_FIELDS
+from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
+from sizer.catalogue.recipes import GRPO
+from sizer.estimating.cautions import cautions, of_each_rank, of_server, on_the_host, target, versions
+from sizer.estimating.kept import Kept
+from sizer.estimating.model import Progress
+from sizer.estimating.tracer import Tracer, answers_of, cheapest_first, check_kernels
+from sizer.query.request import Request, format_query, gpu_of
+from sizer.query.values import DTYPES
+from sizer.report.column import Column, read_cells, with_largest
+from sizer.report.estimate import Estimate
+from sizer.report.explanation import Formula
+from sizer.report.kv_cache import KvCache, build_kv_cache
+from sizer.report.largest_batch import likely_largest, no_batch
+from sizer.report.loop_decisions import LoopDecision, decision, loop_decisions, summed_losses
+from sizer.report.report import Focus, Report, build_report, default_focus
+from sizer.report.unbounded import peak_reserved_bytes
+from sizer.tape.archive import Traced
+from sizer.tape.compiled_code import merge_compiled
+from sizer.tape.tape import Tape
+from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
+from sizer.tracing.explain import convolutions, explain, formulas
+from sizer.tracing.meta.missing_kernels import missing_kernel
+from sizer.tracing.steps import NO_SYNC, SUMMED
+
+
+def estimate(
+    request: Request,
+    *,
+    config: dict | None = None,
+    gpu: Gpu | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """The report (bytes) of a request: every dtype and batch size that it asks for.
+
+    `config` is the parsed config.json for the sources "hub" and "config", `gpu` a device to estimate for in the place of the
+    request's, `kept` what was counted and traced of the architecture before. Raises RequestError, ConfigError and BuildError. A
+    step that cannot be traced is not an error here: the report then holds the counts and says why in `failures`.
+    """
+    reports = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress).reports()
+    return list(reports)[-1].focused(request.focus)
+
+
+def estimate_cell(
+    request: Request,
+    *,
+    config: dict | None = None,
+    gpu: Gpu,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> tuple[Report, Tape]:
+    """The report (bytes) of a request for one dtype and one batch size, and the tape that it was made from.
+
+    Raises what `estimate` raises, and TraceError where the step cannot be traced.
+    """
+    estimator = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress)
+    report = list(estimator.reports())[-1]
+    (dtype,), (batch,) = request.dtypes, request.batches
+    if not report.estimates:
+        raise TraceError("the step cannot be traced", todo=report.failures.get(dtype) or "; ".join(report.notes))
+    return report, estimator.tape(dtype, batch)
+
+
+class Estimator:
+    """One request on one device, answered bit by bit."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        config: dict | None = None,
+        gpu: Gpu | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.request, self.gpu = request, gpu or gpu_of(request)
+        if request.expandable_segments and self.gpu.backend != "cuda":
+            raise RequestError(
+                "expandable",
+                given=f"'1' on {self.gpu.name}",
+                allowed="1 on a CUDA device, whose allocator alone has expandable segments",
+                todo="remove it",
+            )
+        self._serves = MODES[request.mode].serves
+        self._config, self._kept, self._progress = config, kept, progress or (lambda text: None)
+        if self._serves:
+            return
+        self._tracer = Tracer(request, self.gpu, config=config, kept=kept, progress=progress)
+        self._oracle = size_oracle_of(self.gpu)
+        self._traced: dict[str, Traced] = {}
+        self._columns: dict[str, Column] = {}
+        self._left_out: dict[str, str] = {}  # by dtype, why an answer on all dtypes leaves it out
+        self._growth: str | None = None  # the dtype of which batch sizes are being traced one by one
+        self._versions = versions()
+
+    def reports(self) -> Iterator[Report]:
+        """The report as it grows: the counts, of the first dtype the first batch size, all of them, and the largest that fits, the
+        batch sizes of the others, dtype by dtype, and the largest of each.
+
+        A batch of 1 that is looked at first stands there before anything else is traced.
+
+        The dtype in focus comes first, and what a report proposes to look at is its own choice, so that whoever asks the same with
+        another focus can share it. The last report is whole. Raises what `estimate` raises.
+        """
+        if self._serves:
+            from sizer.estimating.server_report import serve
+
+            yield serve(
+                self.request,
+                self.gpu,
+                config=self._config,
+                kept=self._kept,
+                progress=self._progress,
+                echo=_echo(self.request),
+            )
+            return
+        batches = self._possible_batches()
+        yield self._report(self.request.dtypes)
+        dtypes = self._in_order()
+        for done, dtype in enumerate(dtypes):
+            self._progress(f"{dtype}, {done + 1} of {len(dtypes)}")
+            pending = dtypes if done == 0 else dtypes[1:]
+            if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._tracer.begin(dtype)) is not None:
+                self._traced[dtype] = begun
+                self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
+                yield self._report(pending)
+                if self._is_answered_by_one(dtype, batches):
+                    self._columns[dtype] = replace(self._columns[dtype], max_batch=no_batch(dtype, self.gpu, 1))
+                    continue
+            yield from self._growing(dtype, batches, pending)
+            self._check_kernels(dtype)
+            if dtype in self._columns and done == 0:
+                self._find_largest(dtype)
+                if len(dtypes) > 1:
+                    yield self._report(dtypes[1:])
+        for done, dtype in enumerate(dtypes[1:], 1):
+            if dtype in self._columns:
+                self._progress(f"the largest batch in {dtype}")
+                self._find_largest(dtype)
+                if done + 1 < len(dtypes):
+                    yield self._report(dtypes[done + 1 :])
+        yield self._report(())
+        self._tracer.keep_replays()
+
+    def _growing(self, dtype: str, batches: tuple[int, ...], pending: list[str]) -> Iterator[Report]:
+        """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
+        in focus first."""
+        shown = None
+        focus = self.request.focus
+        in_turn = sorted(batches, key=lambda batch: focus is not None and focus[0] == dtype and batch != focus[1])
+        for traced in self._tracer.traces(dtype, in_turn):
+            self._traced[dtype] = traced
+            if not (there := traced.family.covered(batches)):
+                continue
+            known = () if shown is None else {row.batch for row in shown.estimates}
+            for column in self._cells(dtype, traced, tuple(batch for batch in there if batch not in known)):
+                self._columns[dtype] = column if shown is None else shown.with_cells(column, batches)
+                self._growth = dtype if len(there) < len(batches) and not traced.failure else None
+                yield self._report(pending)
+            shown = self._columns[dtype]
+        if not there:
+            self._columns.pop(dtype, None)
+
+    def _check_kernels(self, dtype: str) -> None:
+        """Leave a dtype out if an operator has no kernel for it and the question names no dtypes.
+
+        Raises RequestError if the question names it.
+        """
+        failure = self._traced[dtype].failure
+        if dtype in self._columns or (missing := missing_kernel(failure)) is None:
+            return
+        if self.request.dtypes != DTYPES:
+            check_kernels(failure, dtype)
+        self._left_out[dtype] = f"{dtype} is left out: {missing}"
+
+    def tape(self, dtype: str, batch: int) -> Tape:
+        """The tape that the estimate of one dtype and batch size was made from; `reports` has come upon it."""
+        return self._traced[dtype].family.at(batch, self._oracle)
+
+    def _in_order(self) -> list[str]:
+        """The dtypes as they are traced: the one in focus first, then those with float32 weights."""
+        first = self.request.focus[0] if self.request.focus is not None else self._preferred_dtype()
+        return sorted(cheapest_first(self.request.dtypes), key=lambda dtype: dtype != first)
+
+    def _preferred_dtype(self) -> str:
+        """The dtype to look at first: language models are trained and served in bfloat16."""
+        counted, dtypes = self._tracer.counted, self.request.dtypes
+        language = counted.sequence_length is not None and counted.image_size is None
+        return "bfloat16" if language and "bfloat16" in dtypes else dtypes[0]
+
+    def _looks_at_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
+        """Whether a batch of 1 is what is looked at first: where the weights alone are more than the device holds, too."""
+        if 1 not in batches:
+            return False
+        if self.request.focus is not None:
+            return self.request.focus == (dtype, 1)
+        itemsize = 2 if dtype in ("bfloat16", "float16") else 4
+        return batches == (1,) or self._tracer.counted.census.parameters * itemsize > self.gpu.total_bytes
+
+    def _is_answered_by_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
+        """Return True if a batch of 1 is all that was asked for, and does not fit: no line over the batch says more then."""
+        fits = [row.fits for row in self._columns[dtype].estimates]  # none where it cannot be replayed
+        return batches == (1,) and self.request.dtypes == (dtype,) and fits == [False]
+
+    def _cells(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
+        """The batch sizes of a dtype as they come; float16 has those of bfloat16 where it has its tapes."""
+        if self._is_like_bfloat16(dtype):
+            yield self._columns["bfloat16"].with_dtype(dtype)
+            return
+        yield from read_cells(
+            traced.family,
+            batches,
+            dtype=dtype,
+            gpu=self.gpu,
+            mode=self.request.mode,
+            oracle=self._oracle,
+            expandable_segments=self.request.expandable_segments,
+            first=self._looked_at_first(dtype, traced, batches),
+            replays=self._tracer.replays,
+            passes=self.request.accumulate,
+        )
+
+    def _find_largest(self, dtype: str) -> None:
+        """Add the largest batch size that fits to the column of a dtype."""
+        if self._is_like_bfloat16(dtype):
+            self._columns[dtype] = self._columns["bfloat16"].with_dtype(dtype)
+            return
+        self._columns[dtype] = with_largest(
+            self._columns[dtype],
+            self._traced[dtype].family,
+            dtype=dtype,
+            gpu=self.gpu,
+            oracle=self._oracle,
+            oracle_name=answers_of(self.gpu),
+            expandable_segments=self.request.expandable_segments,
+            replays=self._tracer.replays,
+        )
+
+    def _is_like_bfloat16(self, dtype: str) -> bool:
+        """Whether a dtype is float16 and has the tapes of bfloat16, whose column is there."""
+        there = dtype == "float16" and "bfloat16" in self._columns
+        return there and self._traced[dtype].family is self._traced["bfloat16"].family
+
+    def _looked_at_first(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> tuple[int, ...]:
+        """Which batch sizes of a dtype are looked at before the others: the one in focus, which may have to be found."""
+        if (focus := self.request.focus) is not None:
+            return (focus[1],) if focus[0] == dtype and focus[1] in batches else ()
+        return likely_largest(traced.family, batches, self.gpu, self._oracle) if not self._columns else ()
+
+    def _possible_batches(self) -> tuple[int, ...]:
+        """The batch sizes asked for, without 1 where the model refuses it. Raises the model's RequestError where none is left."""
+        batches = self.request.batches
+        if self._tracer.counted.smallest == 1:
+            return batches
+        left = tuple(batch for batch in batches if batch != 1)
+        if not left:
+            self._tracer.check_batch_of_one()
+        return left
+
+    def _report(self, pending: tuple[str, ...] | list[str]) -> Report:
+        request, counted, device = self.request, self._tracer.counted, self._tracer.device()
+        if not pending:
+            self._progress("putting the report together")
+        traced = {dtype: self._traced[dtype] for dtype in request.dtypes if dtype in self._traced}
+        columns = {dtype: self._columns[dtype] for dtype in request.dtypes if dtype in self._columns}
+        kv_caches = () if pending else self._kv_caches(columns)
+        focus = self._focus(columns)
+        notes = [f"{dtype}: {one.note}" for dtype, one in traced.items() if one.note]
+        notes += [f"{dtype}: {traced[dtype].failure}" for dtype in columns if self._is_cut_short(traced[dtype])]
+        if counted.smallest > 1 and 1 in request.batches:
+            notes.insert(0, f"batch 1 is left out: {counted.refusal}")
+        notes += self._left_out.values()
+        return build_report(
+            query=format_query(replace(request, focus=None), complete=True),
+            versions=self._versions,
+            census=counted.census,
+            columns=columns,
+            gpu=self.gpu,
+            mode=request.mode,
+            request={
+                **_echo(request),
+                "dtypes": tuple(dtype for dtype in request.dtypes if dtype not in self._left_out),
+                "sequence_length": counted.sequence_length,
+                "image_size": counted.image_size,
+            },
+            focus=focus,
+            pending=pending,
+            failures={
+                dtype: one.failure
+                for dtype, one in traced.items()
+                if dtype not in columns and dtype not in self._left_out
+            },
+            notes=(*counted.notes, *notes),
+            cautions=(
+                *of_each_rank(request),
+                *of_server(request, self.gpu),
+                *cautions(device, self.gpu),
+                *self._tracer.loaded.cautions,
+                *on_the_host(request, kv_caches),
+            ),
+            target=target(device),
+            assumptions=tuple(dict.fromkeys(str(kernel) for one in traced.values() for kernel in one.kernels)),
+            uncounted=(*counted.uncounted, *self._unanswered(traced)),
+            explanation=None if pending else self._explain(traced),
+            formulas=self._formulas,
+            kv_caches=kv_caches,
+            loop=() if pending or focus is None else self._loop(focus),
+            compiled=merge_compiled(one.compiled for one in traced.values()),
+        )
+
+    def _loop(self, focus: Focus) -> Iterator[LoopDecision]:
+        """Yield what other training loops would take at the estimate in focus, or the one that the request looks at first."""
+        request = self.request
+        if not MODES[request.mode].trains:
+            return
+        cells = {(row.dtype, row.batch): row for column in self._columns.values() for row in column.estimates}
+        looked_at = request.focus or (focus.dtype, focus.batch)
+        estimate = cells.get(looked_at) or cells[focus.dtype, focus.batch]
+        traced = self._open_tracer().trace(estimate.dtype, (estimate.batch,))
+        tape = traced.family.at(estimate.batch, self._oracle)
+        yield from loop_decisions(
+            tape,
+            estimate,
+            self.gpu,
+            outputs=request.outputs,
+            expandable_segments=request.expandable_segments,
+            replays=self._tracer.replays,
+        )
+        if request.accumulate > 1 and request.pp == 1:
+            yield from self._accumulation_decisions(estimate)
+
+    def _accumulation_decisions(self, estimate: Estimate) -> Iterator[LoopDecision]:
+        """Yield what other ways to accumulate would take: each is a trace of its own."""
+        request, dtype, batch = self.request, estimate.dtype, estimate.batch
+
+        def tape(accumulates: str) -> Tape:
+            return self._tracer.trace_accumulating(dtype, batch, accumulates).resolve(self._oracle)
+
+        try:
+            yield summed_losses(tape(SUMMED), estimate, passes=request.accumulate)
+            if PARALLELS[request.parallel].shards:
+                expandable = request.expandable_segments
+                reserved = peak_reserved_bytes(tape(NO_SYNC), self.gpu.backend, expandable)
+                more = reserved - estimate.peak_reserved_bytes
+                yield decision("passes are accumulated under no_sync: gradients stay whole until the last", more, estimate)
+        except TraceError:
+            return  # the question's own step was traced: what differs is no part of the answer
+
+    def _open_tracer(self) -> Tracer:
+        """Return a tracer of the same tapes that leaves open whether the loop keeps outputs."""
+        if self.request.outputs is None:
+            return self._tracer
+        tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
+        tracer.share_model(self._tracer)
+        return tracer
+
+    def _is_cut_short(self, traced: Traced) -> bool:
+        """Whether a trace that failed has left some batch sizes without cells, and not all."""
+        batches = self._possible_batches()
+        return traced.failure != "" and len(traced.family.covered(batches)) < len(batches)
+
+    @cached_property
+    def _formulas(self) -> dict[str, Formula]:
+        return formulas(self._tracer.device(), self.gpu)
+
+    def _kv_caches(self, columns: Mapping[str, Column]) -> tuple[KvCache, ...]:
+        """The caches of a generation, by dtype."""
+        if not MODES[self.request.mode].generates:
+            return ()
+        tokens = (
+            (self._tracer.counted.sequence_length or 0) + self.request.new - 1
+        )  # the last token is not in the cache
+        of_dtypes = ((dtype, self._tracer.kv_segments(dtype), column.estimates) for dtype, column in columns.items())
+        return tuple(
+            build_kv_cache(segments, dtype=dtype, weights_bytes=rows[0].weights_bytes, gpu=self.gpu, tokens=tokens)
+            for dtype, segments, rows in of_dtypes
+            if segments and rows
+        )
+
+    def _focus(self, columns: Mapping[str, Column]) -> Focus | None:
+        """What to look at first where the request does not say: the smallest batch size of a dtype that is still growing."""
+        first = self._preferred_dtype()
+        for dtype in sorted(columns, key=lambda dtype: dtype != first):
+            rows = columns[dtype].estimates
+            if (found := default_focus(rows[:1] if dtype == self._growth else rows)) is not None:
+                return found
+        return None
+
+    def _explain(self, traced: dict[str, Traced]):
+        """The kernels and rules behind the tapes; dtypes may share one."""
+        request = self.request
+        return explain(
+            self._tracer.device(),
+            traced={dtype: one for dtype, one in traced.items() if dtype in self._columns},
+            optimizer=request.optimizer if MODES[request.mode].trains else None,
+            implementation=request.optimizer_impl,
+            gpu=self.gpu,
+            expandable_segments=request.expandable_segments,
+            answered=self._answered(),
+        )
+
+    def _answered(self) -> bool:
+        """Whether cuDNN answered a question about convolutions, where one was asked."""
+        tapes = [column.first for column in self._columns.values() if column.first is not None]
+        asked = [(tape, query) for tape in tapes for query in tape.size_queries if query.kind == CUDNN]
+        return not asked or any(not tape.resolved.isdisjoint(query.blocks) for tape, query in asked)
+
+    def _unanswered(self, traced: Mapping[str, Traced]) -> tuple[str, ...]:
+        """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
+        queries = (query for one in traced.values() for tape in one.family.tapes() for query in tape.size_queries)
+        answered = self._answered()
+        resolved = answered and oracle_name(self.gpu) is not None and without_cublaslt() is None
+        return (
+            (convolutions(self.gpu, answered=answered),)
+            if not resolved and any(query.kind == CUDNN for query in queries)
+            else ()
+        )
+
+
+def _echo(request: Request) -> dict[str, object]:
+    echo = asdict(request)
+    unused: tuple[str, ...] = () if MODES[request.mode].generates else GENERATION_KEYS
+    unused = ("cache",) if unused and request.objective == GRPO else unused
+    unused += () if request.parallel != "none" else PARALLEL_KEYS
+    unused += () if MODES[request.mode].serves else SERVER_FIELDS
+    for name in ("config", "focus", *unused):
+        echo.pop(name)
+    return echo

@@ -1,0 +1,177 @@
+"""What is kept of one architecture, so that it is not counted or traced again: under which names, and which devices share it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from sizer.base.codec import DecodeError, decode, encode
+from sizer.catalogue.gpu_keys import CAPABILITIES
+from sizer.estimating.scopes import choices_of
+from sizer.query.request import Request
+from sizer.tape.archive import Traced, pack, unpack
+from sizer.tape.family import TapeFamily
+from sizer.tape.loop_choices import decide_outputs
+from sizer.tape.tape import Tape
+from sizer.tracing.capability import decide_alike
+from sizer.tracing.cuda.by_capability import sized
+from sizer.tracing.depth import Depths
+from sizer.tracing.device import Device
+
+T = TypeVar("T")
+
+
+class Kept(Protocol):
+    """Where what was counted and traced of one architecture is kept, by names that say all it depends on beside that."""
+
+    def get(self, name: str) -> bytes | None:
+        """What was put under a name, None where there is nothing."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep something under a name."""
+
+
+class NothingKept:
+    """Keeps nothing."""
+
+    def get(self, name: str) -> bytes | None:
+        """None."""
+        return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Do nothing."""
+
+
+class ScopedResults:
+    """Results of one scope (`sizer.estimating.scopes`). The scope is the first line of each name.
+
+    Each value begins with its name's digest, which binds it to its question: bytes that come from another name are no result.
+    """
+
+    def __init__(self, kept: Kept, scope: str) -> None:
+        self._kept, self._scope = kept, scope
+
+    def get(self, name: str) -> bytes | None:
+        """Return the value of a name, None if there is none."""
+        full = f"{self._scope}\n{name}"
+        data, bound = self._kept.get(full), digest_name(full)
+        return data[len(bound) :] if data is not None and data.startswith(bound) else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep a value."""
+        full = f"{self._scope}\n{name}"
+        self._kept.put(full, digest_name(full) + data)
+
+
+def digest_name(name: str) -> bytes:
+    """Return the digest that a value begins with."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+
+class KeptTapes:
+    """The tapes of one request's work, by dtype, for one kind of device; they are unpacked once for all requests on a module.
+
+    What is kept is what devices of several capabilities share, and loops that keep or free outputs; `sized` makes it this
+    request's.
+    """
+
+    def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
+        self.unpacked = unpacked  # by the names that they are kept under
+        self._kept, self._device, self._choices = kept, device, choices_of(request)
+        self._capability = device.capability.plain if device.kind == "cuda" else None
+        self._outputs = request.outputs
+        # By the identity of what is shared: that, and what it is here
+        self._sized: dict[int, tuple[Traced, Traced]] = {}
+
+    def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
+        """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
+        device = self._device
+        rules = (device.kind, *(capability or self._capability or ()), *device.version)
+        alone = "" if at_batch is None else f" at batch {at_batch}"
+        if (gpu := device.compiles_for) is not None:  # Inductor decides by the number of multiprocessors, too
+            alone += f" compiled for {gpu.key} {gpu.name} {gpu.total_bytes}"
+        return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
+
+    def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
+        """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
+        own = self._capability
+        if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None:
+            return found
+        if own is None or self._device.compiles_for is not None:
+            return None
+        for capability in CAPABILITIES:
+            found = self._read(self.name(dtype, capability=capability, at_batch=at_batch))
+            if found is not None and decide_alike(own, found.decisions):
+                return found
+        return None
+
+    def keep(self, dtype: str, traced: Traced, *, at_batch: int | None = None) -> None:
+        """Keep the tapes of a dtype."""
+        name = self.name(dtype, at_batch=at_batch)
+        self.unpacked[name] = traced
+        self._kept.put(name, pack(traced))
+
+    def sized(self, traced: Traced) -> Traced:
+        """Return what was traced, with the sizes that go by this device's capability and the loop that the request asks for."""
+        if self._capability is None and self._outputs is None:
+            return traced
+        if id(traced) not in self._sized:
+            own = traced.family
+            if self._capability is not None:
+                own = sized(own, self._capability, self._device.version)
+            self._sized[id(traced)] = traced, replace(traced, family=decide_outputs(own, self._outputs))
+        return self._sized[id(traced)][1]
+
+    def _read(self, name: str) -> Traced | None:
+        """What is kept under a name, unpacked once."""
+        if name not in self.unpacked and (data := self._kept.get(name)) is not None:
+            with contextlib.suppress(DecodeError):  # what another version has kept is traced again
+                self.unpacked[name] = unpack(data)
+        return self.unpacked.get(name)
+
+
+def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
+    """Keep two depths of a model."""
+    note = json.dumps([depths.stacks, depths.attempt])
+    kept.put(name, pack(Traced(family=TapeFamily(exact=(depths.first, depths.second)), note=note)))
+
+
+def read_depths(kept: Kept, name: str) -> Depths | None:
+    """Two depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
+    if (data := kept.get(name)) is None:
+        return None
+    with contextlib.suppress(DecodeError, ValueError):
+        traced = unpack(data)
+        (first, second), (stacks, attempt) = traced.family.exact, json.loads(traced.note)
+        return Depths(first=first, second=second, stacks=tuple(stacks), attempt=tuple(attempt))
+    return None
+
+
+def keep_tape(kept: Kept, name: str, tape: Tape) -> None:
+    """Keep one tape."""
+    kept.put(name, pack(Traced(family=TapeFamily(exact=(tape,)))))
+
+
+def read_tape(kept: Kept, name: str) -> Tape | None:
+    """A tape that was kept by `keep_tape`; None where there is none, or another version has kept it."""
+    if (data := kept.get(name)) is not None:
+        with contextlib.suppress(DecodeError, ValueError):
+            (tape,) = unpack(data).family.exact
+            return tape
+    return None
+
+
+def read_kept(kept: Kept, name: str, kind: type[T], path: str) -> T | None:
+    """A value of a type that the codec knows, kept by `keep`; None where there is none, or another version has kept it."""
+    if (data := kept.get(name)) is not None:
+        with contextlib.suppress(DecodeError, ValueError):
+            return decode(kind, json.loads(data), path)
+    return None
+
+
+def keep(kept: Kept, name: str, value: object) -> None:
+    """Keep a value of a type that the codec knows."""
+    kept.put(name, json.dumps(encode(value)).encode("ascii"))

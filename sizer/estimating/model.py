@@ -1,0 +1,164 @@
+"""The model of a request on meta: built once, counted, and lent to every request that is about the same module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from torch import nn
+
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.census import take_census
+from sizer.architecture.loaded import Loaded
+from sizer.base.errors import RequestError, TraceError
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.recipes import GRPO, LM
+from sizer.catalogue.sources import SOURCES
+from sizer.distributed.plan import Plan
+from sizer.distributed.sharding import check_plan
+from sizer.estimating.kept import Kept, keep_depths, read_depths
+from sizer.estimating.scopes import module_choices_of
+from sizer.estimating.work import blueprint_of, plan_of
+from sizer.query.request import Request
+from sizer.recipes.evaluation import check_evaluation
+from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
+from sizer.recipes.offloading import check_offloading
+from sizer.recipes.preferences import check_objective, policy_of
+from sizer.report.census import Census
+from sizer.tape.archive import Traced
+from sizer.tracing.batch_lines import FITTED_AT
+from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
+from sizer.tracing.device import Device
+from sizer.tracing.loading import Loading
+from sizer.tracing.trace import build, build_loaded
+
+COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What is known of an architecture before its steps are traced.
+
+    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
+    `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits
+    (sizer.recipes.losses). The other fields are the Blueprint's.
+    """
+
+    census: Census
+    sequence_length: int | None
+    image_size: tuple[int, int] | None
+    notes: tuple[str, ...]
+    uncounted: tuple[str, ...]
+    frames: int | None = None
+    smallest: int = 1
+    refusal: str = ""
+    vocabulary: int | None = None
+
+
+class Model:
+    """A blueprint and its modules, each made when first needed: one module for all dtypes, unless it is quantised.
+
+    `choices` is all that they depend on: requests that agree on it share one Model. `unpacked` are tapes that were read from where
+    they are kept, by name.
+    """
+
+    def __init__(
+        self, request: Request, loaded: Loaded, device: Device, *, config: dict | None, kept: Kept, progress: Progress
+    ) -> None:
+        self.choices = module_choices_of(request)
+        self.unpacked: dict[str, Traced] = {}
+        self._request, self._loaded, self._device, self._config = request, loaded, device, config
+        self._kept, self._progress = kept, progress
+        self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
+        self._deep_traces: dict[tuple, DeepTraces] = {}  # by how the module is spread over ranks
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """How the module is built and called. Raises RequestError, ConfigError and BuildError."""
+        self._progress("building the model on meta")
+        return blueprint_of(self._request, self._config, self._loaded)
+
+    def module(self, dtype: str) -> nn.Module:
+        """The module for the traces of a dtype."""
+        return self.built(dtype)[0]
+
+    def built(self, dtype: str) -> tuple[nn.Module, Loading | None]:
+        """The module for the traces of a dtype, and how it was loaded, where it is quantised."""
+        blueprint, checkpointing = self.blueprint, self._request.checkpointing
+        key = "" if blueprint.replace_layers is None else dtype
+        if key not in self._modules:
+            if blueprint.replace_layers is None or PARALLELS[self._request.parallel].splits_fp8:
+                # Tensor parallel splits weights before they arrive: each rank's come to the device as they stay there.
+                self._modules[key] = build(blueprint, checkpointing=checkpointing, dtype=dtype), None
+            else:
+                self._modules[key] = build_loaded(
+                    blueprint,
+                    checkpointing=checkpointing,
+                    dtype=dtype,
+                    device=self._device,
+                    tell_frozen=self._request.train != "all",
+                )
+        return self._modules[key]
+
+    def count(self, request: Request) -> Counted:
+        """The counts for a request on this model. Raises RequestError, ConfigError and BuildError."""
+        blueprint, whole = self.blueprint, self.module(COUNTED_IN)
+        module = policy_of(whole)
+        if (plan := plan_of(request)) is not None:
+            check_plan(module, plan, blueprint.sequence_length)
+        check_loss(request.loss, module)
+        check_objective(request.objective, module)
+        check_offloading(request.activations, of_optimizer=request.optimizer_offload)
+        check_evaluation(request.evaluate, module)
+        vocabulary = vocabulary_of(module) if _is_fine_tuning(request) and request.objective == LM else None
+        counted = Counted(
+            census=take_census(module, name=blueprint.name),
+            sequence_length=blueprint.sequence_length,
+            image_size=blueprint.image_size,
+            notes=(*blueprint.notes, *blueprint.describe(whole), *losses_beside(request.loss, vocabulary)),
+            uncounted=blueprint.uncounted,
+            vocabulary=vocabulary,
+            smallest=request.group if request.objective == GRPO else 1,
+        )
+        try:
+            self.check_batch_of_one(request.mode)
+        except RequestError as error:
+            return replace(counted, smallest=FITTED_AT[0], refusal=str(error))
+        return counted
+
+    def check_batch_of_one(self, mode: str) -> None:
+        """Raise the model's own RequestError where it refuses a batch of 1 (batch norm over a single value, say)."""
+        try:
+            self.blueprint.example(1, MODES[mode].trains)
+        except TraceError:
+            return  # there are no inputs at all: each dtype's trace says why
+
+    def deep_traces(self, plan: Plan | None) -> DeepTraces:
+        """What traces fewer layers of the module than it has, where that is possible.
+
+        A quantised module was loaded as a whole: whatever its layers, each of its traces begins with all that was loaded. A stage
+        of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1 gives each rank, end where they are full, in the
+        middle of layers: those of few layers do not tell where.
+        """
+        kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
+        if kind not in self._deep_traces:
+            possible = self._request.objective == LM and (plan is None or (plan.splits and plan.pp == 1))
+            name = f"depths {kind} {self.choices}"
+            shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
+            self._deep_traces[kind] = DeepTraces(self.repeated if possible else (), shown=shown, show=show)
+        return self._deep_traces[kind]
+
+    @cached_property
+    def repeated(self) -> tuple[Repeated, ...]:
+        """The lists of the module's layers that are worth being traced with fewer."""
+        return find_repeated(self.module(COUNTED_IN))
+
+
+def _is_fine_tuning(request: Request) -> bool:
+    """Return True if a request may choose the loss of a language model."""
+    transformers = SOURCES[request.source].package == "transformers"
+    return MODES[request.mode].trains and transformers and request.parallel == "none" and request.compile is None

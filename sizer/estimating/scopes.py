@@ -1,0 +1,73 @@
+"""Scopes of kept results: what a result depends on, so that a server can tell which questions may share it.
+
+A job server derives a question's scopes from its query alone. A job may write results under its own scopes only, so that code that
+one question runs never answers a question with other choices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from sizer.catalogue.modes import MODES
+from sizer.query.request import Request, format_query
+from sizer.report.loop_decisions import TRACED_PASSES
+
+DIGEST_LENGTH = 32  # characters
+
+
+def as_traced(request: Request) -> Request:
+    """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
+    DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
+    fewest: dict[str, Any] = {"accumulate": min(request.accumulate, TRACED_PASSES), "replicate": min(request.replicate, 2)}
+    if request.parallel == "ddp":
+        ranks, rank = min(request.ranks, 2), None
+        if request.rank is not None and request.cp > 1:
+            rank = request.rank % request.cp
+        elif request.rank is not None and request.pp > 1:
+            rank = request.rank // request.ranks * ranks  # of the same stage
+        fewest |= {"ranks": ranks, "rank": rank}
+    elif request.parallel == "hsdp" and request.rank is not None:
+        fewest["rank"] = request.rank % (request.world // request.replicate)
+    return replace(request, **fewest)
+
+
+def served_module(request: Request) -> Request:
+    """Return the request whose module a server's plan is about: the same architecture, unquantised."""
+    same = {name: getattr(request, name) for name in ("source", "name", "revision", "config", "head", "gpu", "torch")}
+    return Request(**same, mode="inference", weights="full", dtypes=("bfloat16",), batches=(1,))
+
+
+def choices_of(request: Request) -> str:
+    """Return the choices that decide an architecture's counts and tapes, except the dtype and the device's rules."""
+    plain = Request(source=request.source)
+    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus", "outputs")
+    asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
+    return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
+
+
+def module_choices_of(request: Request) -> str:
+    """Return the choices that decide the module of a request."""
+    if MODES[request.mode].serves:
+        return f"served {module_choices_of(served_module(request))}"
+    architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
+    inputs = ("mode", "sequence_length", "image_size", "inputs")
+    weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")
+    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+    return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters, "objective", "reference")])
+
+
+def work_scope_of(request: Request) -> str:
+    """Return the scope of a request's counts, tapes and replays."""
+    return f"work {choices_of(as_traced(request))}"
+
+
+def module_scope_of(request: Request) -> str:
+    """Return the scope of results that depend on a request's module alone."""
+    return f"module {module_choices_of(request)}"
+
+
+def digest_scope(scope: str) -> str:
+    """Return a digest of a scope, DIGEST_LENGTH hexadecimal digits."""
+    return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_LENGTH]

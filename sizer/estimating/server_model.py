@@ -1,0 +1,315 @@
+"""A language model on meta as a server sees it: the tensors of its checkpoint and what each layer keeps of a request.
+
+The names of parameters are transformers'. What a config does not say is read from the shapes of its parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from sizer.base.errors import RequestError
+from sizer.serving.architecture import CROSS, FULL, SLIDING, STATE, Architecture, Layer, Weight
+
+_LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
+_ENCODER = re.compile(r"(?:^|\.)(visual|vision|audio|image)|(?:^|\.)encoder\.")
+_GROUPED = re.compile(r"\.(?:experts)\.")
+SERVED_ITEMSIZE = 2  # vllm/config/model.py, dtype="auto": float32 checkpoints are served in a 16-bit dtype
+POOLERS = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta-v2", "modernbert", "mpnet")
+ENCODER_DECODERS = ("t5", "bart", "mt5", "umt5", "mbart", "pegasus", "marian")
+_ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any]) -> Architecture:
+    """Return the facts of a module that a server's plan depends on.
+
+    Args:
+        module: A language model of transformers on meta, unquantised.
+        name: The name of the model.
+        checkpoint: The checkpoint's config.json, which may name a quantization.
+
+    Raises:
+        RequestError: The model has no KV cache.
+    """
+    config = module.config
+    text = config.get_text_config(decoder=True)
+    facts = {**_own(checkpoint), **_facts(text)}
+    model_type = str(facts.get("model_type") or config.model_type)
+    _check_decoder(str(config.model_type), model_type)
+    weights = tuple(_weights(module))
+    heads = _first(facts, "num_attention_heads", "n_head", "num_heads", "decoder_attention_heads") or 1
+    hidden = _first(facts, "hidden_size", "n_embd", "d_model")
+    kv_heads = _first(facts, "num_key_value_heads", "num_kv_heads") or heads
+    if facts.get("multi_query") and not facts.get("new_decoder_architecture"):
+        kv_heads = 1
+    head = int(facts.get("head_dim") or hidden // heads)
+    experts = _first(facts, "num_experts", "num_local_experts", "n_routed_experts")
+    width = _first(facts, "moe_intermediate_size", "intermediate_size", "n_inner") or 4 * hidden
+    latent = None
+    if facts.get("kv_lora_rank"):
+        latent = (int(facts["kv_lora_rank"]), int(facts["qk_nope_head_dim"]), int(facts["v_head_dim"]))
+    ropes = facts.get("rope_parameters") or {}
+    positions = _first(facts, "max_position_embeddings", "n_positions", "max_target_positions", "seq_length")
+    encoder = next((found[1] for weight in weights if (found := _ENCODER.search(weight.name)) and found[1]), None)
+    layers = tuple(_layers(weights, facts, kv_heads, head, heads))
+    if not any(layer.elements or layer.state_elements or layer.conv_elements for layer in layers):
+        raise _no_cache(model_type)
+    return Architecture(
+        name=name,
+        model_type=model_type,
+        hidden=hidden,
+        vocabulary=int(facts.get("vocab_size") or 0),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head,
+        intermediate=_first(facts, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden,
+        positions=positions,
+        rotary=_rotary(facts, ropes, head),
+        rotary_rows=tuple(_rotary_rows(ropes, positions)),
+        weights=weights,
+        layers=layers,
+        experts=experts,
+        experts_per_token=_first(facts, "num_experts_per_tok", "experts_per_token") or (2 if experts else 0),
+        expert_width=width,
+        state_itemsize=_state_itemsize(facts, model_type),
+        latent=latent,
+        encoder=encoder,
+        encoder_tokens=int(facts.get("max_source_positions") or 0),
+        vision=_vision(config),
+        uncounted=_uncounted(facts, encoder),
+        **_quantization(checkpoint),
+    )
+
+
+def _vision(config: Any) -> tuple[int, int] | None:
+    """Return the layers and the hidden size of a config's vision part, with SGLang's defaults for what it does not name.
+
+    Names are those of the installed transformers, whose classes map `depth` and the like.
+
+    Source: sglang/srt/server_args.py, adjust_mem_fraction_for_vlm, 0.5.12.
+    """
+    vision = getattr(config, "vision_config", None)
+    if vision is None:
+        return None
+    return int(getattr(vision, "num_hidden_layers", 24)), int(getattr(vision, "hidden_size", 1024))
+
+
+def _own(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a checkpoint's text config, of which transformers' class may not know all."""
+    nested = checkpoint.get("text_config")
+    return {**checkpoint, **(nested if isinstance(nested, Mapping) else {})}
+
+
+def _facts(text: Any) -> dict[str, Any]:
+    """Return a text config as a dict, with what its class computes. An attribute that layers differ in has no single value."""
+    found = dict(text.to_dict())
+    for key in _READ:
+        try:
+            found[key] = getattr(text, key)
+        except AttributeError:  # not there, or one for each layer: Gemma 4's head_dim
+            continue
+    return found
+
+
+_READ = ("layer_types", "head_dim", "rope_parameters", "max_position_embeddings", "sliding_window", "layers_block_type")
+
+
+def _check_decoder(whole: str, model_type: str) -> None:
+    if whole in POOLERS or model_type in POOLERS or model_type in ENCODER_DECODERS:
+        raise _no_cache(model_type)
+
+
+def _no_cache(model_type: str) -> RequestError:
+    return RequestError(
+        "mode",
+        given=f"'serve' with a model of type {model_type}",
+        allowed="serve with a decoder, which keeps keys and values of a request",
+        todo="ask for mode=inference",
+    )
+
+
+def _weights(module: nn.Module) -> list[Weight]:
+    return [
+        Weight(name=name, shape=tuple(tensor.shape), itemsize=SERVED_ITEMSIZE)
+        for name, tensor in module.named_parameters()
+    ]
+
+
+def _rotary(facts: Mapping[str, Any], ropes: Mapping[str, Any], head: int) -> int:
+    """Return the elements of a row of a table of rotations: sines and cosines of half of the rotated ones each."""
+    if facts.get("qk_rope_head_dim"):
+        return int(facts["qk_rope_head_dim"])
+    nested = next((one for one in ropes.values() if isinstance(one, Mapping)), ropes)
+    return int(head * float(nested.get("partial_rotary_factor") or facts.get("partial_rotary_factor") or 1))
+
+
+def _rotary_rows(ropes: Mapping[str, Any], positions: int) -> Iterator[int]:
+    """Yield the rows of each table of rotations: of a scaled one the tokens after scaling, of one for images four times as many.
+
+    Source: vllm/model_executor/layers/rotary_embedding, linear_scaling_rope.py, yarn_scaling_rope.py, mrope.py; vLLM 0.33.
+    """
+    nested = [one for one in ropes.values() if isinstance(one, Mapping)] or ([ropes] if ropes else [])
+    for rope in nested:
+        kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor") or 1
+        original = _first(rope, "original_max_position_embeddings") or positions
+        if rope.get("mrope_section"):
+            yield positions * 4
+        elif kind in ("linear", "dynamic"):
+            yield round(positions * factor)
+        elif kind == "yarn":
+            yield round(original * factor)
+        elif kind == "longrope":
+            yield positions + original
+        else:
+            yield positions
+
+
+def _state_itemsize(facts: Mapping[str, Any], model_type: str) -> int:
+    """Return the bytes of an element of a layer's state: as the config says, else the model's dtype.
+
+    Published configs of Qwen 3.5 say float32 (vllm/model_executor/models/config.py, 0.33); those without the key are taken to.
+    """
+    usual = "float32" if model_type.startswith("qwen3_5") else "bfloat16"
+    said = facts.get("mamba_ssm_dtype") or facts.get("mamba_ssm_cache_dtype") or usual
+    return _ITEMSIZES.get(str(said).removeprefix("torch."), SERVED_ITEMSIZE)
+
+
+def _layers(
+    weights: tuple[Weight, ...], facts: Mapping[str, Any], kv_heads: int, head: int, heads: int
+) -> list[Layer]:
+    """Return the decoder's layers by the parameters that they have: a stack of the encoder is none of them."""
+    shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+    for weight in weights:
+        found = _LAYER.match(weight.name)
+        if found and not _ENCODER.search(weight.name):
+            shapes.setdefault(int(found[1]), {})[found[2]] = weight.shape
+    kinds = list(facts.get("layer_types") or ())
+    window = int(facts.get("sliding_window") or 0) if facts.get("use_sliding_window", True) else 0
+    layers = []
+    for number in sorted(shapes):
+        kind = kinds[number] if number < len(kinds) else ("sliding_attention" if window and not kinds else "")
+        layers += _layer(shapes[number], kind, facts, window, (kv_heads, head, heads))
+    return layers
+
+
+def _layer(
+    own: Mapping[str, tuple[int, ...]], kind: str, facts: Mapping[str, Any], window: int, sizes: tuple[int, int, int]
+) -> list[Layer]:
+    """Return what one layer keeps: its attention, its state, or both; a layer without any keeps nothing."""
+    kv_heads, head, _ = sizes
+    leaves = {name.split(".")[-2]: shape for name, shape in own.items() if "." in name}
+    if "kv_a_proj_with_mqa" in leaves:
+        elements = int(facts["kv_lora_rank"]) + int(facts["qk_rope_head_dim"])
+        return [Layer(kind=FULL, elements=elements, shared=True)]
+    found = []
+    if state := _state(own, leaves, facts):
+        found.append(state)
+    cross = "encoder_attn" in " ".join(own)
+    attention = any(leaf in leaves for leaf in ("k_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv"))
+    if attention and not (state and kind in ("linear_attention", "mamba", "conv")):
+        elements = 2 * kv_heads * head
+        if "k_proj" in leaves and not cross:
+            keys = leaves["k_proj"][0]
+            values = leaves["v_proj"][0] if "v_proj" in leaves else keys
+            elements = keys + values
+        slides = kind == "sliding_attention" and window > 0
+        count = max(1, elements // (2 * head)) if elements % (2 * head) == 0 else kv_heads
+        found.append(
+            Layer(kind=SLIDING if slides else FULL, elements=elements, kv_heads=count, window=window if slides else 0)
+        )
+        if cross:
+            found.append(Layer(kind=CROSS, elements=elements, kv_heads=count))
+    return found or [Layer(kind=FULL)]
+
+
+def _state(
+    own: Mapping[str, tuple[int, ...]], leaves: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]
+) -> Layer | None:
+    """Return the state of linear attention, of Mamba 1 or 2, or of a short convolution.
+
+    Source: vllm/model_executor/layers/mamba/mamba_utils.py, MambaStateShapeCalculator; vLLM 0.33.
+    """
+    conv = next((shape for name, shape in own.items() if re.search(r"conv1d\.weight$|(?:^|\.)conv\.conv\.weight$", name)), None)
+    if conv is None:
+        return None
+    channels, kernel = conv[0], conv[-1]
+    if any(".linear_attn." in f".{name}" or name.startswith("linear_attn.") for name in own):
+        values, keys = int(facts["linear_num_value_heads"]), int(facts["linear_key_head_dim"])
+        elements = values * keys * int(facts["linear_value_head_dim"])
+    elif any(name.endswith("A_log") for name in own):
+        log = next(shape for name, shape in own.items() if name.endswith("A_log"))
+        if len(log) == 2:
+            elements = prod(log)  # Mamba 1: [channels, state]
+        else:
+            size = int(facts.get("ssm_state_size") or facts.get("mamba_d_state") or facts.get("state_size") or 128)
+            head = int(facts.get("mamba_head_dim") or facts.get("mamba_d_head") or facts.get("head_dim") or 64)
+            elements = log[0] * head * size
+    else:
+        elements = 0
+    return Layer(kind=STATE, state_elements=elements, conv_elements=channels * (kernel - 1))
+
+
+def _uncounted(facts: Mapping[str, Any], encoder: str | None) -> tuple[str, ...]:
+    said = []
+    if encoder is not None:
+        said.append(f"the profile run of the model's {encoder} encoder, whose activations come off the cache")
+    if facts.get("num_kv_shared_layers"):
+        said.append("layers that use the keys and values of others: the cache is counted as if each had its own")
+    if facts.get("index_topk"):
+        said.append("the cache of the indexer that chooses tokens for sparse attention")
+    return tuple(said)
+
+
+def _quantization(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return layout, group size, zero points and the layers left out of a checkpoint's `quantization_config`."""
+    found = checkpoint.get("quantization_config")
+    if not isinstance(found, Mapping):
+        nested = checkpoint.get("text_config")
+        found = nested.get("quantization_config") if isinstance(nested, Mapping) else None
+    if not isinstance(found, Mapping):
+        return {}
+    method = str(found.get("quant_method", "")).lower()
+    left = found.get("modules_to_not_convert") or found.get("ignore") or found.get("ignored_layers") or ()
+    unquantized = tuple(str(name) for name in left if isinstance(name, str)) if isinstance(left, (list, tuple)) else ()
+    group, zero = _integer(found.get("group_size"), 128), not found.get("sym", True)
+    layout: str | None = method
+    if method == "compressed-tensors":
+        layout, group = _compressed(found)
+    elif method == "modelopt":
+        layout = "nvfp4" if "FP4" in str(found.get("quant_algo", "")).upper() else "fp8"
+    elif method == "fbgemm_fp8":
+        layout = "fp8"
+    if layout not in ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"):
+        raise RequestError(
+            "weights: the checkpoint's layout is not known for servers",
+            given=method or "no quant_method",
+            allowed="awq, gptq, fp8, mxfp4, compressed-tensors, modelopt",
+            todo="ask for weights=full, or for the layout that comes closest",
+        )
+    return {"quantization": layout, "group": group, "zero_points": zero, "unquantized": unquantized}
+
+
+def _compressed(found: Mapping[str, Any]) -> tuple[str | None, int]:
+    """Return layout and group size of the first group of compressed-tensors."""
+    groups = found.get("config_groups")
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    weights = weights if isinstance(weights, Mapping) else {}
+    bits, kind = _integer(weights.get("num_bits"), 8), str(weights.get("type", "int"))
+    group = _integer(weights.get("group_size"), 128)
+    if kind == "float":
+        return ("fp8" if bits == 8 else "nvfp4"), group
+    return ("w8a8" if bits == 8 else "gptq"), group
+
+
+def _first(facts: Mapping[str, Any], *keys: str) -> int:
+    """Return the first of several keys that has a number, 0 if none has."""
+    return next((int(facts[key]) for key in keys if isinstance(facts.get(key), (int, float)) and facts[key]), 0)
+
+
+def _integer(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and value > 0 else otherwise

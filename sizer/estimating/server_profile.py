@@ -1,0 +1,184 @@
+"""The profile run of a server, traced on meta: one layer's forward pass, and the sampler of its version.
+
+The modules allocate what vLLM's layers and sampler allocate, in the same order. Custom kernels that write into a given tensor have
+none of their own. Source: vllm/model_executor/models/llama.py, layers/fused_moe/fused_moe.py, v1/sample/sampler.py and
+v1/sample/ops/topk_topp_sampler.py; vLLM 0.33, and 0.9.2 for the sort.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sizer.allocator.allocator import replay
+from sizer.allocator.cuda import rounded
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.catalogue.gpus import Gpu
+from sizer.serving.architecture import Architecture
+from sizer.serving.flags import Flags
+from sizer.serving.plan import Profile
+from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.tracing.device import Device
+from sizer.tracing.steps import Work
+from sizer.tracing.trace import build, trace
+
+CHUNK_TOKENS = 32_768  # vllm/envs.py, VLLM_FUSED_MOE_CHUNK_SIZE
+DTYPE = torch.bfloat16
+
+
+class Sampler(nn.Module):
+    """vLLM's sampler on the hidden states of `max_num_seqs` requests, by one of its paths.
+
+    `programs` is how many rows of scratch the Triton kernel keeps.
+    """
+
+    def __init__(self, path: str, hidden: int, vocabulary: int, programs: int) -> None:
+        super().__init__()
+        self.path, self.programs = path, programs
+        self.head = nn.Parameter(torch.empty(vocabulary, hidden), requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = torch.rand_like(hidden)
+        return self.sample(hidden @ self.head.t())
+
+    def sample(self, raw: Tensor) -> Tensor:
+        """Return the tokens drawn from logits, which the caller holds until then."""
+        logits = raw.to(torch.float32)
+        greedy = logits.argmax(dim=-1)
+        logits.div_(torch.full((len(logits), 1), 0.5, device=logits.device))
+        if self.path == "sort":
+            logits = self._mask_sorted(logits)
+        if self.path == "triton":
+            self.scratch = torch.empty(self.programs, logits.shape[-1], dtype=torch.float32, device=logits.device)
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        if self.path == "flashinfer":
+            return torch.where(greedy > 0, greedy, probabilities.new_empty(len(logits), dtype=torch.int64))
+        noise = torch.empty_like(probabilities)
+        noise.exponential_()
+        return torch.where(greedy > 0, greedy, probabilities.div_(noise).argmax(dim=-1))
+
+    @staticmethod
+    def _mask_sorted(logits: Tensor) -> Tensor:
+        """Mask all but the first tokens of each row by top-k, then by top-p (apply_top_k_top_p, 0.9 to 0.15)."""
+        values, places = logits.sort(dim=-1, descending=False)
+        first = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
+        values.masked_fill_(values < values.gather(1, first), -float("inf"))
+        sums = values.softmax(dim=-1)
+        sums = torch.cumsum(sums, dim=-1, out=sums)
+        low = sums <= 0.1
+        low[:, -1] = False
+        values.masked_fill_(low, -float("inf"))
+        return values.scatter(dim=-1, index=places, src=values)
+
+
+class DecoderLayer(nn.Module):
+    """The tensors of one decoder layer on one rank, for a step of so many tokens.
+
+    Without graphs the caller holds the input of each part while the part runs; compiled code drops it after its last use.
+    """
+
+    def __init__(self, architecture: Architecture, flags: Flags) -> None:
+        super().__init__()
+        self.eager, self.dtype = flags.eager, DTYPE
+        self.hidden = architecture.hidden
+        heads, kv_heads = architecture.heads // flags.tp, max(1, architecture.kv_heads // flags.tp)
+        self.queries = heads * architecture.head_size
+        self.attention = (heads + 2 * kv_heads) * architecture.head_size
+        self.width = -(-architecture.intermediate // flags.tp)
+        self.experts, self.chosen = architecture.experts, architecture.experts_per_token
+        ranks = 1 if flags.ep else flags.tp * flags.dp
+        self.expert_width = -(-architecture.expert_width // ranks)
+        if self.experts:
+            self.width = 0
+        self.anchor = nn.Parameter(torch.empty(1), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        size = tokens.shape[0]
+
+        def made(width: int, rows: int = size) -> Tensor:
+            return torch.empty(rows, width, dtype=self.dtype, device=self.anchor.device)
+
+        residual = made(self.hidden)
+        held: list[Tensor] = []
+        hidden = made(self.hidden)  # the norm's output
+        hidden = self._then(hidden, held, lambda: self._attend(made))
+        hidden = self._then(hidden, held, lambda: self._feed(made, size))
+        return hidden.add_(residual)
+
+    def _then(self, hidden: Tensor, held: list[Tensor], part) -> Tensor:
+        """Return what a part makes of its input, which is held meanwhile if nothing is compiled."""
+        if self.eager:
+            held[:] = [hidden]
+        del hidden
+        made = part()
+        held.clear()
+        return made
+
+    def _attend(self, made) -> Tensor:
+        joined = made(self.attention)
+        out = made(self.queries)
+        del joined
+        return self._project(out, made)
+
+    def _project(self, out: Tensor, made) -> Tensor:
+        projected = made(self.hidden)
+        del out
+        return projected
+
+    def _feed(self, made, size: int) -> Tensor:
+        if not self.experts:
+            gates = made(2 * self.width)
+            product = made(self.width)
+            del gates
+            return self._project(product, made)
+        rows = min(size, CHUNK_TOKENS) * self.chosen
+        out = made(self.hidden)
+        first = made(max(2 * self.expert_width, self.hidden), rows)
+        second = made(self.expert_width, rows)
+        del first, second
+        return out
+
+
+def trace_profile(architecture: Architecture, flags: Flags, gpu: Gpu) -> Profile:
+    """Return the bytes of the profile run of vLLM with these flags.
+
+    Raises:
+        TraceError: A part cannot be traced.
+    """
+    path = flags.sampler
+    if path == "flashinfer" and flags.release >= (0, 22, 0):
+        path = "triton"  # it runs after FlashInfer's in the profile run, and takes more
+    programs = min(flags.processors, flags.max_num_seqs)
+    kept = min(1 << (programs - 1).bit_length(), flags.processors)
+    sampler = trace_sampler(path, flags.max_num_seqs, architecture.vocabulary, kept, gpu)
+    tokens = torch.zeros(flags.max_num_batched_tokens, dtype=DTYPE)
+    layer = _peak(lambda: DecoderLayer(architecture, flags), tokens, gpu, "layer")
+    return Profile(sampler_bytes=sampler, forward_bytes=layer)
+
+
+def trace_sampler(path: str, rows: int, vocabulary: int, programs: int, gpu: Gpu) -> int:
+    """Return the bytes of the sampler by one of its paths on so many rows of logits.
+
+    The hidden size is 1: the plan adds what rows of hidden states take.
+    """
+    hidden = torch.zeros(rows, 1, dtype=DTYPE)
+    return _peak(lambda: Sampler(path, 1, vocabulary, programs), hidden, gpu, "sampler")
+
+
+def _peak(factory, inputs: Tensor, gpu: Gpu, name: str) -> int:
+    """Return the bytes that a module's forward pass allocates at its peak, beside its parameters and inputs."""
+    example = Example(args=(inputs,))
+    blueprint = Blueprint(
+        name=name,
+        class_name=name,
+        build=factory,
+        example=lambda batch, training: example,
+        loss=lambda module, one: module(*one.args),
+        predict=lambda module, one: module(*one.args),
+    )
+    module = build(blueprint, dtype="bfloat16")
+    device = Device(gpu.backend, gpu.capability)
+    tape = trace(blueprint, module, Work(mode="inference", dtype="bfloat16", optimizer="none"), batch=1, device=device)
+    phases = replay(tape.resolve(size_oracle_of(gpu)), backend=gpu.backend).phases
+    held = phases[0].allocated_bytes + int(rounded([inputs.nbytes])[0])
+    return max(phase.peak_allocated_bytes for phase in phases) - held

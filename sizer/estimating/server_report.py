@@ -1,0 +1,198 @@
+"""From a request with mode=serve to its report: the architecture is counted on meta, the profile run traced. Imports torch.
+
+The plan itself is arithmetic (`sizer.serving`). What was counted and traced is kept, so that other flags need no torch but the
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sizer.architecture.census import take_census
+from sizer.architecture.loaded import as_loaded
+from sizer.base.config_json import read_config
+from sizer.catalogue.gpus import Gpu, read_rows
+from sizer.catalogue.presets import find_preset
+from sizer.catalogue.serving import AUTO
+from sizer.estimating.cautions import versions
+from sizer.estimating.kept import Kept, NothingKept, ScopedResults, keep, read_kept
+from sizer.estimating.model import COUNTED_IN, Model, Progress
+from sizer.estimating.scopes import module_scope_of, served_module
+from sizer.estimating.server_model import read_architecture
+from sizer.estimating.server_profile import trace_profile
+from sizer.query.request import Request, format_query
+from sizer.report.census import Census
+from sizer.report.report import Report, build_report
+from sizer.report.served import Served
+from sizer.serving.answer import answer_vllm, longest_flags
+from sizer.serving.architecture import Architecture
+from sizer.serving.flags import Flags, resolve_flags
+from sizer.serving.llama_cpp import answer_llama, resolve_llama
+from sizer.serving.plan import Profile
+from sizer.serving.sglang import answer_sglang, resolve_sglang
+from sizer.serving.words import headline
+from sizer.tracing.device import Device
+
+USUAL_PROCESSORS = 108  # of a device whose number is not known
+
+
+def serve(
+    request: Request,
+    gpu: Gpu,
+    *,
+    config: dict[str, Any] | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+    echo: Mapping[str, object] | None = None,
+) -> Report:
+    """Return the report of a request with mode=serve: its `serve` has the figures, in bytes.
+
+    Args:
+        request: What is asked for.
+        gpu: The device.
+        config: The parsed config.json for the sources "hub" and "config".
+        kept: What was counted and traced before.
+        progress: Called with each line of progress.
+        echo: The request's values as understood.
+
+    Raises:
+        RequestError: The model has no KV cache, or a flag does not fit it.
+        ConfigError: The config cannot be read.
+        BuildError: The architecture cannot be built.
+        TraceError: The profile run cannot be traced.
+    """
+    planner = Planner(request, gpu, config=config, kept=kept, progress=progress)
+    if progress is not None:
+        progress("planning the server")
+    served = planner.plan(request, gpu)
+    return build_report(
+        query=format_query(replace(request, focus=None), complete=True),
+        versions=versions(),
+        census=planner.census,
+        columns={},
+        gpu=gpu,
+        mode=request.mode,
+        request=echo,
+        notes=(headline(served),),
+        cautions=gpu.cautions,
+        uncounted=(*planner.architecture.uncounted, *UNCOUNTED),
+        serve=served,
+    )
+
+
+UNCOUNTED = ("speculative decoding, LoRA adapters, and CPU offload of a server",)
+
+
+class Planner:
+    """Plans of servers of one architecture, which is counted once, on any device and with any flags.
+
+    Args:
+        request: A request for the architecture; its flags do not matter.
+        gpu: A device of the backend on which the architecture is built.
+        config: The parsed config.json for the sources "hub" and "config".
+        kept: What was counted and traced before.
+        progress: Called with each line of progress.
+
+    Raises:
+        RequestError: The model has no KV cache.
+        ConfigError: The config cannot be read.
+        BuildError: The architecture cannot be built.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        gpu: Gpu,
+        *,
+        config: dict[str, Any] | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._store = ScopedResults(NothingKept() if kept is None else kept, module_scope_of(request))
+        self._profiles: dict[str, Profile] = {}
+        show = progress or (lambda text: None)
+        self.architecture, self.census = _count(request, gpu, config, self._store, show)
+
+    def plan(self, request: Request, gpu: Gpu, *, with_levers: bool = True) -> Served:
+        """Return what a server does with a device, in bytes; without levers fewer plans are made.
+
+        Raises:
+            RequestError: A flag does not fit the model.
+            TraceError: The profile run cannot be traced.
+        """
+        architecture, model = self.architecture, _model_name(request)
+        asked: dict[str, Any] = {"model": model, "want": request.want, "with_levers": with_levers}
+        auto = request.max_model_len == AUTO
+        if request.engine == "sglang":
+            return answer_sglang(architecture, resolve_sglang(request, architecture, gpu), gpu, auto=auto, **asked)
+        if request.engine == "llama.cpp":
+            of_llama = resolve_llama(request, architecture)
+            return answer_llama(architecture, of_llama, gpu, model=model, want=request.want, auto=auto)
+        flags = resolve_flags(request, architecture, gpu, processors_of(gpu))
+        profiler = partial(self._profile, gpu)
+        if auto:
+            flags = longest_flags(architecture, flags, profiler, gpu)
+        return answer_vllm(architecture, flags, profiler, gpu, **asked)
+
+    def _profile(self, gpu: Gpu, flags: Flags) -> Profile:
+        """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
+        profiled = _profiled(flags)
+        name = f"served profile {gpu.backend} {gpu.capability} {profiled}"
+        if name not in self._profiles:
+            found = read_kept(self._store, name, Profile, "profile")
+            if found is None:
+                found = trace_profile(self.architecture, profiled, gpu)
+                keep(self._store, name, found)
+            self._profiles[name] = found
+        return self._profiles[name]
+
+
+def _count(
+    request: Request, gpu: Gpu, config: dict[str, Any] | None, store: Kept, show: Progress
+) -> tuple[Architecture, Census]:
+    """Return the architecture and its counts, as kept or from the module on meta."""
+    architecture = read_kept(store, "served architecture", Architecture, "architecture")
+    census = read_kept(store, "served census", Census, "census")
+    if architecture is None or census is None:
+        module_request = served_module(request)
+        loaded = as_loaded(module_request, gpu, config)
+        device = Device(gpu.backend, gpu.capability)
+        model = Model(module_request, loaded, device, config=config, kept=NothingKept(), progress=show)
+        module = model.module(COUNTED_IN)
+        census = take_census(module, name=model.blueprint.name)
+        architecture = read_architecture(module, model.blueprint.name, _checkpoint(request, config))
+        keep(store, "served architecture", architecture)
+        keep(store, "served census", census)
+    return architecture, census
+
+
+def _checkpoint(request: Request, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the checkpoint's config.json."""
+    if request.source == "hf":
+        return find_preset(request.name).config
+    if config is None and request.config is not None:
+        return read_config(request.config.encode())
+    return config or {}
+
+
+def _profiled(flags: Flags) -> Flags:
+    """Return the flags with those at one value that the profile run does not depend on."""
+    return replace(
+        flags, util=1.0, max_model_len=1, layout=None, kv="auto", pp=1, kv_bytes=None, used_bytes=0, total_bytes=0, marlin=False
+    )
+
+
+def processors_of(gpu: Gpu) -> int:
+    """Return the multiprocessors of a device, of which the Triton sampler keeps a row each."""
+    found = next((row["multiprocessors"] for row in read_rows() if row["key"] == gpu.key), "")
+    return int(found) if found else USUAL_PROCESSORS
+
+
+def _model_name(request: Request) -> str:
+    """Return what a server's command calls the model."""
+    if request.source == "hf":
+        return find_preset(request.name).hub_id
+    return request.name or "MODEL"

@@ -1,0 +1,412 @@
+"""From a request to what is counted and traced of it. Imports torch; runs in a process of its own.
+
+What was counted or traced once is kept, where there is somewhere to keep it, and not done again: all that is left is a replay.
+The model that is traced is that of `sizer.estimating.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+from torch import nn
+
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.loaded import as_loaded
+from sizer.base.errors import Refusal, RequestError, TraceError, quote
+from sizer.base.versions import parse_version
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import FULL, NONE, WITH_REFERENCE, chunks_of, is_contrastive, is_library
+from sizer.catalogue.sources import SOURCES, import_function
+from sizer.estimating.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
+from sizer.estimating.model import Counted, Model, Progress
+from sizer.estimating.scopes import as_traced, choices_of, module_scope_of, work_scope_of
+from sizer.estimating.work import work_of
+from sizer.query.request import Request, check_traced
+from sizer.query.values import DTYPES
+from sizer.report.kv_cache import KvSegment
+from sizer.report.replays import Replays
+from sizer.tape.affine import NotAffineError
+from sizer.tape.archive import Traced
+from sizer.tape.block_notes import BlockNotes
+from sizer.tape.compiled_code import CompiledCode, merge_compiled
+from sizer.tape.family import NotTracedError, TapeFamily
+from sizer.tape.loop_choices import with_outputs
+from sizer.tape.tape import Tape
+from sizer.tracing.batch_lines import trace_lines
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import oracle_name
+from sizer.tracing.device import Device
+from sizer.tracing.meta.missing_kernels import missing_kernel
+from sizer.tracing.meta.optimizers import check_installed
+from sizer.tracing.stages import StageTraces
+from sizer.tracing.steps import EACH, Work
+from sizer.tracing.trace import trace
+
+BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
+
+
+class Tracer:
+    """The work of one request on one kind of device, traced when first needed.
+
+    `config` is the parsed config.json for the sources "hub" and "config". `request` is the one that was asked for with the weights
+    that it comes to on the device, of which `loaded` tells.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        gpu: Gpu,
+        *,
+        config: dict | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        check_traced(request)
+        if MODES[request.mode].trains:
+            check_installed(request.optimizer)
+        self.loaded = as_loaded(request, gpu, config)
+        self.request, self.gpu = as_traced(self.loaded.request), gpu
+        kept = NothingKept() if kept is None else kept
+        self._kept = ScopedResults(kept, work_scope_of(request))
+        self._source, self._config = SOURCES[request.source], config
+        of_module = ScopedResults(kept, module_scope_of(request))
+        self._progress = progress or (lambda text: None)
+        self._model = Model(
+            self.request, self.loaded, self.device(), config=config, kept=of_module, progress=self._progress
+        )
+        self._alike: Tracer | None = None  # one of the same work on devices of other rules
+        self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
+        self._choices = choices_of(self.request)
+        self._tapes = KeptTapes(self._kept, self.request, self.device(), self._model.unpacked)
+        self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
+        self._stages = StageTraces()
+
+    def share_model(self, other: Tracer) -> bool:
+        """Use another tracer's model, and what it has found out, where this one's would be the same; whether it is."""
+        if self._model.choices != other._model.choices:
+            return False
+        self._model, self._tapes.unpacked = other._model, other._tapes.unpacked
+        if self._choices == other._choices:
+            self._alike, self._exceptional = other, other._exceptional
+        return True
+
+    def device(self, *, shared: bool = False) -> Device:
+        """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
+        version = None if self.request.torch is None else parse_version(self.request.torch)
+        compiles_for = self.gpu if self.request.compile is not None else None
+        # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
+        shared = shared and not self._compares_stages and compiles_for is None
+        shared = shared and not is_library(work_of(self.request, "").library)
+        return Device(
+            self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
+        )
+
+    @cached_property
+    def counted(self) -> Counted:
+        """The counts. Raises RequestError, ConfigError and BuildError."""
+        if self._alike is not None:
+            return self._alike.counted
+        name = f"counted {self._choices}"
+        if (counted := read_kept(self._kept, name, Counted, "counted")) is None:
+            counted = self._count_parts() if self.request.is_pipeline else self._model.count(self.request)
+            keep(self._kept, name, counted)
+        return counted
+
+    def _count_parts(self) -> Counted:
+        """Return the counts of a source whose work is that of several modules."""
+        self._progress("building the pipeline on meta")
+        assert self._source.count is not None, "pipelines have functions of their own"
+        census, notes, sizes = import_function(self._source.count)(self.request, self._config)
+        return Counted(census=census, notes=notes, uncounted=(), sequence_length=self.request.sequence_length, **sizes)
+
+    @cached_property
+    def replays(self) -> Replays:
+        """What was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules of each."""
+        return Replays(self._kept.get(self._replayed), shared=None if self._alike is None else self._alike.replays)
+
+    def keep_replays(self) -> None:
+        """Keep what was replayed."""
+        if (packed := self.replays.pack()) is not None:
+            self._kept.put(self._replayed, packed)
+
+    @property
+    def _replayed(self) -> str:
+        """What replays are kept under: jobs on devices of other rules, which may run beside this one, keep theirs apart."""
+        return f"replayed {self.gpu.backend} {self.gpu.capability} {self._choices}"
+
+    def trace(self, dtype: str, batches: Collection[int]) -> Traced:
+        """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
+        *_, whole = self.traces(dtype, batches)
+        return whole
+
+    def traces(self, dtype: str, batches: Collection[int]) -> Iterator[Traced]:
+        """What `trace` returns, as it grows where each batch size is traced by itself: one after the other, as they are given."""
+        if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
+            yield stand_in
+            return
+        known = self._tapes.find(dtype)
+        if known is not None and _covers(known, batches):
+            yield self._tapes.sized(known)
+            return
+        for traced in self._trace(dtype, batches, known or Traced()):
+            self._tapes.keep(dtype, traced)
+            yield self._tapes.sized(traced)
+
+    def begin(self, dtype: str) -> Traced | None:
+        """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
+        if dtype == "float16" or self.counted.smallest > 1 or self._tapes.find(dtype) is not None:
+            return None  # float16 may have bfloat16's tapes
+        device = self.device(shared=True)
+        try:
+            tape = self._run(dtype, 1, device)
+        except TraceError:
+            return None  # `trace` says why
+        self._begun[dtype] = device, tape
+        begun = Traced(
+            family=TapeFamily(exact=(tape,)),
+            kernels=device.kernels(),
+            decisions=device.decisions(),
+            compiled=device.compiled(),
+        )
+        return self._tapes.sized(begun)
+
+    def trace_cell(self, dtype: str, batch: int) -> Tape:
+        """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
+
+        Raises TraceError where the step cannot be traced.
+        """
+        found = self._tapes.find(dtype)
+        if found is not None and _covers(found, (batch,)):
+            try:
+                return self._tapes.sized(found).family.at(batch)
+            except NotTracedError:
+                check_kernels(found.failure, dtype)
+                raise TraceError(found.failure) from None
+            except ValueError as error:  # so large that no integer of 64 bits holds its bytes
+                raise TraceError(str(error)) from error
+        alone = self._tapes.find(dtype, at_batch=batch)
+        if alone is None:
+            device = self.device(shared=True)
+            try:
+                tape = self._run(dtype, batch, device)
+                family, failure = TapeFamily(exact=(tape,)), ""
+                if batch == 1:
+                    self._begun[dtype] = device, tape
+            except TraceError as error:
+                family, failure = TapeFamily(), str(error)
+            alone = Traced(
+                family=family,
+                failure=failure,
+                kernels=device.kernels(),
+                decisions=device.decisions(),
+                compiled=device.compiled(),
+            )
+            self._tapes.keep(dtype, alone, at_batch=batch)
+        if alone.failure:
+            check_kernels(alone.failure, dtype)
+            raise TraceError(alone.failure)
+        return self._tapes.sized(alone).family.at(batch)
+
+    def compiled(self, dtype: str, batch: int) -> CompiledCode | None:
+        """Return what torch.compile did of the code of a cell that was traced; None if it compiled nothing, or nothing is kept."""
+        found = self._tapes.find(dtype) or self._tapes.find(dtype, at_batch=batch)
+        return None if found is None else found.compiled
+
+    def trace_noted(self, dtype: str, batch: int) -> tuple[Tape, BlockNotes]:
+        """The tape at one batch size, its size queries not resolved, with what it does not hold of its blocks: always a new trace.
+
+        Raises TraceError where the step cannot be traced.
+        """
+        notes = BlockNotes()
+        tape = self._run(dtype, batch, self.device(), block_notes=notes)
+        tape, moved_to = with_outputs(tape, self.request.outputs)
+        return tape, replace(notes, ends=[(moved_to(position), phase) for position, phase in notes.ends])
+
+    def trace_accumulating(self, dtype: str, batch: int, accumulates: str) -> Tape:
+        """Return the tape at one batch size of a step that accumulates its passes in another way, one of ACCUMULATES.
+
+        Its size queries are not resolved. Raises TraceError if it cannot be traced.
+        """
+        name = f"{self._tapes.name(dtype, at_batch=batch)} accumulates {accumulates}"
+        if (tape := read_tape(self._kept, name)) is None:
+            tape = self._run(dtype, batch, self.device(), accumulates=accumulates)
+            keep_tape(self._kept, name, tape)
+        return tape
+
+    def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
+        """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""
+        name = f"kv cache {self._tapes.name(dtype)}"
+        if (found := read_kept(self._kept, name, tuple[KvSegment, ...], "segments")) is not None:
+            return found
+        self._progress(f"tracing the cache in {dtype}")
+        try:
+            module, loading = self._model.built(dtype)
+            work = work_of(self.request, dtype)
+            from sizer.tracing.kv_cache import trace_kv_cache  # imports transformers, which other work does not need
+
+            repeated = self._model.repeated
+            found = trace_kv_cache(
+                self._model.blueprint, module, work, device=self.device(), loading=loading, repeated=repeated
+            )
+        except TraceError:  # the estimate of the dtype says why
+            found = ()
+        keep(self._kept, name, found)
+        return found
+
+    def built(self) -> tuple[Blueprint, nn.Module]:
+        """The architecture as it is traced: its blueprint, and its module on meta."""
+        return self._model.blueprint, self._model.module(self.request.dtypes[0])
+
+    def check_batch_of_one(self) -> None:
+        """As `Model.check_batch_of_one`."""
+        self._model.check_batch_of_one(self.request.mode)
+
+    def _run(
+        self,
+        dtype: str,
+        batch: int,
+        device: Device,
+        *,
+        short: bool = False,
+        block_notes: BlockNotes | None = None,
+        accumulates: str = EACH,
+    ) -> Tape:
+        if self.request.is_pipeline:
+            self._progress(f"tracing {dtype} at batch {batch}")
+            assert self._source.trace is not None, "pipelines have functions of their own"
+            run = import_function(self._source.trace)
+            return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
+        work = replace(work_of(self.request, dtype), accumulates=accumulates)
+        blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
+        self._progress(f"tracing {dtype} at batch {batch}")
+        told: dict[str, Any] = {"batch": batch, "device": device, "loading": loading}
+        if self._compares_stages:
+            return self._run_stages(dtype, batch, device, block_notes)
+        if MODES[self.request.mode].generates:
+            from sizer.tracing.generation import trace_generation, trace_noted_generation  # import transformers
+
+            if block_notes is not None:
+                return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
+            return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
+
+        at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
+        if work.rolls_out:
+            from sizer.tracing.rollouts import trace_rollouts  # imports transformers
+
+            noted = block_notes is not None
+            return trace_rollouts(
+                at, module, blueprint.sequence_length or 1, work.new, backend=device.kind, noted=noted
+            )
+        # the compiler may decide otherwise in a model with fewer layers
+        whole = block_notes is not None or work.compile_scope is not None
+        return at() if whole else self._model.deep_traces(work.plan).trace(module, at, device)
+
+    @property
+    def _compares_stages(self) -> bool:
+        return self.request.pp > 1 and self.request.rank is None
+
+    def _run_stages(self, dtype: str, batch: int, device: Device, block_notes: BlockNotes | None) -> Tape:
+        """The tape of the rank of a pipeline that needs most."""
+        blueprint, module = self._model.blueprint, self._model.module(dtype)
+
+        def at(work: Work, *, block_notes: BlockNotes | None = None) -> Tape:
+            assert work.plan is not None, "ranks have a plan"
+            self._progress(f"tracing {dtype} at batch {batch}, rank {work.plan.rank}")
+            return trace(blueprint, module, work, batch=batch, device=device, block_notes=block_notes)
+
+        return self._stages.trace(at, work_of(self.request, dtype), module, batch, block_notes)
+
+    def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Iterator[Traced]:
+        device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
+
+        def at(batch: int, *, short: bool = False) -> Tape:
+            # what comes after the steps repeats none of them
+            return self._run(dtype, batch, device, short=short and self.request.evaluate == NONE)
+
+        def traced(family: TapeFamily, *, failure: str = "", note: str = "") -> Traced:
+            return Traced(
+                family=family,
+                failure=failure,
+                note=note,
+                kernels=device.kernels(),
+                halves_differ=device.halves_differ,
+                decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
+                compiled=merge_compiled((before.compiled, device.compiled())),
+            )
+
+        try:
+            if self.request.is_pipeline:
+                raise NotAffineError("a pipeline's call is traced as a whole")
+            if self.request.compile is not None:
+                raise NotAffineError("torch.compile decides by the sizes of tensors")
+            if self.request.pp > 1:
+                raise NotAffineError("a schedule has other steps with more microbatches")
+            if self.request.objective in WITH_REFERENCE:
+                raise NotAffineError("the loss has more chunks with more tokens")
+            if is_contrastive(self.request.objective):
+                raise NotAffineError("each text is compared with all others of the batch")
+            if self.request.loss != FULL and chunks_of(self.request.loss) is None:
+                raise NotAffineError("the loss has more chunks with more tokens")
+            if before.note.startswith(BY_ITSELF):
+                raise NotAffineError(before.note.removeprefix(BY_ITSELF))
+            smallest, exceptional = self.counted.smallest, self._exceptional
+            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, exceptional=exceptional))
+        except NotAffineError as error:
+            note = f"{BY_ITSELF}{error}"
+            exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
+            for batch in batches:
+                try:
+                    exact[batch] = exact.get(batch) or at(batch)
+                except TraceError as missing:
+                    yield traced(TapeFamily(exact=tuple(exact.values())), failure=str(missing), note=note)
+                    return
+                whose = self._stages.whose(dtype, batches)
+                yield traced(TapeFamily(exact=tuple(exact.values())), note=note + whose)
+        except TraceError as error:
+            failure, family = str(error), TapeFamily()
+            if tuple(batches) == (1,):
+                try:
+                    family = TapeFamily(exact=(begun or at(1),))  # of a model that takes one sample at a time
+                except TraceError as missing:
+                    failure = str(missing)
+            yield traced(family, failure=failure)
+
+    def _stand_in(self, batches: Collection[int]) -> Traced | None:
+        """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
+        modern = self.gpu.backend == "cuda" and self.gpu.capability is not None and self.gpu.capability >= (8, 0)
+        if not modern or ("bfloat16" not in self.request.dtypes and self._tapes.find("bfloat16") is None):
+            return None
+        brain = self.trace("bfloat16", batches)
+        if not brain.family.lines or brain.halves_differ:
+            return None
+        return brain.with_dtype("float16", instead_of="bfloat16")
+
+
+def check_kernels(failure: str, dtype: str) -> None:
+    """Raise RequestError for the key `dtype` if a trace failed because an operator has no kernel for it."""
+    if (missing := missing_kernel(failure)) is None:
+        return
+    todo = f"remove it, or ask for float32 or amp-{dtype.removeprefix('amp-')}"
+    refusal = Refusal(key="dtype", given=quote(dtype), allowed=f"dtypes with a kernel: {missing}", todo=todo)
+    raise RequestError(refusals=[refusal])
+
+
+def answers_of(gpu: Gpu) -> str:
+    """Whose answers the size oracle of a GPU gives in this process, and why not all of them, in words."""
+    name = oracle_name(gpu)
+    return f"{name}, {without_cublaslt() or 'all of them'}" if name else "models"
+
+
+def _covers(traced: Traced, batches: Collection[int]) -> bool:
+    """Whether nothing is left to trace for these batch sizes."""
+    there = traced.family.covered(batches)
+    return there == tuple(batches) or bool(traced.failure and tuple(batches) != (1,))
+
+
+def cheapest_first(dtypes: Collection[str]) -> list[str]:
+    """The dtypes with float32 weights first: the module is cast in place and back only once."""
+    return sorted(dtypes, key=lambda d: (not (d == "float32" or d.startswith("amp-")), d == "float16", DTYPES.index(d)))

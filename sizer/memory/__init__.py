@@ -1,1 +1,0 @@
-"""Tapes, allocator replay, report, GPU catalogue, fit and advice: plain data and arithmetic, no torch."""

@@ -1,0 +1,7 @@
+"""A question as a value: a query string, a link, flags or a form become a Request, and a Request becomes a link.
+
+    text ──keys──► fields ──conflicts──► Request ──format_query──► text
+
+Every key of the contract is one row of `keys.KEYS`. `values` and `server_values` read single values, `needs` says to which
+questions a key applies, `conflicts` which values exclude each other. `several` reads several questions at once. No torch.
+"""

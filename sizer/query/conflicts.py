@@ -1,0 +1,579 @@
+"""What values of a query cannot be together, although each of them is good on its own: a refusal by name for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.base.errors import Refusal, quote
+from sizer.base.units import format_bytes
+from sizer.catalogue.adapters import ADAPTERS, COMPILED_ADAPTERS, TRAINS, WITHOUT_TOWER
+from sizer.catalogue.compilation import BLOCKS, REDUCE_OVERHEAD
+from sizer.catalogue.compilation import MODEL as WHOLE
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
+from sizer.catalogue.parallel import PARALLELS, takes_weights
+from sizer.catalogue.pipelines import TRAINS_OF_DENOISERS
+from sizer.catalogue.recipes import (
+    ADAPTER,
+    AFTER,
+    DPO,
+    FULL,
+    GRPO,
+    IN_BACKWARD,
+    KTO,
+    LM,
+    LOSS,
+    MODEL,
+    NONE,
+    OFFLOAD,
+    PRECOMPUTED,
+    RECIPE_KEYS,
+    cached_texts,
+    is_contrastive,
+    is_library,
+)
+from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
+from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
+from sizer.query.keys import KEYS, AnyRequest
+from sizer.query.values import CACHES, MAX_MICROBATCHES, MAX_WORLD
+
+
+def conflicts(request: AnyRequest) -> Iterator[Refusal]:
+    """What is wrong with the values of a request, a refusal for each key that is at odds with others; its source may be empty."""
+    if request.source:
+        yield from _refused_by_source(request)
+    for name, key in KEYS.items():
+        if not key.is_default(request) and (needs := key.needs(request)):
+            yield Refusal(
+                key=name,
+                given=f"{quote(key.write(request))} without {needs}",
+                allowed=f"{name} with {needs}",
+                todo=f"remove it, or ask for {needs}",
+            )
+    if request.focus is not None and not (request.focus[0] in request.dtypes and request.focus[1] in request.batches):
+        yield Refusal(
+            key="focus",
+            given=f"{request.focus[0]}:{request.focus[1]}",
+            allowed="one of the values of dtype, a colon, one of the values of batch",
+            todo="remove it, or ask for that dtype and batch",
+        )
+    gpu = find_gpu(request.gpu)
+    if request.compile is not None:
+        yield from _refused_in_compiled_code(request, gpu)
+    yield from _refused_in_recipe(request, gpu)
+    if request.is_of_pipeline:
+        yield from _refused_by_denoiser(request)
+    if MODES[request.mode].serves:
+        yield from _refused_by_server(request, gpu)
+    yield from _refused_on_device(request, gpu)
+    if request.parallel != "none":
+        yield from _refused_in_parallel(request, gpu)
+
+
+_NOT_COMPILED = ("weights", "cudnn_benchmark", "outputs", *RECIPE_KEYS, "parallel")
+
+
+def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Yield a refusal for each value whose compiled steps were not compared with PyTorch's own."""
+    compiled = f"compile={request.compile}"
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="compile",
+            given=f"{quote(request.compile)} with gpu={request.gpu}",
+            allowed="a CUDA device, whose kernels Inductor writes with Triton",
+            todo="remove it, or choose another gpu",
+        )
+    yield from _refused_in_graphs(request)
+    allowed = {key: "its default" for key in _NOT_COMPILED if not KEYS[key].is_default(request)}
+    if request.train == WITHOUT_TOWER:
+        allowed["train"] = ", ".join(value for value in TRAINS if value != WITHOUT_TOWER)
+    if request.train == "adapter" and request.adapter not in COMPILED_ADAPTERS:
+        allowed["adapter"] = ", ".join(COMPILED_ADAPTERS)
+    for key, values in allowed.items():
+        yield Refusal(
+            key=key,
+            given=f"{quote(KEYS[key].write(request))} with {compiled}",
+            allowed=f"{values} with {compiled}: other values were not compared with PyTorch's own",
+            todo=f"remove it, or remove {compiled}",
+        )
+
+
+def _refused_in_graphs(request: AnyRequest) -> Iterator[Refusal]:
+    """Yield a refusal for each value with which PyTorch itself gives up code that CUDA graphs record (cudagraph_trees.py, 2.15)."""
+    if request.compile != REDUCE_OVERHEAD:
+        return
+    if request.accumulate > 1:
+        yield Refusal(
+            key="accumulate",
+            given=f"{request.accumulate} with compile={REDUCE_OVERHEAD}",
+            allowed="1: gradients lie in the graphs' memory, which the next pass overwrites; PyTorch refuses to add to them",
+            todo="remove it, or ask for compile=default",
+        )
+    if request.compile_scope == BLOCKS and not MODES[request.mode].trains:
+        yield Refusal(
+            key="compile_scope",
+            given=f"{BLOCKS!r} with compile={REDUCE_OVERHEAD} and mode={request.mode}",
+            allowed=f"{WHOLE}: each call of a block overwrites what the block before it returned; PyTorch refuses to read that",
+            todo=f"ask for compile_scope={WHOLE}",
+        )
+
+
+def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse values of a training recipe that contradict each other or the source."""
+    if request.step == IN_BACKWARD and request.accumulate > 1:
+        yield Refusal(
+            key="step",
+            given=f"{request.step!r} with accumulate={request.accumulate}",
+            allowed="accumulate=1: a step in the backward pass drops each gradient before the next pass",
+            todo="remove it, or accumulate",
+        )
+    if is_library(request.loss) and gpu.backend != "cuda":
+        yield Refusal(
+            key="loss",
+            given=f"{request.loss!r} with gpu={request.gpu}",
+            allowed="full, torch, chunked:<chunks>; the others with a CUDA device, for which their kernels are written",
+            todo="choose a CUDA device, or loss=torch",
+        )
+    if request.objective != LM:
+        yield from _refused_in_preferences(request, gpu)
+    if request.activations == OFFLOAD and gpu.backend != "cuda":
+        yield Refusal(
+            key="activations",
+            given=f"{OFFLOAD!r} with gpu={request.gpu}",
+            allowed="keep; offload with a CUDA device",
+            todo="choose a CUDA device",
+        )
+    if request.optimizer_offload:
+        yield from _refused_on_the_host(request, gpu)
+    if request.activations == OFFLOAD and request.loss == "liger":
+        yield Refusal(
+            key="activations",
+            given=f"{OFFLOAD!r} with loss=liger",
+            allowed="keep with loss=liger: TRL does not offload its activations",
+            todo="remove it, or ask for loss=trl",
+        )
+    row = ADAPTERS[request.adapter]
+    if request.loss != FULL and request.train == "adapter" and row.learns_prompt:
+        yield Refusal(
+            key="loss",
+            given=f"{request.loss!r} with adapter={request.adapter}",
+            allowed=f"full: {row.title} adds tokens to the sequence",
+            todo="remove it, or ask for adapter=lora",
+        )
+    others = request.source and SOURCES[request.source].package != "transformers"
+    if others and request.evaluate not in (NONE, LOSS):
+        yield Refusal(
+            key="evaluate",
+            given=f"{request.evaluate!r} with a {request.source} architecture",
+            allowed="none, loss: logits are those of transformers' models",
+            todo="ask for evaluate=loss, or choose a model of transformers",
+        )
+
+
+def _refused_on_the_host(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse what torchao's CPUOffloadOptimizer does not take, or was not compared with it."""
+    row = OPTIMIZERS[request.optimizer]
+    other = (
+        (gpu.backend != "cuda", f"gpu={request.gpu}", "a CUDA device"),
+        (row.package != "torch" or request.optimizer == "none", f"optimizer={request.optimizer}", "an optimizer of torch.optim"),
+        (request.optimizer_impl is not None, f"optimizer_impl={request.optimizer_impl}", "the implementation left out"),
+        (request.step != AFTER, f"step={request.step}", "step=after"),
+    )
+    for is_refused, given, allowed in other:
+        if is_refused:
+            yield Refusal(
+                key="optimizer_offload",
+                given=f"1 with {given}",
+                allowed=f"1 with {allowed}",
+                todo="remove it, or choose so",
+            )
+
+
+def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse what TRL's losses, or sentence-transformers', do not take, and a reference that the question does not have."""
+    asked = f"objective={request.objective}"
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="objective",
+            given=f"{request.objective!r} with gpu={request.gpu}",
+            allowed="lm; others with a CUDA device, with which they were compared",
+            todo="choose a CUDA device",
+        )
+    for key in ("loss", "evaluate"):
+        if not KEYS[key].is_default(request):
+            todo = f"remove it, or remove {asked}"
+            given = f"{KEYS[key].write(request)!r} with {asked}"
+            yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is the library's own", todo=todo)
+    if request.objective == GRPO:
+        yield from _refused_in_groups(request)
+    if is_contrastive(request.objective):
+        cached = cached_texts(request.objective) is not None
+        for key in ("activations", *(("step", "optimizer_offload") if cached else ())):
+            if not KEYS[key].is_default(request):
+                given, todo = f"{KEYS[key].write(request)!r} with {asked}", "remove it"
+                why = "its backward pass has passes of its own" if cached else "sentence-transformers does not offload them"
+                yield Refusal(key=key, given=given, allowed=f"its default with {asked}: {why}", todo=todo)
+    adapts = request.train == "adapter"
+    if adapts and ADAPTERS[request.adapter].learns_prompt:
+        given, todo = f"{request.objective!r} with adapter={request.adapter}", "ask for adapter=lora"
+        yield Refusal(key="objective", given=given, allowed="adapters that add no tokens to the sequence", todo=todo)
+    if request.reference == ADAPTER and not adapts:
+        given, todo = f"{ADAPTER!r} without train=adapter", "ask for train=adapter, or reference=model"
+        yield Refusal(key="reference", given=given, allowed="model, precomputed; adapter with train=adapter", todo=todo)
+    if request.reference == NONE and request.objective in (DPO, KTO):
+        given, todo = f"{NONE!r} with {asked}", "remove it, or ask for reference=precomputed"
+        yield Refusal(key="reference", given=given, allowed="model, adapter, precomputed", todo=todo)
+    if request.reference == MODEL and adapts:
+        given, todo = f"{MODEL!r} with train=adapter", "remove it: the reference is the model without its adapter"
+        yield Refusal(key="reference", given=given, allowed="adapter, precomputed with train=adapter", todo=todo)
+    if not adapts and WEIGHTS[request.weights].quantizes:
+        given, todo = f"{request.objective!r} with weights={request.weights}", "ask for train=adapter"
+        yield Refusal(key="objective", given=given, allowed="quantised weights with train=adapter", todo=todo)
+
+
+def _refused_by_denoiser(request: AnyRequest) -> Iterator[Refusal]:
+    """Refuse what diffusers' example scripts do not train, or not so."""
+    trains = MODES[request.mode].trains
+    if trains and request.train not in TRAINS_OF_DENOISERS:
+        yield Refusal(
+            key="train",
+            given=f"{request.train!r} with a diffusers architecture",
+            allowed="all, adapter: the whole denoiser, or an adapter of it",
+            todo="ask for train=adapter",
+        )
+    if trains and request.train == "adapter" and ADAPTERS[request.adapter].learns_prompt:
+        yield Refusal(
+            key="adapter",
+            given=f"{request.adapter!r} with a diffusers architecture",
+            allowed="adapters of layers: a denoiser has no prompt to learn",
+            todo="ask for adapter=lora",
+        )
+    if WEIGHTS[request.weights].config.get("quant_method") not in (None, BITSANDBYTES):
+        yield Refusal(
+            key="weights",
+            given=f"{request.weights!r} with a diffusers architecture",
+            allowed="checkpoint, full, or quantised by bitsandbytes",
+            todo="ask for weights=nf4",
+        )
+    mixed = [dtype for dtype in request.dtypes if dtype.startswith("amp-")]
+    if mixed and not (trains and request.train == "all"):
+        what = "an adapter trains under autocast in 16 bits already" if trains else "a call has no mixed precision"
+        yield Refusal(
+            key="dtype",
+            given=f"{', '.join(mixed)} with a diffusers architecture",
+            allowed=f"float32, bfloat16, float16: {what}",
+            todo=f"ask for dtype={mixed[0].removeprefix('amp-')}",
+        )
+
+
+def _refused_in_groups(request: AnyRequest) -> Iterator[Refusal]:
+    """Refuse what TRL's GRPOTrainer does not have, and batches that are no whole groups."""
+    if request.possible_batches != request.batches:
+        group, refused = request.group, [batch for batch in request.batches if batch not in request.possible_batches]
+        possible = ",".join(map(str, dict.fromkeys(-(-batch // group) * group for batch in request.batches)))
+        yield Refusal(
+            key="batch",
+            given=f"{','.join(map(str, refused))} with group={group}",
+            allowed=f"multiples of {group}: a batch has all completions of each prompt",
+            todo=f"ask for batch={possible}",
+        )
+    others = (
+        ("accumulate", "1: a rollout is of all passes of a step, which was not compared with PyTorch's own"),
+        ("activations", "keep: GRPOTrainer does not offload activations"),
+    )
+    for key, allowed in others:
+        if not KEYS[key].is_default(request):
+            given, todo = f"{KEYS[key].write(request)!r} with objective=grpo", "remove it"
+            yield Refusal(key=key, given=given, allowed=allowed, todo=todo)
+    if request.reference == PRECOMPUTED:
+        given, todo = f"{PRECOMPUTED!r} with objective=grpo", "ask for reference=model, adapter or none"
+        yield Refusal(
+            key="reference", given=given, allowed="model, adapter, none: completions are new in each step", todo=todo
+        )
+
+
+def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """What the server that is asked for does not have."""
+    engine = ENGINES[request.engine]
+    if gpu.backend not in engine.backends:
+        yield Refusal(
+            key="gpu",
+            given=f"{quote(request.gpu)} with engine={engine.key}",
+            allowed=f"a device of {' or '.join(engine.backends)}",
+            todo="choose another gpu, or engine=llama.cpp",
+        )
+    if request.engine_version is not None and engine.oldest is not None and engine.newest is not None:
+        release = tuple(map(int, request.engine_version.split(".")))
+        if not engine.oldest <= release <= engine.newest:
+            age = "older" if release < engine.oldest else "newer"
+            yield Refusal(
+                key="engine_version",
+                given=f"{request.engine_version!r}, {age} than {engine.title}'s rules here",
+                allowed=f"{format_release(engine.oldest)} to {format_release(engine.newest)}",
+                todo="write the server's version, or leave it out for the newest known",
+            )
+    if request.weights not in ("checkpoint", "full", *LAYOUTS):
+        hint = "ask for weights=w8a8, a server's INT8" if request.weights == "int8" else "ask for weights=awq"
+        yield Refusal(
+            key="weights",
+            given=f"{request.weights!r} with mode=serve",
+            allowed=f"checkpoint, full, {', '.join(LAYOUTS)}",
+            todo=hint,
+        )
+    if request.used > gpu.total_bytes * (request.util or 1):
+        yield Refusal(
+            key="used",
+            given=f"{format_bytes(request.used)} with gpu={request.gpu}",
+            allowed=f"less than the server's share of the device's {format_bytes(gpu.total_bytes)}",
+            todo="free memory of the device, or choose another gpu",
+        )
+
+
+def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """What a device of this kind does not have, or whose kernels there are not known."""
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
+    if request.optimizer_impl is not None and request.optimizer_impl not in known:
+        optimizer = request.optimizer
+        yield Refusal(
+            key="optimizer_impl",
+            given=f"{request.optimizer_impl!r} with optimizer={optimizer}, gpu={request.gpu}",
+            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which has no other",
+            todo="remove it for PyTorch's own choice, or choose another optimizer",
+        )
+    if OPTIMIZERS[request.optimizer].package != "torch" and gpu.backend != "cuda":
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with gpu={request.gpu}",
+            allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
+            todo="choose another optimizer, or another gpu",
+        )
+    if request.is_pipeline and gpu.backend != "cuda":
+        yield Refusal(
+            key="gpu",
+            given=quote(request.gpu),
+            allowed="a CUDA device: how pipelines offload elsewhere was not compared",
+            todo="choose a CUDA device",
+        )
+    if WEIGHTS[request.weights].quantizes and gpu.backend not in ("cuda", "cpu"):
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with gpu={request.gpu}",
+            allowed="checkpoint, full; the others with a CUDA device or the CPU, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
+    if request.cache in OFFLOADED and gpu.backend != "cuda":
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with gpu={request.gpu}",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in OFFLOADED)}; the others with a CUDA device and its streams",
+            todo="remove it, or choose another gpu",
+        )
+    if request.cache == QUANTIZED and gpu.backend not in ("cuda", "cpu"):
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with gpu={request.gpu}",
+            allowed="the others; this one with a CUDA device or the CPU, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
+    if request.expandable_segments and gpu.backend != "cuda":
+        yield Refusal(
+            key="expandable",
+            given=f"'1' with gpu={request.gpu}",
+            allowed="1 with a CUDA device, whose allocator alone has expandable segments",
+            todo="remove it, or choose another gpu",
+        )
+
+
+def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """What no world of ranks can be."""
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="parallel",
+            given=f"{request.parallel!r} with gpu={request.gpu}",
+            allowed="a CUDA device, between which NCCL communicates",
+            todo="remove it, or choose another gpu",
+        )
+    weights = WEIGHTS[request.weights]
+    if weights.quantizes and not takes_weights(request.parallel, str(weights.config["quant_method"])):
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with parallel={request.parallel}",
+            allowed="checkpoint, full, or fp8 with tp: how others are split was not compared with PyTorch's own",
+            todo="remove it, or ask for parallel=ddp",
+        )
+    if OPTIMIZERS[request.optimizer].package != "torch":
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with parallel={request.parallel}",
+            allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
+            todo="choose another optimizer, or remove parallel",
+        )
+    if request.world > MAX_WORLD:
+        yield _too_many_ranks(request)
+    if request.rank is not None and request.rank >= request.world:
+        yield Refusal(
+            key="rank",
+            given=f"{request.rank} with {request.world:,} ranks",
+            allowed=f"0 to {request.world - 1:,}",
+            todo=f"ask for rank={request.world - 1}",
+        )
+    if request.tp > 1 or request.parallel == "tp":
+        yield from _refused_in_tensor_parallel(request, gpu)
+    if request.pp > 1 or request.parallel == "pp":
+        yield from _refused_in_pipeline(request)
+    if request.reshard > 1 and (request.reshard >= request.ranks or request.ranks % request.reshard):
+        fitting = max(
+            size for size in range(1, min(request.reshard, request.ranks - 1) + 1) if not request.ranks % size
+        )
+        yield Refusal(
+            key="reshard",
+            given=f"{request.reshard} with ranks={request.ranks}",
+            allowed="1, 0, or less than ranks and a divisor of it",
+            todo=f"ask for reshard={fitting}",
+        )
+
+
+def _too_many_ranks(request: AnyRequest) -> Refusal:
+    """The refusal of a world that is too large, with a smaller one: of each degree in turn as much as the others leave room for."""
+    world, less = request.world, {}
+    degrees = [key for key in ("replicate", "ranks", "cp", "pp", "tp") if key in PARALLELS[request.parallel].keys]
+    for key in degrees:
+        others = world // getattr(request, key)
+        if world > MAX_WORLD and others < world:
+            less[key] = max(1, MAX_WORLD // others)
+            world = others * less[key]
+    group = request.world // request.replicate
+    return Refusal(
+        key=next(iter(less)),
+        given=f"{request.replicate} groups of {group} ranks" if request.replicate > 1 else f"{request.world:,} ranks",
+        allowed=f"at most {MAX_WORLD:,} ranks",
+        todo=f"ask for {' and '.join(f'{key}={degree}' for key, degree in less.items())}",
+    )
+
+
+def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    if request.tp == 1:
+        yield Refusal(
+            key="tp", given="1 with parallel=tp", allowed="2 or more", todo="ask for tp=8, or remove parallel"
+        )
+    if request.train == "adapter":
+        yield Refusal(
+            key="train",
+            given=f"'adapter' with tp={request.tp}",
+            allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
+            todo="remove it, or tp",
+        )
+    if MODES[request.mode].generates and request.sp:
+        yield Refusal(
+            key="sp",
+            given=f"'1' with mode={request.mode}",
+            allowed="0: one token does not lie over several ranks",
+            todo="remove it",
+        )
+    if request.cache in (*OFFLOADED, QUANTIZED):
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with tp={request.tp}",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in (*OFFLOADED, QUANTIZED))}: "
+            "how others are split was not compared with PyTorch's own",
+            todo="remove it, or tp",
+        )
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
+    sharded = PARALLELS[request.parallel].shards
+    if not sharded and not request.sp and request.optimizer_impl != "loop" and "foreach" in known:
+        yield Refusal(
+            key="optimizer_impl",
+            given=f"{quote(request.optimizer_impl) if request.optimizer_impl else 'nothing'} with parallel={request.parallel}",
+            allowed="loop: PyTorch's others take no whole parameters beside split ones; with sp=1 any",
+            todo="ask for optimizer_impl=loop, or sp=1",
+        )
+
+
+def _refused_in_pipeline(request: AnyRequest) -> Iterator[Refusal]:
+    """What no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
+    if request.pp == 1:
+        yield Refusal(
+            key="pp", given="1 with parallel=pp", allowed="2 or more", todo="ask for pp=4, or remove parallel"
+        )
+        return
+    pipeline = f"pp={request.pp}"
+    if not MODES[request.mode].trains:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with {pipeline}",
+            allowed="training: its schedules are those of a step that trains",
+            todo="remove pp",
+        )
+    if request.train != "all":
+        yield Refusal(
+            key="train",
+            given=f"{request.train!r} with {pipeline}",
+            allowed="all: a stage that trains nothing sends no gradients",
+            todo="remove it, or pp",
+        )
+    if request.accumulate > 1:
+        yield Refusal(
+            key="accumulate",
+            given=f"{request.accumulate} with {pipeline}",
+            allowed="1: a pipeline accumulates over its microbatches",
+            todo=f"ask for a batch {request.accumulate} times as large",
+        )
+    if request.offload:
+        yield Refusal(
+            key="offload",
+            given=f"1 with {pipeline}",
+            allowed="0: stages on the host were not compared with PyTorch's own",
+            todo="remove it, or pp",
+        )
+    for key in ("sp", "lp", "cp"):
+        if (given := getattr(request, key)) > 1 or given is True:
+            yield Refusal(
+                key=key,
+                given=f"{int(given)} with {pipeline}",
+                allowed="none: stages that share sequences or logits were not compared with PyTorch's own",
+                todo="remove it, or pp",
+            )
+    if request.possible_batches != request.batches:
+        yield _unscheduled(request)
+
+
+def _unscheduled(request: AnyRequest) -> Refusal:
+    """The refusal of the batch sizes that a schedule does not take."""
+    schedule, size = SCHEDULES[request.schedule], request.microbatch
+    refused = [batch for batch in request.batches if batch not in request.possible_batches]
+    takes = [number for number in range(1, MAX_MICROBATCHES + 1) if schedule.takes(number, request.pp)]
+    nearest = min(takes, key=lambda number: abs(number * size - refused[0]))
+    possible = ",".join(map(str, request.possible_batches or (nearest * size,)))
+    least = f", {request.pp} of them or more" if schedule.fills else ""
+    rounds = f", in equal rounds of {request.pp} of them or more" if schedule.stages > 1 else ""
+    return Refusal(
+        key="batch",
+        given=f"{','.join(map(str, refused))} with pp={request.pp}, schedule={request.schedule}",
+        allowed=f"whole microbatches of microbatch={size}{least}{rounds}, at most {MAX_MICROBATCHES}",
+        todo=f"ask for batch={possible}",
+    )
+
+
+def _refused_by_source(request: AnyRequest) -> Iterator[Refusal]:
+    source = SOURCES[request.source]
+    if request.mode in source.refuses_modes:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with a {source.key} architecture",
+            allowed=", ".join(mode for mode in MODES if mode not in source.refuses_modes),
+            todo="choose a language model of transformers",
+        )
+    for key in source.refuses:
+        if not KEYS[key].is_default(request):
+            taking = [f"{row.key}:" for row in SOURCES.values() if key not in row.refuses]
+            others, last = taking[:-1], taking[-1]
+            yield Refusal(
+                key=key,
+                given=f"{quote(KEYS[key].write(request))} with a {source.key} architecture",
+                allowed=f"{key} with {', '.join(others)}{' or ' if others else ''}{last}",
+                todo="remove it",
+            )

@@ -1,0 +1,864 @@
+"""The keys of a query: how each is read and written, what it takes, and to which questions it applies (sizer.query.needs).
+
+Every key of the contract is one row of `KEYS`, by the fields of Request (sizer.query.request) that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sizer.base.config_json import encode_config
+from sizer.base.errors import RefusedValueError, suggest
+from sizer.base.versions import OLDEST, format_version
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
+from sizer.catalogue.compilation import SCOPES
+from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
+from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
+from sizer.catalogue.pipelines import (
+    CAST,
+    MAX_FRAMES,
+    OFFLOADS,
+    OPTIONAL_PARTS,
+    PART_NAME,
+    PART_WEIGHTS,
+    PIPELINE_OUTPUTS,
+    VAES,
+)
+from sizer.catalogue.recipes import (
+    ACTIVATIONS,
+    AFTER,
+    CHECKPOINT_OFFLOAD,
+    FULL,
+    GROUP,
+    GRPO,
+    KEEP,
+    LM,
+    LOSSES,
+    MAX_GROUP,
+    MIN_GROUP,
+    NEW,
+    NONE,
+    OBJECTIVES,
+    REFERENCES,
+    STEPS,
+    TRANSFORMERS,
+)
+from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
+from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
+from sizer.catalogue.weights import WEIGHTS
+from sizer.query.needs import (
+    AnyRequest,
+    completions,
+    four_bits,
+    generation,
+    of_adapters,
+    of_compiled,
+    of_compiled_training,
+    of_context,
+    of_diffusion,
+    of_engines,
+    of_group_offload,
+    of_groups,
+    of_language_models,
+    of_offload,
+    of_one_device,
+    of_parallels,
+    of_pipeline_calls,
+    of_pipelines,
+    of_preferences,
+    of_ranks,
+    of_split,
+    of_weights,
+    once_passed,
+    one_stage,
+    quantized_adapters,
+    served_or,
+    serving,
+    training,
+    unserved,
+)
+from sizer.query.server_values import (
+    format_size,
+    format_want,
+    read_engine,
+    read_kv,
+    read_layout,
+    read_length,
+    read_release,
+    read_size,
+    read_tokens,
+    read_util,
+    read_want,
+)
+from sizer.query.values import (
+    ATTENTIONS,
+    CACHES,
+    COMPILED_BATCHES,
+    COMPILED_DTYPES,
+    COMPILES,
+    COMPUTES,
+    DTYPES,
+    MAX_ACCUMULATE,
+    MAX_ALPHA,
+    MAX_BATCH,
+    MAX_CLASSES,
+    MAX_IMAGE,
+    MAX_NEW,
+    MAX_PP,
+    MAX_RANK,
+    MAX_SEQUENCE_LENGTH,
+    MAX_TP,
+    MAX_WORLD,
+    MIN_IMAGE,
+    OFF,
+    OTHER_DTYPES,
+    check_length,
+    choice,
+    format_image_size,
+    format_list,
+    format_switch,
+    listed,
+    read_activations,
+    read_batches,
+    read_budget,
+    read_cache,
+    read_compile,
+    read_evaluate,
+    read_group,
+    read_head,
+    read_image_size,
+    read_inputs,
+    read_loss,
+    read_new,
+    read_objective,
+    read_rank,
+    read_reshard,
+    read_rollout,
+    read_sequence_length,
+    read_share,
+    read_switch,
+    read_targets,
+    read_torch,
+    read_trainable_layers,
+    whole_number,
+)
+
+ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
+
+    `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text. `needs` says what a
+    question must ask for that the key can be part of it, nothing where it asks for that. A key with a `label` has a plain field in
+    the form, or a switch if `toggles`. Other keys have widgets of their own (sizer.ui.form).
+    """
+
+    read: Callable[[str], dict[str, Any]]
+    write: Callable[[AnyRequest], str | None]
+    is_default: Callable[[AnyRequest], bool]
+    allowed: str
+    otherwise: str = ""
+    needs: Callable[[AnyRequest], str] = lambda request: ""
+    label: str = ""
+    toggles: bool = False
+
+
+def _field(
+    name: str,
+    read: Callable[[str], object],
+    write: Callable[[Any], str] = str,
+    *,
+    allowed: str,
+    otherwise: str = "",
+    needs: Callable[[AnyRequest], str] = lambda request: "",
+    label: str = "",
+    compiled: object = None,
+) -> Key:
+    """The key of one field of Request, whose default is `compiled`, if given, in a question with compiled code."""
+
+    def write_field(request: AnyRequest) -> str | None:
+        value = getattr(request, name)
+        return None if value is None else write(value)
+
+    return Key(
+        read=lambda text: {name: read(text)},
+        write=write_field,
+        is_default=lambda request: getattr(request, name)
+        == (_usual_of(request, name) if compiled is None or request.compile is None else compiled),
+        allowed=allowed,
+        otherwise=otherwise,
+        needs=needs,
+        label=label,
+        toggles=read is read_switch,
+    )
+
+
+def _recipe(
+    name: str,
+    read: Callable[[str], object],
+    default: object,
+    write: Callable[[Any], str] = str,
+    *,
+    allowed: str,
+    label: str,
+    needs: Callable[[AnyRequest], str] = of_one_device,
+    otherwise: str = "",
+) -> Key:
+    """Return the key of a training recipe, which has no text at its default."""
+    return Key(
+        read=lambda text: {name: read(text)},
+        write=lambda request: None if getattr(request, name) == default else write(getattr(request, name)),
+        is_default=lambda request: getattr(request, name) == default,
+        allowed=allowed,
+        otherwise=otherwise or str(default),
+        needs=needs,
+        label=label,
+        toggles=read is read_switch,
+    )
+
+
+def _usual_of(request: AnyRequest, name: str) -> object:
+    """Return the default of a field of Request: its source's own, else the same for all."""
+    source = SOURCES.get(request.source)
+    return source.defaults[name] if source is not None and name in source.defaults else _default_of(request, name)
+
+
+def _default_of(request: AnyRequest, name: str) -> object:
+    return request.__dataclass_fields__[name].default
+
+
+def _read_version(text: str) -> dict[str, object]:
+    choice(("1",))(text)
+    return {}
+
+
+def _read_arch(text: str) -> dict[str, object]:
+    source, _, value = text.partition(":")
+    if source not in SOURCES and (found := find_source(check_length(text))):
+        source, value = found
+    if source not in SOURCES:
+        raise RefusedValueError(ARCH_ALLOWED, suggest(source, SOURCES) or EXAMPLE)
+    if SOURCES[source].entry != "config" and not SOURCES[source].trace:
+        check_length(text)
+    return {"source": source, **SOURCES[source].read(value)}
+
+
+def _read_parallel(text: str) -> dict[str, object]:
+    if text not in PARALLELS and (told := OTHER_NAMES.get(text)):
+        raise RefusedValueError(", ".join(PARALLELS), told)
+    return {"parallel": choice(PARALLELS)(text)}
+
+
+def _read_focus(text: str) -> tuple[str, int]:
+    dtype, colon, batch = text.partition(":")
+    try:
+        (size,) = read_batches(batch) if colon else ()
+        return choice(DTYPES, OTHER_DTYPES)(dtype), size
+    except (RefusedValueError, ValueError):
+        raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
+
+
+def _read_weights(text: str) -> dict[str, object]:
+    if text in WEIGHTS or (":" not in text and text != CAST):
+        return {"weights": choice(WEIGHTS)(text)}
+    parts = {}
+    for item in text.split(","):
+        part, colon, how = item.strip().rpartition(":")
+        if how not in PART_WEIGHTS or (colon and not PART_NAME.fullmatch(part)) or part in parts:
+            raise RefusedValueError(
+                f"{', '.join(WEIGHTS)}; of a pipeline {', '.join(PART_WEIGHTS)}, or <part>:<one of these> for single parts",
+                "write for example weights=transformer:nf4,text_encoder_2:nf4",
+            )
+        parts[part] = how
+    return {"part_weights": tuple(parts.items())}
+
+
+def _write_weights(request: AnyRequest) -> str:
+    parts = (f"{part}:{how}" if part else how for part, how in request.part_weights)
+    return ",".join(parts) if request.part_weights else request.weights
+
+
+def _read_offload(text: str) -> dict[str, object]:
+    if text in ("0", "1"):
+        return {"offload": text == "1"}
+    kind, colon, blocks = text.partition(":")
+    counted = kind == "group-block" and (not colon or (blocks.isdecimal() and 0 < int(blocks) < 1000))
+    if not counted and (kind not in OFFLOADS or colon):
+        raise RefusedValueError(f"0, 1; of a pipeline {', '.join(OFFLOADS)}, group-block:<blocks>", "write offload=model")
+    return {"offloading": kind if kind != "group-block" else f"{kind}:{int(blocks or 1)}"}
+
+
+def _write_offload(request: AnyRequest) -> str:
+    return request.offloading if request.offloading != OFFLOADS[0] else format_switch(request.offload)
+
+
+def _write_arch(request: AnyRequest) -> str:
+    if request.config is not None:
+        return f"{request.source}:{encode_config(request.config)}"
+    revision = f"@{request.revision}" if request.revision is not None else ""
+    return f"{request.source}:{request.name}{revision}"
+
+
+def _anything(request: AnyRequest) -> str:
+    return ""
+
+
+_SWITCH = "0, 1"
+
+# The contract's table, in its order, which is also the canonical order of a query.
+KEYS: dict[str, Key] = {
+    "v": Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True, allowed="1"),
+    "arch": Key(
+        read=_read_arch,
+        write=_write_arch,
+        is_default=lambda request: False,
+        allowed=f"{ARCH_ALLOWED}; the name alone, or the address of a repository of the hub; required",
+    ),
+    "head": _field(
+        "head",
+        read_head,
+        allowed="a transformers class, e.g. LlamaForCausalLM",
+        otherwise="the config's own, else the usual one of its type",
+    ),
+    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
+    "dtype": _field(
+        "dtypes",
+        listed(choice(DTYPES, OTHER_DTYPES)),
+        format_list,
+        allowed=f"a comma list of {', '.join(DTYPES)}",
+        needs=unserved(_anything),
+        compiled=COMPILED_DTYPES,
+    ),
+    "batch": _field(
+        "batches",
+        read_batches,
+        format_list,
+        allowed=f"a comma list of 1 to {MAX_BATCH}",
+        needs=unserved(_anything),
+        compiled=COMPILED_BATCHES,
+    ),
+    "seq": _field(
+        "sequence_length",
+        read_sequence_length,
+        allowed=f"tokens, 1 to {MAX_SEQUENCE_LENGTH}",
+        otherwise="the model's usual length",
+        needs=unserved(_anything),
+    ),
+    "image": _field(
+        "image_size",
+        read_image_size,
+        format_image_size,
+        allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
+        otherwise="the model's usual size",
+        needs=unserved(_anything),
+    ),
+    "inputs": _field(
+        "inputs",
+        read_inputs,
+        allowed=f"{', '.join(INPUTS)}: what a model that reads images or sound within its text is given",
+        otherwise=ALL,
+    ),
+    "new": Key(
+        read=lambda text: {"new": read_new(text)},
+        write=lambda request: str(request.new),
+        is_default=lambda request: request.new
+        == (NEW if request.objective == GRPO else _default_of(request, "new")),
+        allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate or objective=grpo",
+        otherwise=f"512; {NEW} with objective=grpo",
+        needs=completions,
+        label="Tokens of a completion",
+    ),
+    "cache": _field(
+        "cache",
+        read_cache,
+        allowed=f"{', '.join(CACHES)}: transformers' KV cache, with mode=generate",
+        needs=generation,
+    ),
+    "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
+    "optimizer_impl": _field(
+        "optimizer_impl",
+        choice(IMPLEMENTATIONS),
+        allowed=", ".join(IMPLEMENTATIONS),
+        otherwise="what PyTorch chooses on that device",
+    ),
+    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS)),
+    "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH),
+    "gpu": _field(
+        "gpu",
+        lambda text: find_gpu(text).key,
+        allowed=f"a key that `python -m sizer gpus` lists, or a device of your own by memory and capability: {CUSTOM_EXAMPLE}",
+    ),
+    "expandable": _field(
+        "expandable_segments",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: the allocator's expandable segments",
+    ),
+    "torch": _field(
+        "torch",
+        read_torch,
+        allowed=f"a version, {format_version(OLDEST)} or newer, whose rules are followed",
+        otherwise="the installed one",
+    ),
+    "train": _field(
+        "train",
+        choice(TRAINS),
+        allowed=f"{', '.join(TRAINS)}: every weight, all but a vision or audio tower, the head on a frozen backbone, an "
+        "adapter beside frozen weights",
+        needs=training,
+    ),
+    "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=of_adapters("adapter")),
+    "r": _field(
+        "adapter_rank",
+        whole_number(MAX_RANK, "r=16"),
+        allowed=f"the adapter's rank, its virtual tokens where it learns a prompt, 1 to {MAX_RANK}",
+        needs=of_adapters("r"),
+    ),
+    "alpha": _field(
+        "adapter_alpha",
+        whole_number(MAX_ALPHA, "alpha=32"),
+        allowed=f"what the adapter is scaled by, over r, 1 to {MAX_ALPHA}",
+        otherwise="2 × r",
+        needs=of_adapters("alpha"),
+    ),
+    "targets": _field(
+        "adapter_targets",
+        read_targets,
+        format_list,
+        allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
+        otherwise=f"{ALL_LINEAR}; of a pipeline's denoiser {','.join(SOURCES['diffusers'].defaults['adapter_targets'])}",
+        needs=of_adapters("targets"),
+    ),
+    "adapter_dropout": _field(
+        "adapter_dropout",
+        read_share,
+        lambda share: f"{share:g}",
+        allowed="0 to below 1, for example 0.05",
+        needs=of_adapters("adapter_dropout"),
+    ),
+    "weights": Key(
+        read=lambda text: read_layout(text) or _read_weights(text),
+        write=lambda request: request.server_weights or _write_weights(request),
+        is_default=lambda request: request.weights == "checkpoint" and not (request.part_weights or request.server_weights),
+        allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded; of a pipeline's "
+        f"denoiser {CAST}, too, or of single parts, transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}",
+        needs=of_weights,
+    ),
+    "compute": _field(
+        "compute",
+        choice(COMPUTES),
+        allowed=f"{', '.join(COMPUTES)}: bnb_4bit_compute_dtype, the dtype in which 4-bit layers compute",
+        otherwise="the question's dtype",
+        needs=four_bits,
+        label="Compute dtype",
+    ),
+    "prepare": _field(
+        "prepare",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: prepare_model_for_kbit_training, which makes norms and embeddings float32",
+        needs=quantized_adapters,
+        label="Prepare for k-bit training",
+    ),
+    "classes": _field(
+        "classes",
+        whole_number(MAX_CLASSES, "classes=10"),
+        allowed=f"classes that the model tells apart, 1 to {MAX_CLASSES}; of a torchvision detection model with the background",
+        otherwise="the model's own",
+        label="Classes",
+    ),
+    "trainable_layers": _field(
+        "trainable_layers",
+        read_trainable_layers,
+        allowed="0 to 5: trainable_backbone_layers of torchvision's detection models; below 5 batch norm is frozen, too",
+        otherwise="5: everything trains",
+        needs=training,
+        label="Trainable layers",
+    ),
+    "cudnn_benchmark": _field(
+        "cudnn_benchmark",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: torch.backends.cudnn.benchmark, which tries all plans of a convolution in the first step",
+        label="cuDNN benchmark",
+    ),
+    "accumulate": _field(
+        "accumulate",
+        whole_number(MAX_ACCUMULATE, "accumulate=4"),
+        allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
+        needs=training,
+    ),
+    "compile": _field(
+        "compile",
+        read_compile,
+        allowed=f"{', '.join(COMPILES)}: torch.compile with Inductor, run without a GPU",
+        otherwise=OFF,
+        needs=once_passed,
+        label="torch.compile",
+    ),
+    "compile_scope": _field(
+        "compile_scope",
+        choice(SCOPES),
+        allowed=f"{', '.join(SCOPES)}: each repeated block is compiled, or the model as a whole",
+        otherwise="blocks for transformers' models, model for others",
+        needs=of_compiled,
+        label="Compiled part",
+    ),
+    "budget": _field(
+        "budget",
+        read_budget,
+        lambda share: f"{share:g}",
+        allowed="0 to 1: torch._functorch.config.activation_memory_budget, with compile and mode=training",
+        otherwise="PyTorch's own, 1",
+        needs=of_compiled_training,
+        label="Activation memory budget",
+    ),
+    "outputs": _field(
+        "outputs",
+        choice(OUTPUTS),
+        allowed=f"{', '.join(OUTPUTS)}: whether the training loop keeps the model's outputs during the backward pass",
+        otherwise="figures as freed, the range covers both",
+        needs=one_stage,
+    ),
+    "loss": _recipe(
+        "loss",
+        read_loss,
+        FULL,
+        allowed=f"{', '.join(LOSSES)}, chunked:<chunks>: the loss of a language model; trl, liger and cce call these libraries, "
+        "chunked:<chunks> computes logits in chunks of tokens as torchtune does",
+        label="Loss",
+        needs=of_language_models,
+    ),
+    "step": _recipe(
+        "step",
+        choice(STEPS),
+        AFTER,
+        allowed=f"{', '.join(STEPS)}: whether the optimizer steps after the backward pass, or in it, parameter by parameter",
+        label="Optimizer step",
+    ),
+    "evaluate": _recipe(
+        "evaluate",
+        read_evaluate,
+        NONE,
+        allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps those of all batches on the device, as "
+        "transformers' Trainer does for compute_metrics",
+        label="Evaluation",
+    ),
+    "objective": _recipe(
+        "objective",
+        read_objective,
+        LM,
+        allowed=f"{', '.join(OBJECTIVES)}, contrastive:<texts>: what is trained for, by TRL's losses: pairs of completions (dpo, "
+        "orpo), single ones (kto), rewards of pairs (reward), groups of completions that the model makes (grpo); by "
+        "sentence-transformers' loss: embeddings of pairs of texts, also with gradient caching in mini-batches",
+        label="Objective",
+        needs=of_language_models,
+    ),
+    "reference": _recipe(
+        "reference",
+        choice(REFERENCES),
+        None,
+        allowed=f"{', '.join(REFERENCES)}: a frozen model beside, the model without its adapter, "
+        "log-probabilities that were computed before, or none (grpo, TRL's beta=0)",
+        label="Reference",
+        otherwise="adapter with train=adapter, else model",
+        needs=of_preferences,
+    ),
+    "group": _recipe(
+        "group",
+        read_group,
+        GROUP,
+        allowed=f"completions for each prompt with objective=grpo, {MIN_GROUP} to {MAX_GROUP}; batch counts completions",
+        label="Completions of a prompt",
+        needs=of_groups,
+    ),
+    "rollout": _recipe(
+        "rollout",
+        read_rollout,
+        TRANSFORMERS,
+        allowed="transformers, colocated:<share>: what makes completions with objective=grpo: transformers' generate, or a server "
+        "on the same device that has a share of its memory (vLLM's gpu_memory_utilization)",
+        label="Rollout",
+        needs=of_groups,
+    ),
+    "activations": replace(
+        _recipe(
+            "activations",
+            choice(ACTIVATIONS),
+            KEEP,
+            allowed=f"{', '.join(ACTIVATIONS)}, {CHECKPOINT_OFFLOAD}: where activations wait for the backward pass: on the device, "
+            f"or on the host by TRL's hooks; {CHECKPOINT_OFFLOAD} is checkpointing=1&activations=offload",
+            label="Activations",
+        ),
+        read=read_activations,
+    ),
+    "optimizer_offload": _recipe(
+        "optimizer_offload",
+        read_switch,
+        False,
+        format_switch,
+        allowed=f"{_SWITCH}: the optimizer's state and its step on the host, by torchao's CPUOffloadOptimizer",
+        label="Optimizer on the host",
+        otherwise="0",
+    ),
+    "parallel": Key(
+        read=_read_parallel,
+        write=lambda request: None if request.parallel == "none" else request.parallel,
+        is_default=lambda request: request.parallel == "none",
+        allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
+        otherwise="none",
+        needs=unserved(of_ranks),
+    ),
+    "ranks": _field(
+        "ranks",
+        whole_number(MAX_WORLD, "ranks=8"),
+        allowed="GPUs among which data are parallel; those that share one copy of the weights, where hsdp has several",
+        needs=of_parallels("ranks"),
+    ),
+    "replicate": _field(
+        "replicate",
+        whole_number(MAX_WORLD, "replicate=2"),
+        allowed="groups of ranks, each with a copy of the weights, with parallel=hsdp",
+        needs=of_parallels("replicate"),
+    ),
+    "reshard": _field(
+        "reshard",
+        read_reshard,
+        allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
+        needs=of_parallels("reshard"),
+    ),
+    "offload": Key(
+        read=_read_offload,
+        write=_write_offload,
+        is_default=lambda request: not request.offload and request.offloading == OFFLOADS[0],
+        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory; of a "
+        f"pipeline {', '.join(OFFLOADS)}, group-block:<blocks>: diffusers' own",
+        needs=of_offload,
+    ),
+    "tp": _field(
+        "tp",
+        whole_number(MAX_TP, "tp=8"),
+        allowed=f"GPUs that split matrices by transformers' own plans, 1 to {MAX_TP}; alone it is parallel=tp",
+        needs=served_or("tp", of_parallels("tp")),
+    ),
+    "sp": _field(
+        "sp",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: sequence parallel, which shards activations outside of tensor-parallel layers along the sequence",
+        needs=of_split("sp"),
+    ),
+    "lp": _field(
+        "lp",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: loss parallel, logits stay split by the vocabulary among the tp ranks",
+        needs=of_split("lp", trains=True),
+    ),
+    "cp": _field(
+        "cp",
+        whole_number(MAX_WORLD, "cp=4"),
+        allowed="GPUs over which each sequence lies in attention, too: PyTorch's context_parallel, with attention=sdpa",
+        needs=of_context,
+    ),
+    "pp": _field(
+        "pp",
+        whole_number(MAX_PP, "pp=4"),
+        allowed=f"GPUs among which layers are split as stages of a pipeline, 1 to {MAX_PP}; alone it is parallel=pp",
+        needs=served_or("pp", of_parallels("pp")),
+    ),
+    "schedule": _field(
+        "schedule",
+        choice(SCHEDULES),
+        allowed=f"{', '.join(SCHEDULES)}: in which order a pipeline's stages work, torch.distributed.pipelining's own",
+        needs=of_pipelines,
+    ),
+    "microbatch": _field(
+        "microbatch",
+        whole_number(MAX_BATCH, "microbatch=1"),
+        allowed="samples of each of the microbatches that a pipeline cuts the batch into",
+        needs=of_pipelines,
+    ),
+    "rank": _field(
+        "rank",
+        read_rank,
+        allowed="0 to the number of ranks without one: whose figures are asked for",
+        otherwise="the one that needs most",
+        needs=of_parallels("rank"),
+    ),
+    "frames": _field(
+        "frames",
+        whole_number(MAX_FRAMES, "frames=49"),
+        allowed=f"frames of a video, 1 to {MAX_FRAMES}, with arch=diffusers:",
+        otherwise="the pipeline's own number",
+        needs=of_diffusion,
+    ),
+    "stream": _field(
+        "stream",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: group offloading copies weights on a stream of its own, ahead of their use",
+        needs=of_group_offload,
+    ),
+    "vae": _field(
+        "vae",
+        listed(choice(VAES)),
+        format_list,
+        allowed=f"{', '.join(VAES)}, or both: how a pipeline's VAE decodes",
+        otherwise="whole images at once",
+        needs=of_pipeline_calls,
+    ),
+    "guidance": _field(
+        "guidance",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: whether a pipeline denoises a negative prompt, too",
+        otherwise="the pipeline's own",
+        needs=of_pipeline_calls,
+    ),
+    "output": _field(
+        "output",
+        choice(PIPELINE_OUTPUTS),
+        allowed=f"{', '.join(PIPELINE_OUTPUTS)}: what a pipeline returns; latents are not decoded",
+        otherwise="the pipeline's own",
+        needs=of_pipeline_calls,
+    ),
+    "without": _field(
+        "without",
+        listed(choice(OPTIONAL_PARTS)),
+        format_list,
+        allowed=f"parts of a pipeline that are left out: {', '.join(OPTIONAL_PARTS)}",
+        otherwise="all parts",
+        needs=of_pipeline_calls,
+    ),
+    "engine": _field("engine", read_engine, allowed=f"{', '.join(ENGINES)}, with mode=serve", needs=serving),
+    "engine_version": _field(
+        "engine_version",
+        read_release,
+        allowed="the server's version, such as 0.11.2, with mode=serve",
+        otherwise="the newest whose rules are known",
+        needs=of_engines("engine_version"),
+    ),
+    "util": _field(
+        "util",
+        read_util,
+        lambda share: f"{share:g}",
+        allowed="above 0, up to 1: the share of the device's memory that the server uses, with mode=serve",
+        otherwise="the server's own",
+        needs=of_engines("util"),
+    ),
+    "max_model_len": _field(
+        "max_model_len",
+        read_length,
+        allowed=f"tokens of the longest request, 8k for 8,192, or {AUTO} for the longest that fits, with mode=serve",
+        otherwise="the config's",
+        needs=serving,
+    ),
+    "max_num_seqs": _field(
+        "max_num_seqs",
+        whole_number(MAX_SEQS, "max_num_seqs=256"),
+        allowed=f"requests that the server schedules at once, 1 to {MAX_SEQS}, with mode=serve",
+        otherwise="the server's own",
+        needs=of_engines("max_num_seqs"),
+    ),
+    "max_num_batched_tokens": _field(
+        "max_num_batched_tokens",
+        read_tokens,
+        allowed=f"tokens of one step of the server, 1 to {MAX_TOKENS}, with mode=serve",
+        otherwise="the server's own",
+        needs=of_engines("max_num_batched_tokens"),
+    ),
+    "kv": _field(
+        "kv",
+        read_kv,
+        allowed=f"{', '.join(KV_DTYPES)}: the dtype of the server's KV cache, with mode=serve",
+        needs=of_engines("kv"),
+    ),
+    "dp": _field(
+        "dp",
+        whole_number(MAX_TP, "dp=2"),
+        allowed=f"copies of the server's attention, 1 to {MAX_TP}, with mode=serve",
+        needs=of_engines("dp"),
+    ),
+    "ep": _field(
+        "ep",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: expert parallel, whole experts on each GPU, with mode=serve",
+        needs=of_engines("ep"),
+    ),
+    "enforce_eager": _field(
+        "enforce_eager",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: no CUDA graphs, with mode=serve",
+        needs=of_engines("enforce_eager"),
+    ),
+    "api": _field(
+        "api",
+        choice(APIS),
+        allowed=f"{', '.join(APIS)}: vllm serve or the class LLM, which have other defaults, with mode=serve",
+        needs=of_engines("api"),
+    ),
+    "sampler": _field(
+        "sampler",
+        choice(SAMPLERS),
+        allowed=f"{', '.join(SAMPLERS)}: how tokens are drawn in the profile run, with mode=serve",
+        needs=of_engines("sampler"),
+    ),
+    "kv_bytes": _field(
+        "kv_bytes",
+        read_size,
+        format_size,
+        allowed="bytes of the KV cache, such as 8GiB, in the place of a profile run, with mode=serve",
+        otherwise="what the profile run leaves",
+        needs=of_engines("kv_bytes"),
+    ),
+    "used": _field(
+        "used",
+        read_size,
+        format_size,
+        allowed="memory of the device that other programs hold, such as 2GiB, with mode=serve",
+        otherwise="nothing",
+        needs=serving,
+    ),
+    "outside": _field(
+        "outside",
+        read_size,
+        format_size,
+        allowed="memory that the server holds beside weights, profile run, graphs and cache, such as 0.5GiB, with mode=serve",
+        otherwise="fitted on published logs",
+        needs=of_engines("outside"),
+    ),
+    "graphs": _field(
+        "graphs",
+        read_size,
+        format_size,
+        allowed="memory of the server's CUDA graphs, such as 1.2GiB, with mode=serve",
+        otherwise="fitted on published logs",
+        needs=of_engines("graphs"),
+    ),
+    "want": _field(
+        "want",
+        read_want,
+        format_want,
+        allowed="requests x tokens that the server must hold at once, such as 8x32k, with mode=serve",
+        otherwise="nothing",
+        needs=serving,
+    ),
+    "focus": _field(
+        "focus",
+        _read_focus,
+        lambda cell: f"{cell[0]}:{cell[1]}",
+        allowed="<dtype>:<batch>, the cell to look at first",
+        otherwise="the largest batch that fits",
+    ),
+}

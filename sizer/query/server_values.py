@@ -1,0 +1,95 @@
+"""How the values of a server's keys are read and written. Raise RefusedValueError for a value that a key does not take."""
+
+from __future__ import annotations
+
+import re
+
+from sizer.base.errors import RefusedValueError
+from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS
+from sizer.catalogue.weights import WEIGHTS
+from sizer.query.values import choice
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "": 1}
+_BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?B)?", re.ASCII | re.IGNORECASE)
+_TOKENS = re.compile(r"([0-9]{1,9})(k?)", re.ASCII | re.IGNORECASE)
+_MAX_BYTES = 2**50
+
+
+def read_engine(text: str) -> str:
+    """The key of an engine. The library transformers is no server: its generation is another mode."""
+    if text.lower() == "transformers":
+        raise RefusedValueError(", ".join(ENGINES), "ask for mode=generate, which is generation by transformers")
+    return choice(ENGINES, {"llamacpp": "llama.cpp", "ollama": "llama.cpp"})(text)
+
+
+def read_release(text: str) -> str:
+    """A version of an engine as "0.9.2"; a leading v and what follows the third number are dropped."""
+    found = re.fullmatch(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[.+a-z][0-9A-Za-z.+]{0,40})?", text, re.ASCII)
+    if found is None:
+        raise RefusedValueError("a version such as 0.11.2", "write for example engine_version=0.11.2")
+    return ".".join(part.lstrip("0") or "0" for part in found.groups("0"))
+
+
+def read_util(text: str) -> float:
+    """A share of the device's memory, above 0 and at most 1, with at most four decimals."""
+    if not re.fullmatch(r"(?:0?\.[0-9]{1,4}|1(?:\.0{1,4})?)", text, re.ASCII) or not float(text):
+        raise RefusedValueError("numbers above 0 and up to 1, with at most four decimals", "write for example util=0.9")
+    return float(text)
+
+
+def read_tokens(text: str) -> int:
+    """A number of tokens; 8k is 8,192."""
+    found = _TOKENS.fullmatch(text)
+    number = int(found[1]) * (1024 if found[2] else 1) if found else 0
+    if not 1 <= number <= MAX_TOKENS:
+        raise RefusedValueError(f"tokens from 1 to {MAX_TOKENS:,}, where 8k is 8,192", "write for example 8k")
+    return number
+
+
+def read_length(text: str) -> int | str:
+    """The longest request in tokens, or "auto" for the longest that fits."""
+    return AUTO if text.lower() == AUTO else read_tokens(text)
+
+
+def read_size(text: str) -> int:
+    """A number of bytes, with a unit or without."""
+    found = _BYTES.fullmatch(text)
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    number = int(float(found[1]) * units[(found[2] or "").lower()]) if found else _MAX_BYTES + 1
+    if number > _MAX_BYTES:
+        raise RefusedValueError("bytes, alone or with KiB, MiB, GiB, KB, MB or GB", "write for example 2GiB")
+    return number
+
+
+def format_size(size: int) -> str:
+    """A number of bytes with the largest binary unit that divides it."""
+    unit = next((unit for unit in ("GiB", "MiB") if size and size % _UNITS[unit] == 0), "")
+    return f"{size // _UNITS[unit]}{unit}"
+
+
+def read_want(text: str) -> tuple[int, int]:
+    """Requests at once and the tokens of each: 8x32k is eight requests of 32,768 tokens."""
+    requests, cross, tokens = text.replace("×", "x").lower().partition("x")
+    try:
+        if not cross or not re.fullmatch(r"[0-9]{1,6}", requests, re.ASCII) or not 1 <= int(requests) <= MAX_SEQS:
+            raise RefusedValueError("", "")
+        return int(requests), read_tokens(tokens)
+    except RefusedValueError:
+        raise RefusedValueError(
+            f"requests x tokens, up to {MAX_SEQS:,} requests", "write for example want=8x32k"
+        ) from None
+
+
+def format_want(want: tuple[int, int]) -> str:
+    """Requests at once and the tokens of each, with an x between."""
+    return "x".join(map(str, want))
+
+
+def read_kv(text: str) -> str:
+    """The dtype of a server's KV cache."""
+    return choice(KV_DTYPES, {"fp8e4m3": "fp8", "bf16": AUTO, "bfloat16": AUTO})(text)
+
+
+def read_layout(text: str) -> dict[str, object]:
+    """The field of a request for a layout that servers alone have; empty for any other value of `weights`."""
+    return {"server_weights": text.lower()} if text.lower() in LAYOUTS and text.lower() not in WEIGHTS else {}

@@ -1,0 +1,117 @@
+"""How several questions are read from texts, how one is made from another, and in which keys they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import parse_qsl, quote
+
+from sizer.base.errors import Refusal, RequestError
+from sizer.query.request import Request, check_traced, format_query, parse_query, query_keys
+
+FEWEST, MOST = 2, 4
+NOT_COMPARED = ("v", "focus")  # keys that change no figure
+
+
+def as_query(text: str) -> str:
+    """A text as a query: "resnet50" is "arch=resnet50", of a link to one of our pages only what it asks for is left."""
+    text = text.strip()
+    _, mark, asked = text.partition("?")
+    if mark and "arch=" in asked:
+        return asked
+    first = text.partition("&")[0]
+    return f"arch={text}" if first and "=" not in first else text
+
+
+def with_keys(text: str, values: Mapping[str, object]) -> str:
+    """Return a text as a query, with keys added.
+
+    Args:
+        text: A query, a link, or the name of an architecture.
+        values: Key to value. True and False are 1 and 0, a sequence is a comma list, and None leaves the key out.
+    """
+    items = (f"{key}={quote(_as_text(value), safe='')}" for key, value in values.items() if value is not None)
+    return "&".join([as_query(text), *items])
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "01"[value]
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def read_question(text: str, number: int) -> Request:
+    """The request of the question with this number. Raises RequestError, whose refusals name the number."""
+    try:
+        request = parse_query(as_query(text))
+        check_traced(request)
+        return request
+    except RequestError as error:
+        whole = Refusal(key=error.what, given=error.given or "", allowed=error.allowed or "", todo=error.todo or "")
+        refusals = (replace(one, key=f"question {number}: {one.key}") for one in error.refusals or (whole,))
+        raise RequestError(refusals=refusals) from None
+
+
+def read_questions(texts: Sequence[str]) -> tuple[Request, ...]:
+    """The requests of two to four texts. Raises RequestError for another number of them, else for all that is refused at once."""
+    check_number(texts)
+    requests: list[Request] = []
+    refusals: list[Refusal] = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            requests.append(read_question(text, number))
+        except RequestError as error:
+            refusals.extend(error.refusals)
+    if refusals:
+        raise RequestError(refusals=refusals)
+    return tuple(requests)
+
+
+def check_number(texts: Sequence[str]) -> None:
+    """Refuse a number of questions that cannot be compared. Raises RequestError."""
+    if not FEWEST <= len(texts) <= MOST:
+        raise RequestError(
+            "questions to compare",
+            given=str(len(texts)),
+            allowed=f"{FEWEST} to {MOST}",
+            todo="leave some out" if len(texts) > MOST else "give another one",
+        )
+
+
+def with_value(request: Request, key: str, value: str) -> Request:
+    """The same question with another value of one key; an empty one is the key's default. Raises RequestError.
+
+    The focus stays as near as it can: where its dtype or batch size is not asked for any more it goes to the first dtype, or to
+    the last batch size, that is.
+    """
+    items = dict(parse_qsl(format_query(replace(request, focus=None)))) | {key: value.strip()}
+    changed = parse_query("&".join(f"{name}={quote(text, safe='')}" for name, text in items.items() if text))
+    if request.focus is None or key == "focus":
+        return changed
+    dtype, batch = request.focus
+    dtype = dtype if dtype in changed.dtypes else changed.dtypes[0]
+    batch = batch if batch in changed.batches else changed.batches[-1]
+    return replace(changed, focus=(dtype, batch))
+
+
+def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The keys in which the questions differ with the value of each, and the keys in which they do not.
+
+    A key that has no value in a question has what then holds, in words; one that has none in any of them is left out.
+    """
+    values = [dict(parse_qsl(format_query(request, complete=True))) for request in requests]
+    differs, same = {}, {}
+    for key in query_keys():
+        told = tuple(given.get(key.name, key.default) for given in values)
+        if key.name in NOT_COMPARED or not any(key.name in given for given in values):
+            continue
+        if len(set(told)) > 1:
+            differs[key.name] = told
+        else:
+            same[key.name] = told[0]
+    return differs, same
+
+
+def changeable_keys() -> Iterable[str]:
+    """The keys that one question may have another value of than the next."""
+    return (key.name for key in query_keys() if key.name not in NOT_COMPARED)

@@ -1,0 +1,290 @@
+"""How the values of a query's keys are read and written. What reads a text raises RefusedValueError where it is not taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from sizer.base.errors import RefusedValueError, letters, quote, suggest
+from sizer.base.versions import OLDEST, format_version, parse_version
+from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
+from sizer.catalogue.compilation import COMPILE_MODES
+from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
+from sizer.catalogue.recipes import (
+    ACTIVATIONS,
+    CHECKPOINT_OFFLOAD,
+    CHUNKED,
+    COLOCATED,
+    CONTRASTIVE,
+    LOGITS,
+    LOSS,
+    LOSSES,
+    MAX_CACHED,
+    MAX_CHUNKS,
+    MAX_EVALUATED,
+    MAX_GROUP,
+    MIN_GROUP,
+    NONE,
+    OBJECTIVES,
+    OFFLOAD,
+    TRANSFORMERS,
+)
+
+DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
+ATTENTIONS = ("sdpa", "eager")
+MAX_BATCH, MAX_BATCHES = 65_536, 32
+MAX_RANK, MAX_ALPHA, MAX_ACCUMULATE = 4096, 65_536, 65_536
+MAX_SEQUENCE_LENGTH = 1_048_576
+MIN_IMAGE, MAX_IMAGE = 16, 4096
+MAX_NEW = 32_768
+MAX_TP = 256  # more than any model has key heads
+MAX_PP = 256  # more than any model has layers for
+MAX_MICROBATCHES = 256
+MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
+COMPUTES = ("float32", "bfloat16", "float16")
+MAX_CLASSES = 1_000_000
+OTHER_DTYPES = {
+    **{"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"},
+    **{"ampbf16": "amp-bfloat16", "ampfp16": "amp-float16"},
+}
+OFF = "off"
+CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
+COMPILES = (OFF, *COMPILE_MODES)  # modes of torch.compile; off runs the model eagerly
+COMPILED_DTYPES, COMPILED_BATCHES = ("bfloat16",), (8,)  # of a compiled question that names none
+_REFUSED_COMPILES = {
+    "max-autotune": "it chooses kernels by timing them on the device",
+    "max-autotune-no-cudagraphs": "it chooses kernels by timing them on the device",
+}
+MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
+MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
+CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
+
+
+def choice(allowed: Iterable[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A function that reads one of the allowed words. Case and separators do not count, and `aliases` are other names of them."""
+    known = tuple(allowed)
+    plain = {**(aliases or {}), **{letters(word): word for word in known}}
+
+    def read(text: str) -> str:
+        text = text if text in known else plain.get(letters(text), text)
+        if text not in known:
+            raise RefusedValueError(", ".join(known), suggest(text, known) or "give one of these")
+        return text
+
+    return read
+
+
+def read_switch(text: str) -> bool:
+    """0 or 1."""
+    return choice(("0", "1"))(text) == "1"
+
+
+def format_switch(on: bool) -> str:
+    """0 or 1."""
+    return "01"[on]
+
+
+def listed(read: Callable[[str], object]) -> Callable[[str], tuple]:
+    """A function that reads a comma list; repeated entries are dropped, their order is kept."""
+    return lambda text: tuple(dict.fromkeys(read(part.strip(" ")) for part in text.split(",")))
+
+
+def format_list(values: tuple) -> str:
+    """The values with commas between."""
+    return ",".join(map(str, values))
+
+
+def _read_integer(text: str, low: int, high: int, example: str) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) else None
+    if number is None or not low <= number <= high:
+        raise RefusedValueError(f"whole numbers from {low:,} to {high:,}", f"write for example {example}")
+    return number
+
+
+def read_batches(text: str) -> tuple[int, ...]:
+    """Batch sizes, with commas between."""
+    try:
+        sizes = listed(lambda part: _read_integer(part, 1, MAX_BATCH, "batch=1,2,4"))(text)
+    except RefusedValueError as refused:
+        allowed = f"{refused.allowed}, at most {MAX_BATCHES} of them, with commas between"
+        raise RefusedValueError(allowed, refused.todo) from None
+    if len(sizes) > MAX_BATCHES:
+        raise RefusedValueError(f"at most {MAX_BATCHES} batch sizes", "drop some", f"{len(sizes)} of them")
+    return sizes
+
+
+def whole_number(high: int, example: str) -> Callable[[str], int]:
+    """A function that reads a whole number from 1 to `high`."""
+    return lambda text: _read_integer(text, 1, high, example)
+
+
+def read_share(text: str) -> float:
+    """A number from 0 to below 1, with at most four decimals."""
+    if not re.fullmatch(r"0|0?\.[0-9]{1,4}", text, re.ASCII):
+        raise RefusedValueError("numbers from 0 to below 1, with at most four decimals", "write for example 0.05")
+    return float(text)
+
+
+def read_compile(text: str) -> str | None:
+    """Return a mode of torch.compile whose memory can be traced, None for off."""
+    word = letters(text)
+    for mode, reason in _REFUSED_COMPILES.items():
+        if word == letters(mode):
+            raise RefusedValueError(", ".join(COMPILES), "ask for compile=default", f"{quote(text)}: {reason}")
+    mode = choice(COMPILES)(text)
+    return None if mode == OFF else mode
+
+
+def read_budget(text: str) -> float:
+    """Return a number from 0 to 1 with at most four decimals."""
+    if not re.fullmatch(r"0|0?\.[0-9]{1,4}|1(\.0{1,4})?", text, re.ASCII):
+        raise RefusedValueError("numbers from 0 to 1, with at most four decimals", "write for example budget=0.5")
+    return float(text)
+
+
+def read_targets(text: str) -> tuple[str, ...]:
+    """Names of modules or their ends, with commas between; or a word for many of them, alone."""
+    names = listed(str)(text)
+    if names in ((ALL_LINEAR,), (ATTENTION,)):
+        return names
+    if ATTENTION not in names and all(MODULE_NAME.fullmatch(name) for name in names):
+        return names
+    raise RefusedValueError(
+        f"{ALL_LINEAR} or {ATTENTION}, or names of modules as q_proj or layers.0.mlp.up_proj, with commas between",
+        "write for example targets=q_proj,v_proj",
+    )
+
+
+def read_sequence_length(text: str) -> int:
+    """A number of tokens."""
+    return _read_integer(text, 1, MAX_SEQUENCE_LENGTH, "seq=2048")
+
+
+def read_new(text: str) -> int:
+    """A number of tokens that are generated."""
+    return _read_integer(text, 1, MAX_NEW, "new=512")
+
+
+def read_cache(text: str) -> str:
+    """A cache of transformers that can be traced."""
+    return choice(CACHES)(text)
+
+
+def read_inputs(text: str) -> str | None:
+    """Return "text" if a model that reads images or sound gets text alone, None if it gets all."""
+    return None if choice(INPUTS)(text) == ALL else text
+
+
+def read_image_size(text: str) -> tuple[int, int]:
+    """Height and width in pixels, one number where they are equal; "×" is as good as "x"."""
+    height, cross, width = (part.strip(" ") for part in text.replace("×", "x").partition("x"))
+    try:
+        sides = [_read_integer(side, MIN_IMAGE, MAX_IMAGE, "") for side in (height, width if cross else height)]
+    except RefusedValueError:
+        raise RefusedValueError(
+            f"a side, or height x width, each from {MIN_IMAGE} to {MAX_IMAGE} pixels",
+            "write image=224 or image=224x320 (a model may have a minimum of its own)",
+        ) from None
+    return sides[0], sides[1]
+
+
+def format_image_size(size: tuple[int, int]) -> str:
+    """Height and width in pixels, one number where they are equal."""
+    height, width = size
+    return str(height) if height == width else f"{height}x{width}"
+
+
+def read_reshard(text: str) -> int:
+    """FSDP2's `reshard_after_forward`: 1, 0, or the size of a smaller group."""
+    return _read_integer(text, 0, MAX_WORLD, "reshard=1")
+
+
+def read_rank(text: str) -> int:
+    """The number of a rank, from 0."""
+    return _read_integer(text, 0, MAX_WORLD - 1, "rank=0")
+
+
+def read_trainable_layers(text: str) -> int:
+    """Return how many layers of a backbone train."""
+    return _read_integer(text, 0, 5, "trainable_layers=3")
+
+
+def read_torch(text: str) -> str:
+    """A version of PyTorch as "2.11", whatever its patch release."""
+    try:
+        version = parse_version(text)
+    except ValueError:
+        version = None
+    if version is None or version < OLDEST:
+        oldest = format_version(OLDEST)
+        raise RefusedValueError(
+            f"PyTorch's versions from {oldest} on, the oldest whose rules are known",
+            f"write for example torch={oldest}, or leave it out for the installed one",
+        )
+    return format_version(version)
+
+
+def read_loss(text: str) -> str:
+    """Return a loss of the table, or one over N chunks as `chunked:N`."""
+    kind, colon, number = text.partition(":")
+    if kind == CHUNKED and (not colon or not re.fullmatch(r"[1-9][0-9]{0,3}", number) or int(number) > MAX_CHUNKS):
+        raise RefusedValueError(f"chunked:1 to chunked:{MAX_CHUNKS}", "write for example loss=chunked:8")
+    try:
+        return text if kind == CHUNKED else choice(LOSSES)(text)
+    except RefusedValueError as refused:
+        raise RefusedValueError(f"{refused.allowed}, {CHUNKED}:<chunks>", refused.todo) from None
+
+
+def read_evaluate(text: str) -> str:
+    """Return what an evaluation keeps: nothing, or the logits of N batches as `logits:N`."""
+    kind, colon, number = text.partition(":")
+    if kind == LOGITS and (not colon or not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_EVALUATED):
+        raise RefusedValueError(f"logits:1 to logits:{MAX_EVALUATED}", "write for example evaluate=logits:8")
+    return text if kind == LOGITS else choice((NONE, LOSS))(text)
+
+
+def read_group(text: str) -> int:
+    """Return a number of completions for each prompt."""
+    return _read_integer(text, MIN_GROUP, MAX_GROUP, "group=8")
+
+
+def read_objective(text: str) -> str:
+    """Return an objective of the table, or one whose mini-batches have N texts as `contrastive:N`."""
+    kind, colon, number = text.partition(":")
+    if kind == CONTRASTIVE and colon:
+        if not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_CACHED:
+            raise RefusedValueError(f"contrastive:1 to contrastive:{MAX_CACHED}", "write for example objective=contrastive:32")
+        return text
+    return choice(OBJECTIVES)(text)
+
+
+def read_activations(text: str) -> dict[str, object]:
+    """Return the fields of a request that say where activations wait; checkpoint-offload stands for two keys."""
+    if letters(text) == letters(CHECKPOINT_OFFLOAD):
+        return {"checkpointing": True, "activations": OFFLOAD}
+    try:
+        return {"activations": choice(ACTIVATIONS)(text)}
+    except RefusedValueError as refused:
+        raise RefusedValueError(f"{refused.allowed}, {CHECKPOINT_OFFLOAD}", refused.todo) from None
+
+
+def read_rollout(text: str) -> str:
+    """Return what makes completions: transformers, or a server with a share of the device's memory as `colocated:SHARE`."""
+    kind, colon, share = text.partition(":")
+    if kind == COLOCATED and (not colon or not re.fullmatch(r"0?\.[0-9]{1,4}", share) or not float(share)):
+        raise RefusedValueError("colocated:<share>, a share above 0 and below 1", "write for example rollout=colocated:0.3")
+    return f"{COLOCATED}:{float(share):g}" if kind == COLOCATED else choice((TRANSFORMERS, COLOCATED))(text)
+
+
+def read_head(text: str) -> str:
+    """The name of a class."""
+    if not CLASS_NAME.fullmatch(text):
+        raise RefusedValueError("a transformers class name", "write for example head=LlamaForCausalLM")
+    return text
+
+
+def check_length(value: str) -> str:
+    """The value, which must not be too long."""
+    if len(value) > MAX_VALUE_LENGTH:
+        raise RefusedValueError(f"at most {MAX_VALUE_LENGTH} characters", "shorten it", f"{len(value):,} characters")
+    return value

@@ -1,0 +1,62 @@
+"""Say in plain lines whether an estimate fits. Changes that help are traced: see sizer.decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.base.units import counted, format_bytes
+from sizer.catalogue.gpus import Gpu
+from sizer.report.estimate import Estimate, has_range
+from sizer.report.fit import Verdict
+from sizer.report.report import Report
+
+# The verdict as the verb of a sentence: "it only just fits one A100 (80 GB)".
+PHRASES: dict[Verdict, str] = {
+    "fits": "fits",
+    "tight": "only just fits",
+    "may not fit": "may not fit",
+    "does not fit": "does not fit",
+}
+
+
+def advise(report: Report, estimate: Estimate) -> tuple[str, ...]:
+    """Return lines on one estimate of a report: whether it fits and by how much, or where it fails. Sizes are text."""
+    return tuple(_advise(report.gpu, estimate))
+
+
+def _advise(gpu: Gpu, estimate: Estimate) -> Iterator[str]:
+    if estimate.verdict == "fits":
+        yield f"It fits: {describe_room(estimate, gpu)} of {format_bytes(gpu.total_bytes)} stay free on the {gpu.name}."
+        return
+    has = f"the {gpu.name} has {format_bytes(gpu.total_bytes)}"
+    if estimate.verdict == "does not fit":
+        failed = estimate.out_of_memory
+        stops = f"; it stops in {failed.phase} at {failed.op} ({failed.module or 'root'})" if failed else ""
+        yield f"It does not fit: the process needs {describe_process(estimate)}, {has}{stops}."
+        return
+    would = f"the process would take {describe_process(estimate)} on a larger device, {has}"
+    if estimate.verdict == "tight":
+        returned = format_bytes(estimate.returned_bytes)
+        yield f"It is tight: it fits only if the allocator returns up to {returned} of its cache, which is slow; {would}."
+    else:
+        short = estimate.process_low_bytes - gpu.total_bytes
+        only = f", and the allocator has to return {format_bytes(short)} of its cache at least" if short > 0 else ""
+        yield f"It may not fit: {would}{only}."
+    if estimate.retries:
+        yield (
+            f"Already by the middle of the range the allocator returns cache and tries again "
+            f"({counted(estimate.retries, 'time')})."
+        )
+
+
+def describe_process(estimate: Estimate) -> str:
+    """Return the range of the process as text, one size if no range is known."""
+    if not has_range(estimate):
+        return format_bytes(estimate.process_bytes)
+    return f"{format_bytes(estimate.process_low_bytes)} to {format_bytes(estimate.process_high_bytes)}"
+
+
+def describe_room(estimate: Estimate, gpu: Gpu) -> str:
+    """Return as text how much of the device work that fits leaves free, from the least to the most."""
+    least, most = gpu.total_bytes - estimate.process_high_bytes, gpu.total_bytes - estimate.process_low_bytes
+    return f"{format_bytes(least)} to {format_bytes(most)}" if has_range(estimate) else format_bytes(least)

@@ -1,0 +1,109 @@
+"""What the estimate cannot know for certain, in bytes less and more: the parts of the range of a process.
+
+- What a process holds outside the allocator (sizer.catalogue.contexts).
+- Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 50 cases
+  that cuDNN 9.19 and 9.26 were both asked for (`tests/null_driver/recorded`): in nine of ten by at most BETWEEN_VERSIONS percent,
+  up or down. Replays with the engines that cuDNN ranks next say less: they held 31 of 49, and are wider.
+- A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
+- Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
+- A loop may keep the model's outputs in a variable, through the backward pass and up to the next forward pass's end, unless the
+  question says which loop it is (`outputs=`; sizer.tape.loop_choices).
+- A block that other streams use is free once these have got there: at once, or as late as cached memory is given back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from sizer.tape.loop_choices import gradients_kept, outputs_kept_across_steps
+from sizer.tape.streams import streams_behind
+from sizer.tape.tape import CATEGORIES, Tape
+
+# Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
+# model, as it is for size queries that were not resolved; the rest are formulas read in PyTorch's source.
+# `scratch_cuda.MODELLED` is the same list, by function.
+CLOSED_KERNELS = ("aten._cudnn_rnn",)
+_CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
+
+CONTEXT = "what the process holds outside the allocator"
+ENGINES = "engines of another version of cuDNN"
+MODELS = "workspaces that are modelled"
+ZERO_GRAD = "zero_grad() after the forward pass"
+OUTPUTS_KEPT = "a loop that keeps the model's outputs during the backward pass"
+STREAMS = "blocks that wait for other streams"
+ROUTED = "tokens that all other ranks send to this one"
+
+BETWEEN_VERSIONS = 7  # percent; held to the recorded cases by tests/report/test_bounds.py
+
+_WORKSPACE = CATEGORIES.index("workspace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """One part of the range of a process: how many bytes less and how many more than estimated it may come to."""
+
+    name: str
+    less_bytes: int
+    more_bytes: int
+
+
+def engines_limit(tape: Tape) -> int:
+    """The most bytes by which reserved memory may move with cuDNN's engines: all results of convolutions together, 0 where no
+    engine was asked for."""
+    convolutions = _are_by(tape, _CONVOLUTIONS)
+    if not convolutions[list(tape.resolved)].any():
+        return 0
+    return int(np.asarray(tape.sizes)[convolutions & (_column(tape.categories) != _WORKSPACE)].sum())
+
+
+def engines_margin(limit_bytes: int, reserved_bytes: int) -> int:
+    """How far reserved memory may move with cuDNN's engines: a share of it, no more than `limit_bytes` (see engines_limit)."""
+    return min(reserved_bytes * BETWEEN_VERSIONS // 100, limit_bytes)
+
+
+def without_models(tape: Tape) -> Tape:
+    """The tape without the workspaces that are modelled; itself where it has none."""
+    return _with_models(tape, 0)
+
+
+def with_models_twice(tape: Tape) -> Tape:
+    """The tape whose modelled workspaces are twice as large; itself where it has none."""
+    return _with_models(tape, 2)
+
+
+def at_its_largest(tape: Tape) -> Tape:
+    """The tape with all that makes its work large: twice the models, outputs and gradients kept, and other streams behind."""
+    return streams_behind(gradients_kept(outputs_kept_across_steps(with_models_twice(tape))))
+
+
+def modelled_blocks(tape: Tape) -> np.ndarray:
+    """Per block whether it is a workspace whose size is a model, no library's answer."""
+    modelled = _are_by(tape, CLOSED_KERNELS) & (_column(tape.categories) == _WORKSPACE)
+    modelled[[block for query in tape.size_queries for block in query.blocks if block not in tape.resolved]] = True
+    return modelled
+
+
+def _are_by(tape: Tape, operators: tuple[str, ...]) -> np.ndarray:
+    """Per block whether the operator that allocated it begins with one of some names."""
+    return _begin_with(tape.op_names, operators)[np.asarray(tape.ops)]
+
+
+@lru_cache(maxsize=32)  # tapes of one family share their names
+def _begin_with(names: tuple[str, ...], beginnings: tuple[str, ...]) -> np.ndarray:
+    return np.array([name.startswith(beginnings) for name in names], bool)
+
+
+def _with_models(tape: Tape, times: int) -> Tape:
+    modelled = modelled_blocks(tape)
+    if not modelled.any():
+        return tape
+    sizes = np.asarray(tape.sizes) * np.where(modelled, times, 1)
+    return replace(tape, sizes=array("q", sizes.tobytes()))
+
+
+def _column(categories: bytes) -> np.ndarray:
+    return np.frombuffer(categories, np.uint8)

@@ -1,0 +1,32 @@
+"""What changes the answer and is to be read with it: short lines that stand beside the headline, the details below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.base.units import counted
+from sizer.report.report import Report
+
+# Begin notes of what moves the figure much, and what a reader may have taken otherwise.
+MOVES = ("The model resizes each ", "Built from scratch: every layer of the backbone trains")
+UNQUANTISED_PART = "Not quantised: "  # begins a note of what a quantizer did not quantise
+
+
+def caveats(report: Report) -> tuple[str, ...]:
+    """The cautions of a report, and in a line each what it counts otherwise than a reader may expect."""
+    return tuple(_caveats(report))
+
+
+def _caveats(report: Report) -> Iterator[str]:
+    for caution in report.cautions:
+        yield f"{caution}."
+    for note in report.notes:
+        if note.startswith((UNQUANTISED_PART, *MOVES)):
+            yield f"{note[0].lower()}{note[1:]}"
+    if report.request.get("attention") == "eager":
+        yield "attention is eager: it holds the scores of all tokens with each other. SDPA does not."
+    tokens = report.request.get("sequence_length")
+    if report.request.get("mode") == "inference" and tokens is not None:
+        yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."
+    if stand_ins := report.explanation.stand_ins if report.explanation is not None else ():
+        yield f"{counted(len(stand_ins), 'value')} that the code reads had to be assumed: see Not counted."

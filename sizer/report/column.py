@@ -1,0 +1,158 @@
+"""One dtype of a report: every batch size that was asked for and the largest that fits, from the tapes of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpus import Gpu
+from sizer.report.estimate import Estimate, estimate_tape
+from sizer.report.largest_batch import MaxBatch, find_largest_batch
+from sizer.report.replays import Replays
+from sizer.report.unbounded import find_unbounded
+from sizer.tape.affine import NotAffineError
+from sizer.tape.family import TapeFamily
+from sizer.tape.size_queries import SizeOracle
+from sizer.tape.tape import Tape, resolve_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """What the tapes of one dtype say. `max_batch` is None as long as it has not been searched; `first` is the tape at the smallest
+    batch size that was replayed, None where there is none."""
+
+    estimates: tuple[Estimate, ...] = ()
+    max_batch: MaxBatch | None = None
+    notes: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
+    first: Tape | None = None
+
+    def with_cells(self, other: Column, batches: Sequence[int]) -> Column:
+        """The same column with the cells of another one beside its own, in the order of `batches`."""
+        firsts = [tape for tape in (self.first, other.first) if tape is not None]
+        return replace(
+            self,
+            estimates=tuple(sorted((*self.estimates, *other.estimates), key=lambda row: batches.index(row.batch))),
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+            stand_ins=tuple(dict.fromkeys((*self.stand_ins, *other.stand_ins))),
+            first=min(firsts, key=lambda tape: tape.batch, default=None),
+        )
+
+    def with_dtype(self, dtype: str) -> Column:
+        """The same column under the name of another dtype."""
+        return replace(
+            self,
+            estimates=tuple(replace(row, dtype=dtype) for row in self.estimates),
+            max_batch=self.max_batch and replace(self.max_batch, dtype=dtype),
+        )
+
+
+def read_cells(
+    family: TapeFamily,
+    batches: Iterable[int],
+    *,
+    dtype: str,
+    gpu: Gpu,
+    mode: str,
+    oracle: SizeOracle | None = None,
+    expandable_segments: bool = False,
+    first: Collection[int] = (),
+    replays: Replays | None = None,
+    passes: int = 1,
+) -> Iterator[Column]:
+    """The batch sizes of one dtype: those that are looked at `first`, up to one that fits, then all of them.
+
+    A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
+    other columns may share, is not replayed again; a step accumulates so many `passes`.
+    """
+    replays = replays or Replays()
+    rows: dict[int, tuple[Estimate, Tape]] = {}
+    notes: dict[int, str] = {}
+    batches = tuple(batches)
+
+    def replay(wanted: Iterable[int]) -> None:
+        tapes = []
+        for batch in wanted:
+            try:
+                tapes.append(family.at(batch))
+            except ValueError as error:
+                notes[batch] = f"batch {batch}: {error}"
+        for tape in resolve_all(tapes, oracle):
+            row = estimate_tape(
+                tape,
+                dtype=dtype,
+                gpu=gpu,
+                mode=mode,
+                expandable_segments=expandable_segments,
+                unbounded=find_unbounded(tape, gpu.backend, expandable_segments=expandable_segments, replays=replays),
+                passes=passes,
+            )
+            rows[tape.batch] = row, tape
+
+    def column() -> Column:
+        done = [rows[batch] for batch in batches if batch in rows]
+        return Column(
+            estimates=tuple(row for row, _ in done),
+            notes=tuple(notes[batch] for batch in batches if batch in notes),
+            stand_ins=tuple(dict.fromkeys(text for _, tape in done for text in tape.stand_ins)),
+            first=done[0][1] if done else None,
+        )
+
+    if first and len(batches) > 1:
+        for batch in first:
+            replay([batch])
+            if batch in rows and rows[batch][0].fits is True:
+                break
+        yield column()
+    replay(batch for batch in batches if batch not in rows.keys() | notes.keys())
+    yield column()
+
+
+def with_largest(
+    column: Column,
+    family: TapeFamily,
+    *,
+    dtype: str,
+    gpu: Gpu,
+    oracle: SizeOracle | None = None,
+    expandable_segments: bool = False,
+    oracle_name: str | None = None,
+    replays: Replays | None = None,
+) -> Column:
+    """The column of all batch sizes that `read_cells` gave, with the largest that fits at all; `oracle_name` says whose answers
+    the oracle gives."""
+    try:
+        largest = find_largest_batch(
+            family,
+            gpu,
+            dtype=dtype,
+            oracle=oracle,
+            oracle_name=oracle_name,
+            known={row.batch: row.fits for row in column.estimates},
+            expandable_segments=expandable_segments,
+            replays=replays or Replays(),
+        )
+    except NotAffineError as error:
+        largest = MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=str(error), tried=True)
+    return replace(column, max_batch=largest)
+
+
+def read_columns(
+    tapes: Mapping[str, TapeFamily],
+    batches: Iterable[int],
+    *,
+    gpu: Gpu,
+    mode: str,
+    oracle: SizeOracle | None = None,
+    expandable_segments: bool = False,
+) -> dict[str, Column]:
+    """The whole column of every dtype."""
+    batches, columns = tuple(batches), {}
+    for dtype, family in tapes.items():
+        *_, cells = read_cells(
+            family, batches, dtype=dtype, gpu=gpu, mode=mode, oracle=oracle, expandable_segments=expandable_segments
+        )
+        columns[dtype] = with_largest(
+            cells, family, dtype=dtype, gpu=gpu, oracle=oracle, expandable_segments=expandable_segments
+        )
+    return columns

@@ -1,0 +1,15 @@
+"""The size of a model's weights as hubs state it, in GB, beside the GiB of devices: the units differ by 7 %."""
+
+from __future__ import annotations
+
+from sizer.base.units import format_both
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
+
+
+def describe_download(report: Report, estimate: Estimate) -> str:
+    """Return the size of an estimate's weights in both units; empty if a rank holds a part of them, or an adapter beside them."""
+    request = report.request
+    if request.get("parallel") not in (None, "none") or request.get("train") == "adapter" or not estimate.weights_bytes:
+        return ""
+    return f"{format_both(estimate.weights_bytes)} to download"

@@ -1,0 +1,162 @@
+"""One row of the answer: the memory of one dtype at one batch size, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from sizer.allocator.timeline import Curve, OutOfMemory, PhaseUse, live_by_category, peak_bytes
+from sizer.base.units import format_bytes
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
+from sizer.report.bounds import Margin
+from sizer.report.fit import Fits, Verdict, fit, verdict_of
+from sizer.report.unbounded import Unbounded
+from sizer.tape.communication import Volume, volumes_of_step
+from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE, Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes that one dtype needs at one batch size; the attributes are the keys of the public JSON.
+
+    `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes; `frozen_bytes` are those weights that are not trained,
+    where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive, `kv_cache_bytes` what a
+    generation's cache holds at its end, `host_bytes` the most that the host holds of what is offloaded, which no other figure has a
+    part of. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi
+    would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see
+    sizer.report.fit); `communication` is what one of several ranks tells the others in a step. Where `out_of_memory` is not None it
+    says what would fail on this device; all else is for a device large enough. `verdict` follows from `fits` and `returned_bytes`
+    (see sizer.report.fit).
+    """
+
+    dtype: str
+    batch: int
+    weights_bytes: int
+    buffers_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_requested_bytes: int
+    process_bytes: int
+    process_low_bytes: int
+    process_high_bytes: int
+    peak_phase: str
+    peak_op: str
+    peak_module: str
+    at_peak: dict[str, int]
+    phases: tuple[PhaseUse, ...]
+    fits: Fits
+    curve: Curve = field(default_factory=Curve)
+    reserved_at_peak_bytes: int = 0
+    retries: int = 0
+    out_of_memory: OutOfMemory | None = None
+    margins: tuple[Margin, ...] = ()
+    frozen_bytes: int = 0
+    kv_cache_bytes: int = 0
+    communication: tuple[Volume, ...] = ()
+    host_bytes: int = 0
+    returned_bytes: int = 0
+    verdict: Verdict = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", verdict_of(self.fits, self.returned_bytes))
+
+
+def estimate_tape(
+    tape: Tape,
+    *,
+    dtype: str,
+    gpu: Gpu,
+    mode: str = "training",
+    expandable_segments: bool = False,
+    unbounded: Unbounded | None = None,
+    passes: int = 1,
+) -> Estimate:
+    """The bytes that a tape's work needs on a device, phase by phase, and whether it fits.
+
+    Tensor bytes are unrounded sums over live blocks: weights and buffers at the end of "load", gradients at the end of
+    "backward", optimizer state at the end of "optimizer", activations at the end of "forward". In inference there are
+    no gradients and no optimizer state, and activations are all that the forward pass leaves beside weights, buffers,
+    inputs and workspaces. Where a phase is not marked, the most that was ever alive of the category counts.
+    `unbounded` is as in `fit`; `passes` are those that a step accumulates.
+    """
+    result = fit(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
+    timeline, live = result.timeline, live_by_category(tape)
+    training, frozen = MODES[mode].trains, _alive(tape, live, "load", FROZEN)
+    return Estimate(
+        dtype=dtype,
+        batch=tape.batch,
+        weights_bytes=_alive(tape, live, "load", "parameter") + frozen,
+        buffers_bytes=_alive(tape, live, "load", "buffer"),
+        gradients_bytes=_alive(tape, live, "backward", "gradient") if training else 0,
+        optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
+        activations_bytes=_activations(tape, live, training),
+        communication=volumes_of_step(tape.collectives, passes=passes),
+        host_bytes=tape.host_bytes,
+        kv_cache_bytes=live[tape.marks[-1][1]][KV_CACHE] if tape.marks else 0,
+        peak_allocated_bytes=timeline.peak_allocated_bytes,
+        peak_reserved_bytes=timeline.peak_reserved_bytes,
+        peak_requested_bytes=timeline.peak_requested_bytes,
+        process_bytes=result.process_bytes,
+        process_low_bytes=result.process_low_bytes,
+        process_high_bytes=result.process_high_bytes,
+        margins=result.margins,
+        peak_phase=timeline.peak_phase,
+        peak_op=timeline.peak_op,
+        peak_module=timeline.peak_module,
+        at_peak=timeline.at_peak,
+        phases=timeline.phases,
+        fits=result.fits,
+        returned_bytes=result.returned_bytes,
+        curve=timeline.curve,
+        reserved_at_peak_bytes=timeline.reserved_at_peak_bytes,
+        retries=timeline.retries,
+        out_of_memory=timeline.out_of_memory,
+        frozen_bytes=frozen,
+    )
+
+
+def with_margin(estimate: Estimate, margin: Margin, gpu: Gpu) -> Estimate:
+    """The estimate with one more part of its range, which may come to more bytes than estimated."""
+    if margin.more_bytes <= 0:
+        return estimate
+    high = estimate.process_high_bytes + margin.more_bytes
+    fits = "uncertain" if estimate.fits is True and high > gpu.total_bytes else estimate.fits
+    return replace(estimate, margins=(*estimate.margins, margin), process_high_bytes=high, fits=fits)
+
+
+def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
+    """A line for each estimate: the range of its process, and what makes it less and more."""
+    for row in estimates:
+        ends = f"{format_bytes(row.process_low_bytes)} to {format_bytes(row.process_high_bytes)}"
+        parts = (
+            f"{margin.name} -{format_bytes(margin.less_bytes)} to +{format_bytes(margin.more_bytes)}"
+            for margin in row.margins
+        )
+        told = "; ".join(parts) or "no range is known for this device"
+        if row.returned_bytes:
+            told += f"; up to {format_bytes(row.returned_bytes)} of it is cache that the allocator returns to the device"
+        yield f"{row.dtype} at batch {row.batch}: {ends}; {told}"
+
+
+def has_range(estimate: Estimate) -> bool:
+    """Whether anything is known of how far the process may be off: not on MPS, nor on the CPU."""
+    return estimate.process_low_bytes < estimate.process_high_bytes
+
+
+def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, category: str) -> int:
+    if phase in live:
+        return live[phase][category]
+    index = CATEGORIES.index(category)
+    sizes = [size * (kind == index) for size, kind in zip(tape.sizes, tape.categories, strict=True)]
+    return peak_bytes(tape.order, sizes)
+
+
+def _activations(tape: Tape, live: Mapping[str, Mapping[str, int]], training: bool) -> int:
+    if training or "forward" not in live:
+        return _alive(tape, live, "forward", "activation")
+    beside = ("parameter", FROZEN, "buffer", "input", "workspace")
+    return sum(size for category, size in live["forward"].items() if category not in beside)

@@ -1,0 +1,41 @@
+"""The interval of the largest batch, sequence or image that fits a device, in one wording for all pages and commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sizer.report.fit import Fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """`least` fits, 0 if no value is known to fit. No value above `most` can fit, None if no such value is known."""
+
+    least: int = 0
+    most: int | None = None
+
+    def with_verdict(self, value: int, fits: Fits) -> Interval:
+        """Return the interval that also knows whether one value fits. What fits counts more than what does not."""
+        if fits is True:
+            return self.meet(Interval(least=value))
+        return self.meet(Interval(most=value - 1)) if fits is False else self
+
+    def meet(self, other: Interval) -> Interval:
+        """Return what both intervals know together."""
+        least = max(self.least, other.least)
+        bounds = [bound for bound in (self.most, other.most) if bound is not None]
+        return replace(self, least=least, most=max(least, min(bounds)) if bounds else None)
+
+    @property
+    def is_known(self) -> bool:
+        """True if the interval says anything."""
+        return bool(self.least) or self.most is not None
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"at least {self.least:,}" if self.least else "not known"
+        if not self.most:
+            return "none"
+        if self.least == self.most:
+            return f"{self.most:,}"
+        return f"{self.least:,} to {self.most:,}" if self.least else f"at most {self.most:,}"

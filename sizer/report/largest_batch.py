@@ -1,0 +1,255 @@
+"""The largest batch whose work fits a device, found by a search over replays with the device's real capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sizer.allocator.timeline import bytes_alive, peak_requested_bytes
+from sizer.catalogue.gpus import Gpu
+from sizer.report.bounds import BETWEEN_VERSIONS, modelled_blocks, without_models
+from sizer.report.fit import Fits, Room, largest_work, possibly_runs, smallest_work, surely_runs
+from sizer.report.interval import Interval
+from sizer.report.replays import Replays
+from sizer.tape.affine import AffineTape
+from sizer.tape.family import TapeFamily
+from sizer.tape.loops import repeated_events
+from sizer.tape.size_queries import SizeOracle
+from sizer.tape.tape import Tape
+
+LARGEST_BATCH = 2**20
+# Of a full device the allocator leaves most often unused what this part of the batch takes, and these samples: there a search
+# begins. By 1,157 searches (13 kinds of work on 89 devices), of which a third then end with the second batch size that is tried.
+FRAGMENTED, UNUSED = 200, 2
+MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxBatch:
+    """The largest batch that surely fits and the largest that may; None with the reason where not even 1 does. `tried` says that
+    these are the largest of those asked for, since no others were looked at; `most_batch` is then the largest that is not known
+    not to fit, None if there is no such bound."""
+
+    dtype: str
+    batch: int | None
+    possible_batch: int | None
+    reason: str
+    tried: bool = False
+    most_batch: int | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """Return the interval of the largest batch."""
+        if self.tried:
+            return Interval(least=self.batch or 0, most=self.most_batch)
+        return Interval(
+            least=self.batch or 0, most=None if self.batch == LARGEST_BATCH else self.possible_batch or 0
+        )
+
+
+def largest_batch(
+    family: TapeFamily,
+    gpu: Gpu,
+    *,
+    dtype: str,
+    oracle: SizeOracle | None = None,
+    known: Mapping[int, Fits] | None = None,
+    expandable_segments: bool = False,
+) -> MaxBatch:
+    """The largest batch whose work surely fits, and the largest that may, up to 2**20; with one sample more it does not.
+
+    The answer is the same whatever was asked before: verdicts that are `known` are not computed again, and decide nothing else.
+    It assumes that what fits at one batch fits at every smaller one. Fragmentation can break that: on CUDA mostly within 1 % of the
+    answer, within 10 % where layers are few and large or checkpointed, on MPS, whose buffers have heaps of another kind from a
+    size on, more widely. Which of the answers is found then depends on where the search begins.
+    For work that is not affine in the batch these are the largest of the batches that were traced, for a long generation the
+    largest that was replayed and the largest whose tensors the device would hold; the reason says so.
+    Raises NotAffineError where the family has no tape at a batch that the search comes upon.
+    """
+    known = known or {}
+    if not family.lines:
+        return _largest_traced(known, dtype, family.smallest)
+    if _is_long(family):
+        return _largest_tried(family, gpu, known, dtype, oracle)
+
+    def room(batch: int, work: Callable[[Tape, Gpu], Room]) -> int:
+        if not batch:
+            return 0
+        tape = family.at(batch)  # how much engines may take does not hang on what they do take: nobody is asked
+        asked = [block for query in tape.size_queries for block in query.blocks] if oracle else []
+        return work(replace(tape, resolved=frozenset(asked)), gpu)[1]
+
+    def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
+        return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)
+
+    bound = _sure_bound(family, gpu, oracle)
+    start = _batch_bound(family, room(bound, largest_work), with_modelled=True)
+    sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start - start // FRAGMENTED - UNUSED)
+    most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
+    ceiling = _batch_bound(family, most, with_modelled=False)
+    near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False)
+    near = near * sure // start + 1 if start else ceiling
+    possible = search(lambda batch: verdict(batch, possibly_runs, (True, "uncertain")), ceiling, start=near, low=sure)
+    least, largest = (batch if batch >= family.smallest else None for batch in (sure, possible))
+    return MaxBatch(dtype=dtype, batch=least, possible_batch=largest, reason=_reason(least, largest, gpu, family))
+
+
+def find_largest_batch(
+    family: TapeFamily,
+    gpu: Gpu,
+    *,
+    dtype: str,
+    oracle: SizeOracle | None = None,
+    oracle_name: str | None = None,
+    known: Mapping[int, Fits] | None = None,
+    expandable_segments: bool = False,
+    replays: Replays,
+) -> MaxBatch:
+    """What `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are.
+
+    Devices of which nobody answers anything are the same where their memory is.
+    """
+
+    def search_it() -> MaxBatch:
+        return largest_batch(
+            family, gpu, dtype=dtype, oracle=oracle, known=known, expandable_segments=expandable_segments
+        )
+
+    if not family.lines or _is_long(family):
+        return search_it()
+    device = gpu if oracle else replace(gpu, key="", name="", source="")
+    key = f"{dtype} {device} {oracle_name} {expandable_segments} {family.digest()}"
+    found = replays.find(key, MaxBatch, search_it)
+    return replace(found, reason=_reason(found.batch, found.possible_batch, gpu, family))
+
+
+def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle: SizeOracle | None) -> tuple[int, ...]:
+    """Those of some batch sizes whose tensors alone a device would hold, largest first; the smallest where it holds none's.
+
+    No other one fits for sure, and nothing is replayed to find that out; nothing where the work is not affine in the batch.
+    """
+    if not family.lines:
+        return ()
+    bound = _sure_bound(family, gpu, oracle)
+    ordered = sorted(batches, reverse=True)
+    return tuple(batch for batch in ordered if batch <= bound) or tuple(ordered[-1:])
+
+
+def _largest_traced(verdicts: Mapping[int, Fits], dtype: str, smallest: int) -> MaxBatch:
+    """The largest batch that fits among those traced one by one."""
+    sure = max((batch for batch, fits in verdicts.items() if fits is True), default=None)
+    possible = max((batch for batch, fits in verdicts.items() if fits is not False), default=None)
+    tried = ", ".join(str(batch) for batch in sorted(verdicts))
+    return MaxBatch(
+        dtype=dtype,
+        batch=sure,
+        possible_batch=possible,
+        reason=f"only the batches that were traced one by one were tried: {tried or 'none'}",
+        tried=True,
+        most_batch=_most(verdicts, smallest),
+    )
+
+
+def _most(verdicts: Mapping[int, Fits], smallest: int) -> int | None:
+    """Return the largest batch below all that do not fit, 0 if the smallest does not, None if all of them may fit."""
+    below = min((batch for batch, fits in verdicts.items() if fits is False), default=None)
+    return below if below is None else below - 1 if below > smallest else 0
+
+
+def _is_long(family: TapeFamily) -> bool:
+    """Whether the work is a generation of so many steps that a search would replay them for minutes."""
+    return any(repeated_events(line.tape) > MOST_SEARCHED for _, line in family.lines)
+
+
+def _largest_tried(
+    family: TapeFamily, gpu: Gpu, known: Mapping[int, Fits], dtype: str, oracle: SizeOracle | None
+) -> MaxBatch:
+    """The largest batch that fits of those tried, and the largest whose tensors would: replays of a long generation take long."""
+    capacity = gpu.total_bytes - gpu.context_low_bytes
+    ceiling = _batch_bound(family, capacity, with_modelled=False)
+    near = max((batch for batch, fits in known.items() if fits is not False), default=1)
+    possible = search(
+        lambda batch: peak_requested_bytes(without_models(family.at(batch, oracle))) <= capacity, ceiling, start=near
+    )
+    sure = max((batch for batch, fits in known.items() if fits is True), default=None)
+    if possible < family.smallest:
+        return no_batch(dtype, gpu, family.smallest)
+    return MaxBatch(
+        dtype=dtype,
+        batch=sure,
+        possible_batch=possible,
+        reason="a long generation is tried at the batch sizes asked for alone; beyond the second figure tensors alone are too much",
+        tried=True,
+        most_batch=possible if (most := _most(known, family.smallest)) is None else min(possible, most),
+    )
+
+
+def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
+    """The largest batch up to `bound` that holds while the next one does not; `low`, which is taken to hold, where none above does.
+
+    Goes from `start` in steps that double until it has passed the answer, then bisects what is left.
+    """
+    high, guess, step = bound + 1, start, 1 + start // 1024
+    verdicts: set[bool] = set()
+    while high - low > 1:
+        if len(verdicts) == 2:
+            guess = (low + high) // 2
+        guess = min(max(guess, low + 1), high - 1)
+        verdict = holds(guess)
+        verdicts.add(verdict)
+        low, high = (guess, high) if verdict else (low, guess)
+        guess += step if verdict else -step
+        step *= 2
+    return low
+
+
+def _sure_bound(family: TapeFamily, gpu: Gpu, oracle: SizeOracle | None) -> int:
+    """No larger batch fits for sure."""
+    return _batch_bound(family, gpu.total_bytes - gpu.context_high_bytes, with_modelled=oracle is None)
+
+
+def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> int:
+    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits.
+
+    `with_modelled` counts the workspaces whose size is a model.
+    """
+    ends = [first - 1 for first, _ in family.lines[1:]] + [LARGEST_BATCH]
+    found = 0
+    for (first, line), end in zip(family.lines, ends, strict=True):
+        bound = min(end, _line_bound(line, capacity, with_modelled=with_modelled))
+        found = bound if bound >= first else found
+    return found
+
+
+def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
+    order, kept = line.tape.order, True if with_modelled else ~modelled_blocks(line.tape)
+    constants = bytes_alive(order, np.asarray(line.constant) * kept)
+    slopes = bytes_alive(order, np.asarray(line.per_item) * kept)
+    grows = slopes > 0
+    bounds = np.full(len(slopes), LARGEST_BATCH)  # by each event
+    bounds[grows] = np.minimum((capacity - constants[grows]) // slopes[grows], LARGEST_BATCH)
+    bounds = np.minimum.accumulate(bounds)
+    if (constants + slopes * bounds > capacity)[~grows].any():
+        return 0
+    return max(int(bounds[-1]), 0)
+
+
+def no_batch(dtype: str, gpu: Gpu, smallest: int) -> MaxBatch:
+    """The answer where the smallest batch size does not fit."""
+    return MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=_too_much(gpu, smallest))
+
+
+def _reason(sure: int | None, possible: int | None, gpu: Gpu, family: TapeFamily) -> str:
+    if possible is None:
+        return _too_much(gpu, family.smallest)
+    if sure is None:
+        return f"a batch of {family.smallest} may or may not fit the {gpu.name}"
+    if sure == LARGEST_BATCH:
+        return f"searched up to {LARGEST_BATCH}"
+    return ""
+
+
+def _too_much(gpu: Gpu, smallest: int) -> str:
+    return f"not even a batch of {smallest} fits the {gpu.name}"

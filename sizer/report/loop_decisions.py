@@ -1,0 +1,98 @@
+"""Compute the bytes that other training loops would need for the same question.
+
+No key describes these decisions, except for `outputs`; each is a replay of the question's own tape, or arithmetic on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sizer.allocator.timeline import peak_bytes
+from sizer.base.codec import Difference
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import FREED, KEPT
+from sizer.report.estimate import Estimate
+from sizer.report.replays import Replays
+from sizer.report.unbounded import find_unbounded
+from sizer.tape.loop_choices import float32_outputs, gradients_kept, outputs_kept_across_steps, with_outputs
+from sizer.tape.tape import Tape
+
+TRACED_PASSES = 2  # sizer.tracing.trace.PASSES: from the second pass on all are alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDecision:
+    """Another training loop for the same question.
+
+    Args:
+        decision: what that loop does.
+        dtype, batch: of the estimate that it is compared with.
+        bytes: how much more reserved memory its peak takes; negative if it takes less.
+        in_range: whether the range of the process covers it.
+    """
+
+    decision: str
+    dtype: str
+    batch: int
+    bytes: Difference
+    in_range: bool
+
+
+def loop_decisions(
+    tape: Tape, estimate: Estimate, gpu: Gpu, *, outputs: str | None, expandable_segments: bool, replays: Replays
+) -> Iterator[LoopDecision]:
+    """Yield what other training loops would take for the same question.
+
+    Args:
+        tape: the tape of the question that leaves open whether outputs are kept, its size queries resolved.
+        estimate: the question's own estimate.
+        outputs: what the question says about them.
+
+    Yields:
+        A decision for each loop that can be told from the tape, in the order in which a step makes them.
+    """
+
+    def reserved(other: Tape) -> int:
+        found = find_unbounded(other, gpu.backend, expandable_segments=expandable_segments, replays=replays)
+        return found.timeline.peak_reserved_bytes
+
+    own, base = with_outputs(tape, outputs)[0], estimate.peak_reserved_bytes
+    if outputs == KEPT:
+        yield decision(
+            "outputs are freed before the backward pass", reserved(with_outputs(tape, FREED)[0]) - base, estimate
+        )
+    else:
+        yield decision(
+            "outputs are kept during the backward pass", reserved(with_outputs(tape, KEPT)[0]) - base, estimate
+        )
+    across = replace(outputs_kept_across_steps(tape), outputs=(), graphs=(), half_outputs=frozenset())
+    yield decision("outputs are kept until the next forward pass has ended", reserved(across) - base, estimate)
+    if tape.half_outputs:
+        wide = with_outputs(float32_outputs(tape), outputs or FREED)[0]
+        yield decision("16-bit outputs are returned in float32 (Accelerate, Fabric)", reserved(wide) - base, estimate)
+    kept = replace(gradients_kept(own), outputs=(), graphs=(), half_outputs=frozenset())
+    yield decision("gradients are dropped after the forward pass", reserved(kept) - base, estimate)
+
+
+def summed_losses(tape: Tape, estimate: Estimate, *, passes: int) -> LoopDecision:
+    """Return what a loop would take that sums the losses of its passes for one backward pass.
+
+    Args:
+        tape: that loop's with two passes, its size queries resolved. Each further pass keeps as many activations.
+        passes: the forward passes of an optimizer's step.
+    """
+    end = next(position for position, phase in tape.marks if phase == "backward")
+    first_step = peak_bytes(tape.order[:end], tape.sizes)  # without the optimizer's state, which the second one has beside it
+    peak = first_step + (passes - TRACED_PASSES) * estimate.activations_bytes + estimate.optimizer_bytes
+    more = max(0, peak - estimate.peak_requested_bytes)
+    return decision("losses of accumulated passes are summed for one backward pass", more, estimate)
+
+
+def decision(text: str, more_bytes: int, estimate: Estimate) -> LoopDecision:
+    """Return a decision with whether the range of an estimate covers it."""
+    process = estimate.process_bytes + more_bytes
+    inside = estimate.process_low_bytes <= process <= estimate.process_high_bytes
+    return LoopDecision(
+        decision=text, dtype=estimate.dtype, batch=estimate.batch, bytes=Difference(more_bytes), in_range=inside
+    )

@@ -1,0 +1,140 @@
+"""The answers to several questions beside each other, as plain data: each one's cell in focus, and how far it is from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from sizer.base.codec import encode
+from sizer.query.request import Request, format_query
+from sizer.query.several import key_differences
+from sizer.report.fit import Fits, Verdict
+from sizer.report.interval import Interval
+from sizer.report.report import Report
+from sizer.report.table import write_csv
+
+SCHEMA = 1
+OF_ESTIMATE = (
+    "weights_bytes",
+    "gradients_bytes",
+    "optimizer_bytes",
+    "activations_bytes",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "process_bytes",
+)
+FIGURES = ("parameters", *OF_ESTIMATE, "largest_batch")  # the names of a Side that have a difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One question and its answer: the figures of an Estimate at the dtype and batch size in focus, None where there are none.
+
+    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`; no batch above `most_batch`
+    can. With `tried` they are the largest of those asked for, and have no difference. `differences` are the figures less those of
+    the first question, where both have them. `error` says why figures are missing where they will not come.
+    """
+
+    query: str
+    dtype: str | None = None
+    batch: int | None = None
+    parameters: int | None = None
+    weights_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    activations_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    fits: Fits | None = None
+    verdict: Verdict | None = None
+    largest_batch: int | None = None
+    possible_batch: int | None = None
+    searched: bool = False
+    tried: bool = False
+    most_batch: int | None = None
+    differences: dict[str, int] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def interval(self) -> Interval:
+        """Return the interval of the largest batch."""
+        found = Interval(least=self.largest_batch or 0, most=self.most_batch)
+        return found if self.fits is None or self.batch is None else found.with_verdict(self.batch, self.fits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """Questions beside each other: the keys in which they `differ` with each one's value, those in which they are the `same`."""
+
+    schema: int = SCHEMA
+    differ: dict[str, tuple[str, ...]]
+    same: dict[str, str]
+    questions: tuple[Side, ...]
+
+    def to_dict(self) -> dict:
+        """Dicts, lists and scalars; byte counts are integers."""
+        return encode(self)
+
+    def to_csv(self) -> str:
+        """The questions as CSV, a row each: the keys that differ, the figures, and their differences from the first question."""
+        figures = [
+            name for name in Side.__dataclass_fields__ if name not in ("query", "searched", "differences", "error")
+        ]
+        header = [
+            *(f"request.{key}" for key in self.differ),
+            *figures,
+            *(f"differences.{name}" for name in FIGURES),
+            "error",
+            "query",
+        ]
+        rows = (
+            {name: getattr(side, name) for name in (*figures, "error", "query")}
+            | {f"differences.{name}": size for name, size in side.differences.items()}
+            | {f"request.{key}": values[place] for key, values in self.differ.items()}
+            for place, side in enumerate(self.questions)
+        )
+        return write_csv(header, rows)
+
+
+def side_by_side(requests: Sequence[Request], sides: Sequence[Side]) -> SideBySide:
+    """The questions with their answers, and what tells them apart from the first."""
+    differ, same = key_differences(requests)
+    first = sides[0]
+    return SideBySide(
+        differ=differ,
+        same=same,
+        questions=(first, *(replace(side, differences=_differences(first, side)) for side in sides[1:])),
+    )
+
+
+def _differences(first: Side, side: Side) -> dict[str, int]:
+    pairs = {name: (getattr(first, name), getattr(side, name)) for name in FIGURES}
+    if first.tried or side.tried:
+        del pairs["largest_batch"]
+    return {name: one - other for name, (other, one) in pairs.items() if None not in (one, other)}
+
+
+def side_of(request: Request, report: Report | None, error: str = "") -> Side:
+    """What a report, whole or not, says of a question's cell in focus; `error` where what is missing will not come."""
+    query = format_query(request)
+    if report is None:
+        return Side(query=query, error=error)
+    focus = None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
+    counted = Side(query=query, parameters=report.model.parameters, error=error)
+    if focus is None:
+        return counted if error or report.pending else replace(counted, error=next(iter(report.failures.values()), ""))
+    largest = next((row for row in report.max_batch if row.dtype == focus.dtype), None)
+    return replace(
+        counted,
+        dtype=focus.dtype,
+        batch=focus.batch,
+        fits=focus.fits,
+        verdict=focus.verdict,
+        largest_batch=None if largest is None else largest.batch,
+        possible_batch=None if largest is None else largest.possible_batch,
+        tried=largest is not None and largest.tried,
+        most_batch=report.largest_batch(focus.dtype).most,
+        searched=largest is not None or not report.pending,
+        **{name: getattr(focus, name) for name in OF_ESTIMATE},
+    )

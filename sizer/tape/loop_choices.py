@@ -1,0 +1,176 @@
+"""Rewrite tapes for training loops that keep the model's outputs, or gradients, for longer.
+
+A tape is that of the loop that keeps least: outputs are freed once the loss is computed (transformers' Trainer does so in
+`compute_loss`), gradients before the next forward pass. Other loops release the same blocks later, so their tapes follow from
+this one by moving releases. tests/tape/test_loop_choices.py compares them with traces of such loops.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from sizer.catalogue.modes import KEPT
+from sizer.tape.family import TapeFamily
+from sizer.tape.tape import CATEGORIES, Tape
+
+_GRADIENT = CATEGORIES.index("gradient")
+
+
+def decide_outputs(family: TapeFamily, outputs: str | None) -> TapeFamily:
+    """Return the tapes of a loop that frees or keeps the outputs; None leaves it open, and changes nothing."""
+    if outputs is None:
+        return family
+    return replace(
+        family,
+        lines=tuple((first, replace(line, tape=with_outputs(line.tape, outputs)[0])) for first, line in family.lines),
+        exact=tuple(with_outputs(tape, outputs)[0] for tape in family.exact),
+    )
+
+
+def with_outputs(tape: Tape, outputs: str | None) -> tuple[Tape, Callable[[int], int]]:
+    """Return the tape of a loop that frees or keeps the outputs, and its positions by those of the old order.
+
+    A loop that keeps them is `out = model(**batch); out.loss.backward(); optimizer.step()` in a function that does one step:
+    outputs live until there are those of the next pass, or until the step ends. None leaves open which loop it is.
+    """
+    positions = _release_positions(tape, across_steps=False) if outputs == KEPT else {}
+    made, moved_to = postpone(tape, positions)
+    return made if outputs is None else replace(made, outputs=(), graphs=(), half_outputs=frozenset()), moved_to
+
+
+def outputs_kept(tape: Tape) -> Tape:
+    """Return the tape of a loop that keeps outputs as `with_outputs` describes."""
+    return with_outputs(tape, KEPT)[0]
+
+
+def outputs_kept_across_steps(tape: Tape) -> Tape:
+    """Return the tape of a loop that keeps outputs until it has those of the next forward pass, also of the next step.
+
+    This is the same code in the body of a `for` loop: the variable is bound until the next assignment.
+    """
+    return postpone(tape, _release_positions(tape, across_steps=True))[0]
+
+
+def gradients_kept(tape: Tape) -> Tape:
+    """Return the tape with the first step's gradients alive until the second step's forward pass has ended.
+
+    Return the tape itself if no second step is told apart.
+    """
+    begin, end = _end_of_step(tape), tape.second_forward
+    if begin is None or end is None:
+        return tape
+    events = np.asarray(tape.order[begin:end], np.int64)
+    freed = ~events[events < 0]
+    categories = np.frombuffer(tape.categories, np.uint8)
+    return postpone(tape, dict.fromkeys(freed[categories[freed] == _GRADIENT].tolist(), end))[0]
+
+
+def float32_outputs(tape: Tape) -> Tape:
+    """Return the tape of a loop whose model returns float32 copies in the place of its 16-bit outputs.
+
+    Accelerate's `ConvertOutputsToFp32` and Fabric's wrapper do so. The graph saves neither; a copy lives as long as the loop
+    keeps what the model returned. Return the tape itself if no output has 16 bits.
+    """
+    if tape.loops or not tape.half_outputs:
+        return tape
+    at = {event: position for position, event in enumerate(tape.order)}
+    copied: dict[int, list[int]] = {}  # by the position before whose event the copies are made, the blocks copied
+    outputs = []
+    new = len(tape.sizes)
+    for blocks in tape.outputs:
+        halves = [block for block in blocks if block in tape.half_outputs]
+        if halves:
+            copied[max(at[block] for block in blocks) + 1] = halves
+        copies = range(new, new + len(halves))
+        outputs.append((*(block for block in blocks if block not in tape.half_outputs), *copies))
+        new = copies.stop
+    order = array("q")
+    for position, event in enumerate([*tape.order, None]):
+        first = len(tape.sizes) + sum(len(halves) for before, halves in copied.items() if before < position)
+        copies = range(first, first + len(copied.get(position, ())))
+        order.extend((*copies, *(~copy for copy in copies)))
+        if event is not None:
+            order.append(event)
+    sources = [block for halves in copied.values() for block in halves]
+
+    def moved_to(position: int) -> int:
+        return position + sum(2 * len(halves) for before, halves in copied.items() if before <= position)
+
+    return replace(
+        _at_other_positions(tape, moved_to),
+        order=order,
+        sizes=tape.sizes + array("q", [2 * tape.sizes[block] for block in sources]),
+        categories=tape.categories + bytes(tape.categories[block] for block in sources),
+        ops=tape.ops + array("l", [tape.ops[block] for block in sources]),
+        modules=tape.modules + array("l", [tape.modules[block] for block in sources]),
+        streams=tape.streams and tape.streams + bytes(tape.streams[block] for block in sources),
+        outputs=tuple(outputs),
+        half_outputs=frozenset(),
+    )
+
+
+def postpone(tape: Tape, positions: Mapping[int, int]) -> tuple[Tape, Callable[[int], int]]:
+    """Move the releases of blocks to later positions of the order.
+
+    Args:
+        positions: by block, the position in `order` before whose event it is released instead. A position that is not later
+            than the block's own release, and a block that is never released, change nothing.
+
+    Returns:
+        The tape, and the function from a position of its old order to that of the new one. The tape itself if nothing moves,
+        or if it has loops, whose steps are written once.
+    """
+    order = np.asarray(tape.order, np.int64)
+    released = {~int(order[at]): int(at) for at in np.flatnonzero(order < 0)} if positions and not tape.loops else {}
+    moved = {
+        released[block]: position for block, position in positions.items() if released.get(block, position) < position
+    }
+    if not moved:
+        return tape, lambda position: position
+    keys = 2 * np.arange(len(order)) + 1
+    keys[list(moved)] = 2 * np.fromiter(moved.values(), np.int64, len(moved))
+    new = np.argsort(keys, kind="stable")
+    ascending = keys[new]
+
+    def moved_to(position: int) -> int:
+        return int(np.searchsorted(ascending, 2 * position))
+
+    return replace(_at_other_positions(tape, moved_to), order=array("q", order[new].tobytes())), moved_to
+
+
+def _at_other_positions(tape: Tape, moved_to: Callable[[int], int]) -> Tape:
+    return replace(
+        tape,
+        marks=tuple((moved_to(position), phase) for position, phase in tape.marks),
+        second_forward=None if tape.second_forward is None else moved_to(tape.second_forward),
+        settled=tuple((moved_to(position), block) for position, block in tape.settled),
+    )
+
+
+def _end_of_step(tape: Tape) -> int | None:
+    """Return the position where the first step has ended, before its gradients are dropped; None if the tape ends before."""
+    return next((position for position, phase in tape.marks if phase == "optimizer"), None)
+
+
+def _release_positions(tape: Tape, *, across_steps: bool) -> dict[int, int]:
+    """Return by output block the position at which a loop releases it that keeps outputs for longer."""
+    end = _end_of_step(tape)
+    if end is None or not tape.outputs:
+        return {}
+    at = {event: position for position, event in enumerate(tape.order) if event >= 0}
+    # The last step ends with the tape: before its last event, so that outputs are no part of what is left.
+    known = [
+        max((at[block] for block in blocks), default=0) + 1 for blocks in tape.outputs
+    ]  # where each pass has returned
+    found: dict[int, int] = {}
+    for number, blocks in enumerate(zip(tape.outputs, tape.graphs, strict=True)):
+        following = known[number + 1] if number + 1 < len(known) else len(tape.order) - 1
+        last_of_step = known[number] <= end < following
+        until = end if last_of_step and not across_steps else following
+        found |= dict.fromkeys(itertools.chain(*blocks), until)
+    return found

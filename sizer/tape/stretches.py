@@ -1,0 +1,136 @@
+"""What the tape of a deeper model has in addition to that of a shallower one, whose layers are alike: stretches that repeat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sizer.tape.size_queries import by_block
+from sizer.tape.streams import stream_of
+from sizer.tape.tape import Tape
+
+NO_LAYER = -1  # in the place of a layer's number, of what is of none
+
+
+class LayersDifferError(ValueError):
+    """What a tape has in addition to that of a model with fewer layers does not repeat itself; the message names where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Events that the deeper tape has in addition, between two events of the shallower one: from `begin` to `end` of its order."""
+
+    at: int
+    begin: int
+    end: int
+
+    def steadied(self, rows: Rows, alike_from: int, otherwise: int) -> Stretch:
+        """The same events the fewest repetitions earlier that make the blocks go on as they did from one before to the next, so
+        many earlier where none does: the last layer is often not as the others, nor are the first."""
+        layers = rows.layers[rows.blocks]
+        length = self.end - self.begin
+        repetitions = 1
+        while (begin := self.begin - repetitions * length) >= 0 and np.array_equal(
+            rows.exact[begin : begin + length], rows.exact[self.begin : self.end]
+        ):
+            repetitions += 1
+        for earlier in range(repetitions - 2):
+            three, two, one = (self._earlier(earlier + n).of(rows.blocks) for n in range(3))
+            numbers = self._earlier(earlier).of(layers)
+            others = (numbers != NO_LAYER) & (numbers < alike_from)
+            if np.array_equal(two - one, three - two) and not others.any():
+                return self._earlier(earlier)
+        return self._earlier(min(otherwise, repetitions - 2)) if repetitions > 2 else self
+
+    def of(self, column: np.ndarray) -> np.ndarray:
+        """These events in a column of the deeper tape."""
+        return column[self.begin : self.end]
+
+    def _earlier(self, repetitions: int) -> Stretch:
+        moved = repetitions * (self.end - self.begin)
+        return Stretch(at=self.at - moved, begin=self.begin - moved, end=self.end - moved)
+
+
+class Rows:
+    """A tape's events as columns of numbers.
+
+    `blocks` are the blocks that they allocate or release, `alike` is equal where two events do the same in a layer each, `exact`
+    where they do it with as many bytes, and the same size query. Of the blocks, `names` are the modules but for the number of the
+    layer, and `layers` are these numbers.
+    """
+
+    def __init__(self, tape: Tape, stacks: Collection[str], ids: dict[tuple, int]) -> None:
+        self.tape = tape
+        numbered = re.compile(rf"({'|'.join(map(re.escape, stacks))})\.(\d+)(?=\.|$)")
+        found = [numbered.match(name) for name in tape.module_names]
+        names = [
+            f"{match[1]}.*{name[match.end() :]}" if match else name
+            for match, name in zip(found, tape.module_names, strict=True)
+        ]
+        layer_of = np.array([int(match[2]) if match else NO_LAYER for match in found], np.int64)
+        modules = np.asarray(tape.modules, np.int64)
+        self.names, self.layers = [names[module] for module in tape.modules], layer_of[modules]
+        self.sizes = np.asarray(tape.sizes, np.int64)
+        kinds = [
+            (
+                tape.op_names[tape.ops[block]],
+                name,
+                tape.categories[block],
+                stream_of(tape, block),
+                block in tape.awaited,
+            )
+            for block, name in enumerate(self.names)
+        ]
+        alike = [ids.setdefault(kind, len(ids)) for kind in kinds]
+        asked = by_block(tape.size_queries)
+        sizes = (
+            (kind, size, asked.get(block)) for block, (kind, size) in enumerate(zip(alike, tape.sizes, strict=True))
+        )
+        exact = [ids.setdefault(row, len(ids)) for row in sizes]
+        events = np.asarray(tape.order, np.int64)
+        self.allocates = events >= 0
+        self.blocks = np.where(self.allocates, events, ~events)
+        self.alike, self.exact = (
+            2 * np.array(ids_of_blocks, np.int64)[self.blocks] + self.allocates for ids_of_blocks in (alike, exact)
+        )
+
+
+def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
+    """What the second tape has in addition. Raises LayersDifferError where it is not what stands before it once more."""
+    a, b = first.exact, second.exact
+    i = j = 0
+    while i < len(a) or j < len(b):
+        shorter = min(len(a) - i, len(b) - j)
+        other = np.flatnonzero(a[i : i + shorter] != b[j : j + shorter])
+        same = int(other[0]) if len(other) else shorter
+        i, j = i + same, j + same
+        if i == len(a) and j == len(b):
+            return
+        if (end := _end_of_stretch(first, second, i, j)) is not None:
+            yield Stretch(at=i, begin=j, end=end)
+            j = end
+        elif i < len(a) and j < len(b) and first.alike[i] == second.alike[j]:
+            i, j = i + 1, j + 1  # of another size: one that grows with the number of layers
+        else:
+            event = int(second.blocks[j]) if j < len(b) else len(second.tape.sizes) - 1
+            raise LayersDifferError(f"{second.tape.describe(event)} repeats nothing")
+
+
+def _end_of_stretch(first: Rows, second: Rows, i: int, j: int) -> int | None:
+    """Where the second tape goes on as the first one does after a stretch that repeats as many events before it."""
+    b = second.exact
+    if i == len(first.exact):
+        return len(b) if _repeats(b, j, len(b)) else None
+    for ours, theirs in ((first.exact, b), (first.alike, second.alike)):
+        ends = j + 1 + np.flatnonzero(theirs[j + 1 : 2 * j + 1] == ours[i])
+        if (end := next((end for end in ends.tolist() if _repeats(b, j, end)), None)) is not None:
+            return end
+    return None
+
+
+def _repeats(rows: np.ndarray, begin: int, end: int) -> bool:
+    before = 2 * begin - end
+    return end > begin and before >= 0 and np.array_equal(rows[begin:end], rows[before:begin])

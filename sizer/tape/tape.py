@@ -1,0 +1,223 @@
+"""Tapes: every allocation and release of one traced piece of work."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from sizer.tape.communication import Collective
+from sizer.tape.size_queries import Answer, SizeOracle, SizeQuery
+
+FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
+KV_CACHE = "kv cache"  # what a generation keeps of its tokens
+# Recordings know a category by its place here.
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "temporary",
+    "input",
+    "workspace",
+    FROZEN,
+    KV_CACHE,
+)
+PHASES = ("load", "forward", "backward", "optimizer", "step2", "evaluate", "prefill", "decode", "rollout", "reference")
+AFTER = "after"  # what a pipeline's call leaves
+# A pipeline's phases are the names of its parts, by diffusers, in the order of their use.
+PIPELINE_PHASES = (
+    "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "prior", "transformer", "transformer_2",
+    "unet", "decoder", "vqvae", "vae", AFTER,
+)  # fmt: skip
+EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
+PRIVATE = 128  # streams from this number on are pools of CUDA graphs, whose cached memory never goes back to the driver
+RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A step of a tape that comes again `count` times after itself: the events from `begin` to `end` of its order.
+
+    The step stands behind one that is the same in all but its sizes; by as many bytes as these grew they grow each time
+    (sizer.tape.loops). What follows in the tape follows the last of them, whose blocks go by the step's own numbers.
+    """
+
+    begin: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tape:
+    """The allocations and releases (bytes as requested, not rounded) of one traced piece of work at one batch size.
+
+    order: array('q') in time order; i >= 0 allocates block i, a negative value ~i (that is -i-1) releases block i.
+        Every block is allocated exactly once and released at most once, later.
+    sizes: array('q'), bytes requested by block i.
+    categories: index into CATEGORIES per block.
+    ops, modules: array('l'), index into op_names ("aten.convolution.default", "Module.to") and module_names
+        (dotted path, "" for the root) per block.
+    marks: (position in `order` where the phase ends, phase name), ascending; the phases are slices of `order`.
+    stand_ins: what was assumed where a value was unknown; every report lists them as uncounted.
+    size_queries: what the size of some blocks is asked of a library by; until it is resolved, `sizes` holds a model.
+    resolved: the blocks whose size is a library's answer.
+    second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
+    loops: steps that come again, ascending; the other columns hold each of them once (`sizer.tape.loops.written`: all of them).
+    streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that. From
+        PRIVATE on it is the pool of CUDA graphs.
+        A tape of several streams has no loops.
+    awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
+    settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
+    collectives: what this rank told others, where there are any, by phase.
+    outputs: by forward pass of training, the blocks of what the model returned and of the loss, ascending. A loop may keep them
+        (sizer.tape.loop_choices); the tape is that of one that frees them.
+    graphs: by forward pass, the blocks that after the backward pass are kept by its graph alone, which lives as long as outputs.
+    half_outputs: those of `outputs` that hold 16-bit floats.
+    host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
+    by_address: whether the CUDA allocator goes by address between free blocks of equal size (`sizer.base.versions.by_address`).
+    A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
+    a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
+    """
+
+    batch: int
+    order: array[int]
+    sizes: array[int]
+    categories: bytes
+    ops: array[int]
+    modules: array[int]
+    op_names: tuple[str, ...]
+    module_names: tuple[str, ...]
+    marks: tuple[tuple[int, str], ...]
+    stand_ins: tuple[str, ...] = ()
+    size_queries: tuple[SizeQuery, ...] = ()
+    resolved: frozenset[int] = frozenset()
+    second_forward: int | None = None
+    loops: tuple[Loop, ...] = ()
+    streams: bytes = b""
+    awaited: frozenset[int] = frozenset()
+    settled: tuple[tuple[int, int], ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    graphs: tuple[tuple[int, ...], ...] = ()
+    half_outputs: frozenset[int] = frozenset()
+    host_bytes: int = 0
+    by_address: bool = False
+
+    def resolve(self, oracle: SizeOracle | None) -> Tape:
+        """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""
+        return resolve_all([self], oracle)[0]
+
+    def with_sizes(self, size: Answer, *, answered: Collection[str]) -> Tape:
+        """As `TapeFamily.with_sizes`."""
+        sizes = self.sizes[:]
+        for query in self.size_queries:
+            if (found := size(query.kind, query.words, query.numbers)) is not None:
+                for block in query.blocks:
+                    sizes[block] = found
+        left = tuple(query for query in self.size_queries if query.kind not in answered)
+        return replace(self, sizes=sizes, size_queries=left)
+
+    def with_dtype(self, dtype: str, *, instead_of: str) -> Tape:
+        """The tape whose size queries name another dtype."""
+        return replace(
+            self, size_queries=tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
+        )
+
+    def empties(self) -> frozenset[int]:
+        """The blocks that stand for calls of `torch.cuda.empty_cache()`."""
+        if EMPTY_CACHE not in self.op_names:
+            return frozenset()
+        op = self.op_names.index(EMPTY_CACHE)
+        return frozenset(block for block, made_by in enumerate(self.ops) if made_by == op)
+
+    def describe(self, block: int) -> str:
+        """The op and module that allocated a block, as text for messages."""
+        module = self.module_names[self.modules[block]]
+        return f"{self.op_names[self.ops[block]]} in {module or 'the root module'} (block {block})"
+
+    def validate(self) -> Tape:
+        """This tape itself, after checking every promise of the class docstring.
+
+        Raises ValueError with the first promise that is broken; the tracer's tests call it.
+        """
+        count = len(self.sizes)
+        columns = {"categories": len(self.categories), "ops": len(self.ops), "modules": len(self.modules)}
+        columns |= {"streams": len(self.streams)} if self.streams else {}
+        for name, length in columns.items():
+            if length != count:
+                raise ValueError(f"tape column {name} has {length} rows and sizes has {count}: give one per block")
+        _check_range("sizes", self.sizes, None)
+        _check_range("categories", self.categories, len(CATEGORIES))
+        _check_range("ops", self.ops, len(self.op_names))
+        _check_range("modules", self.modules, len(self.module_names))
+        _check_order(self)
+        _check_marks(self)
+        if self.streams and self.loops:
+            raise ValueError("the tape has several streams and loops; loops go with one stream: write them out")
+        return self
+
+
+def resolve_all(tapes: Sequence[Tape], oracle: SizeOracle | None) -> list[Tape]:
+    """`Tape.resolve` of each of some tapes, by an oracle that is asked once for all of them: it may answer like queries sooner."""
+    if oracle is None:
+        return [*tapes]
+    asked = [(query.kind, query.words, query.numbers) for tape in tapes for query in tape.size_queries]
+    answers = iter(oracle(asked) if asked else ())
+    return [_resolved(tape, [*islice(answers, len(tape.size_queries))]) for tape in tapes]
+
+
+def _resolved(tape: Tape, answers: Sequence[int | None]) -> Tape:
+    if not answers:
+        return tape
+    sizes, resolved = tape.sizes[:], set(tape.resolved)
+    for query, size in zip(tape.size_queries, answers, strict=True):
+        if size is not None:
+            resolved.update(query.blocks)
+            for block in query.blocks:
+                sizes[block] = size
+    return replace(tape, sizes=sizes, resolved=frozenset(resolved))
+
+
+def blocks_alive(events: Iterable[int]) -> dict[int, None]:
+    """The blocks that events allocate and do not release, oldest first."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        else:
+            alive.pop(~event, None)
+    return alive
+
+
+def _check_range(name: str, column: Sequence[int], stop: int | None) -> None:
+    if len(column) and (min(column) < 0 or (stop is not None and max(column) >= stop)):
+        allowed = "0 or more" if stop is None else f"0 to {stop - 1}"
+        raise ValueError(f"tape column {name} holds {min(column)} to {max(column)}; allowed are {allowed}")
+
+
+def _check_order(tape: Tape) -> None:
+    state = bytearray(len(tape.sizes))
+    for position, event in enumerate(tape.order):
+        block, before = (event, 0) if event >= 0 else (~event, 1)
+        if block >= len(state):
+            raise ValueError(f"event {position} names block {block}; the tape has {len(state)}: give each block a size")
+        if state[block] != before:
+            verb = "allocated twice" if before == 0 else "released while not alive"
+            raise ValueError(f"event {position}: block {block} is {verb}; one allocation, then at most one release")
+        state[block] = before + 1
+    if not all(state):
+        raise ValueError(f"block {state.index(0)} is never allocated; every block has one allocation in `order`")
+
+
+def _check_marks(tape: Tape) -> None:
+    positions = [position for position, _ in tape.marks]
+    unknown = [name for _, name in tape.marks if name not in PHASES and name not in PIPELINE_PHASES]
+    if unknown:
+        raise ValueError(f"phase {unknown[0]!r} is unknown; allowed are {', '.join(PHASES)}")
+    if len({name for _, name in tape.marks}) != len(tape.marks):
+        raise ValueError(f"marks name a phase twice: {[name for _, name in tape.marks]}; each phase ends once")
+    if positions != sorted(positions) or (positions and not 0 <= positions[0] <= positions[-1] <= len(tape.order)):
+        raise ValueError(f"marks end at {positions}; they must ascend within 0 to {len(tape.order)}")

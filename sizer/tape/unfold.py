@@ -1,0 +1,235 @@
+"""The tape of a deep model from tapes of the same model with fewer layers, where these are alike.
+
+Two tapes whose models differ by one layer (by one period, where layers of several kinds take turns) are the same but for what the
+deeper one has in addition: a stretch of the forward pass, one of the backward pass, some rows of the optimizer's states. Each such
+stretch repeats the one before it. With more layers it comes as many times again, and the blocks that it releases go on from one
+repetition to the next as they did between the two that were traced. A third tape shows whether that is so.
+
+Blocks that are released together, with nothing between, may come in another order than in a trace of the whole model: CPython puts
+off what it frees from within 50 others. No allocator is in another state after them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from sizer.tape.affine import NotAffineError, beginning, check_same_work
+from sizer.tape.communication import Collective
+from sizer.tape.size_queries import SizeQuery, by_block, gather
+from sizer.tape.stretches import NO_LAYER, LayersDifferError, Rows, Stretch, find_stretches
+from sizer.tape.tape import Tape
+
+Place = TypeVar("Place", int, int | None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfolded:
+    """A tape with more layers than were traced.
+
+    sources: by block the one of the deeper of the two traced tapes that it repeats.
+    sizes_alone: whether a block has the size of its source, and nothing beside sizes differs between batch sizes.
+    """
+
+    tape: Tape
+    second: Tape
+    sources: np.ndarray
+    sizes_alone: bool
+
+    def check(self, beginning_of_whole: Tape) -> None:
+        """None where the tape begins as that of the whole model does. Raises LayersDifferError."""
+        begun = beginning(self.tape, beginning_of_whole)
+        _check_same_work(begun, beginning_of_whole)
+        if begun.sizes != beginning_of_whole.sizes or begun.size_queries != beginning_of_whole.size_queries:
+            raise LayersDifferError("other sizes in the whole model")
+
+    def of(self, other: Tape) -> Tape:
+        """The tape with as many layers at another batch size, from the deeper model's tape there, or from its beginning.
+
+        Raises LayersDifferError where that is other work than the tape that this one was made from.
+        """
+        if not self.sizes_alone or other.stand_ins != self.second.stand_ins:
+            raise LayersDifferError("more than sizes differs at another batch size")
+        _check_same_work(beginning(self.second, other), other)
+        tape = beginning(self.tape, other)
+        sources = self.sources[: len(tape.sizes)]
+        sizes = np.asarray(other.sizes, np.int64)[sources]
+        return replace(
+            tape, batch=other.batch, sizes=array("q", sizes.tobytes()), size_queries=_queries(other, sources)
+        )
+
+
+def unfold(
+    first: Tape,
+    second: Tape,
+    periods: int,
+    *,
+    stacks: Collection[str],
+    alike_from: int = 0,
+    earlier: int = 0,
+    third: Tape | None = None,
+) -> Unfolded:
+    """The tape of a model that has so many `periods` of layers more than that of `first`; that of `second` has one more.
+
+    `stacks` are the dotted paths of the lists of layers ("model.layers"), whose layers are alike from the number `alike_from` on.
+    Of events that come again and again it is the last that are taken to come again, or that many `earlier`, where nothing shows
+    which. `third`, a tape with two periods more, is compared
+    with what is made for it. Raises LayersDifferError where that differs, and where the second tape does not repeat the first.
+    """
+    if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
+        raise LayersDifferError("tapes with loops, or where the host waits for streams, or of other assumptions")
+    ids: dict[tuple, int] = {}
+    rows = Rows(first, stacks, ids), Rows(second, stacks, ids)
+    stretches = tuple(stretch.steadied(rows[1], alike_from, earlier) for stretch in find_stretches(*rows))
+    if third is not None and not _same(_unfold(*rows, stretches, 2).tape, third):
+        raise LayersDifferError("a second layer more does not repeat the first one")
+    return _unfold(*rows, stretches, periods)
+
+
+def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: int) -> Unfolded:
+    """The tape with each stretch so many times. Raises LayersDifferError where it would be no tape."""
+    stretches = (*stretches, Stretch(at=len(first.blocks), begin=len(second.blocks), end=len(second.blocks)))
+    positions = _positions(stretches, periods)
+    blocks = _extrapolate(first.blocks, second.blocks, stretches, periods)
+    allocates = second.allocates[positions]
+    _check_order(blocks, allocates)
+    sources = second.blocks[positions[allocates]]
+    sizes, layers = (
+        _extrapolate(of_first[first.blocks], of_second[second.blocks], stretches, periods)[allocates]
+        for of_first, of_second in ((first.sizes, second.sizes), (first.layers, second.layers))
+    )
+    one, two = first.tape, second.tape
+    modules, module_names = _modules([second.names[block] for block in sources.tolist()], layers.tolist())
+    tape = replace(
+        two,
+        order=array("q", np.where(allocates, blocks, ~blocks).tobytes()),
+        sizes=array("q", sizes.tobytes()),
+        categories=np.frombuffer(two.categories, np.uint8)[sources].tobytes(),
+        ops=array("l", np.asarray(two.ops)[sources].tobytes()),
+        modules=modules,
+        module_names=module_names,
+        marks=_marks(one, two, periods),
+        size_queries=_queries(two, sources),
+        second_forward=_grown(one.second_forward, two.second_forward, periods),
+        streams=np.frombuffer(two.streams, np.uint8)[sources].tobytes() if two.streams else b"",
+        awaited=frozenset(_unfolded(sources, two.awaited)),
+        outputs=tuple(tuple(_unfolded(sources, blocks)) for blocks in two.outputs),
+        graphs=tuple(tuple(_unfolded(sources, blocks)) for blocks in two.graphs),
+        half_outputs=frozenset(_unfolded(sources, two.half_outputs)),
+        collectives=_collectives(one, two, periods),
+        host_bytes=_grown(one.host_bytes, two.host_bytes, periods),
+    )
+    same_sizes = np.array_equal(sizes, second.sizes[sources])
+    return Unfolded(tape=tape, second=two, sources=sources, sizes_alone=same_sizes and not two.collectives)
+
+
+def _unfolded(sources: np.ndarray, blocks: Collection[int]) -> list[int]:
+    """Return the blocks of the unfolded tape that repeat some blocks of the traced one."""
+    return np.flatnonzero(np.isin(sources, list(blocks))).tolist() if blocks else []
+
+
+def _extrapolate(a: np.ndarray, b: np.ndarray, stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:
+    """A number by event of the unfolded tape, from those of the two tapes' events.
+
+    Where both tapes have an event, it grows with each period as it does from the first to the second; from one repetition of a
+    stretch to the next as it did between the two that were traced.
+    """
+    parts, last, i, j = [], np.empty_like(b), 0, 0
+    for stretch in stretches:
+        grown = a[i : stretch.at] + (b[j : stretch.begin] - a[i : stretch.at]) * periods
+        last[j : stretch.begin] = grown
+        before = slice(2 * stretch.begin - stretch.end, stretch.begin)
+        steps = b[stretch.begin : stretch.end] - b[before]
+        repetitions = last[before] + steps * np.arange(1, periods + 1)[:, None]
+        last[stretch.begin : stretch.end] = repetitions[-1]
+        parts += [grown, repetitions.ravel()]
+        i, j = stretch.at, stretch.end
+    return np.concatenate(parts)
+
+
+def _positions(stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:
+    """By event of the unfolded tape that of the deeper tape which it repeats."""
+    parts, j = [], 0
+    for stretch in stretches:
+        parts += [np.arange(j, stretch.begin), np.tile(np.arange(stretch.begin, stretch.end), periods)]
+        j = stretch.end
+    return np.concatenate(parts)
+
+
+def _check_order(blocks: np.ndarray, allocates: np.ndarray) -> None:
+    """Raise LayersDifferError where a block is not allocated in its turn, or not released at most once and after that."""
+    allocated, released = np.flatnonzero(allocates), np.flatnonzero(~allocates)
+    if not np.array_equal(blocks[allocated], np.arange(len(allocated))):
+        raise LayersDifferError("blocks would not be numbered as they are allocated")
+    of = blocks[released]
+    possible = len(of) == 0 or (of.min() >= 0 and of.max() < len(allocated) and len(np.unique(of)) == len(of))
+    if not possible or (allocated[of] > released).any():
+        raise LayersDifferError("a block would be released that is not there")
+
+
+def _modules(names: list[str], layers: list[int]) -> tuple[array[int], tuple[str, ...]]:
+    """The module of each block and the modules' paths, from these without the number of the layer, and that."""
+    known: dict[str, int] = {"": 0}
+    numbers: dict[tuple[str, int], int] = {}
+    column = array("l")
+    for pair in zip(names, layers, strict=True):
+        if (number := numbers.get(pair)) is None:
+            path = pair[0] if pair[1] == NO_LAYER else pair[0].replace(".*", f".{pair[1]}", 1)
+            number = numbers[pair] = known.setdefault(path, len(known))
+        column.append(number)
+    return column, tuple(known)
+
+
+def _marks(one: Tape, two: Tape, periods: int) -> tuple[tuple[int, str], ...]:
+    if [name for _, name in one.marks] != [name for _, name in two.marks]:
+        raise LayersDifferError("other phases")
+    return tuple(
+        (_grown(before, after, periods), name) for (before, name), (after, _) in zip(one.marks, two.marks, strict=True)
+    )
+
+
+def _grown(before: Place, after: Place, periods: int) -> Place:
+    return None if before is None or after is None else before + (after - before) * periods
+
+
+def _queries(tape: Tape, sources: np.ndarray) -> tuple[SizeQuery, ...]:
+    """The size queries of blocks that repeat those of a tape."""
+    asked = by_block(tape.size_queries)
+    return (
+        gather({block: asked[source] for block, source in enumerate(sources.tolist()) if source in asked})
+        if asked
+        else ()
+    )
+
+
+def _collectives(one: Tape, two: Tape, periods: int) -> tuple[Collective, ...]:
+    before = {(row.phase, row.kind, row.group, row.again): row for row in one.collectives}
+    after = {(row.phase, row.kind, row.group, row.again): row for row in two.collectives}
+    if before.keys() != after.keys():
+        raise LayersDifferError("other collectives")
+    return tuple(
+        replace(
+            row,
+            calls=_grown(before[key].calls, row.calls, periods),
+            bytes=_grown(before[key].bytes, row.bytes, periods),
+        )
+        for key, row in after.items()
+    )
+
+
+def _check_same_work(one: Tape, other: Tape) -> None:
+    try:
+        check_same_work(one, other)
+    except NotAffineError as error:
+        raise LayersDifferError(str(error)) from error
+
+
+def _same(one: Tape, other: Tape) -> bool:
+    """Whether two tapes say the same; size queries may be in another order."""
+    return by_block(one.size_queries) == by_block(other.size_queries) and replace(one, size_queries=()) == replace(
+        other, size_queries=()
+    )

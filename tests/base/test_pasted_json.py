@@ -1,0 +1,170 @@
+"""Read configs as people paste them: JSON, Python or Markdown. Other files are refused by name."""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+
+import pytest
+
+from sizer.architecture import make_blueprint
+from sizer.base.config_json import canonical_config, encode_config, read_config, read_object
+from sizer.base.errors import ConfigError
+from sizer.base.pasted_json import OTHER_FILES, adapter_query
+from sizer.catalogue.presets import PRESETS
+from sizer.query.request import parse_query
+from sizer.tracing.trace import build
+
+MINILM = PRESETS["all-minilm-l6-v2"].config
+CONFIG = {"model_type": "llama", "hidden_size": 64, "tie": True, "pad": None, "eps": 1e-06, "ids": [1, 2], "name": "it's \"a\""}
+JSON = json.dumps(CONFIG, indent=1)
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        f"\ufeff{JSON}",
+        f"```json\n{JSON}\n```",
+        f"Here it is:\n\n```\n{JSON}\n```\nand more {{}}",
+        repr(CONFIG),
+        f"config = {CONFIG!r}",
+        f"LlamaConfig {JSON}\n",
+        JSON.replace("{", "{ // the model\n", 1).replace('"tie"', '# tied\n /* both "{" */ "tie"'),
+        JSON.replace("\n}", ",\n}").replace("2\n ]", "2,\n ]"),
+        repr(CONFIG).replace("[1, 2]", "(1, 2)"),
+    ],
+)
+def test_what_is_pasted_is_read(pasted: str):
+    assert read_config(pasted) == CONFIG
+    assert canonical_config(pasted) == canonical_config(JSON)
+
+
+def test_a_python_dict_is_what_python_reads():
+    text = "{'model_type': \"bert\", 'a': {'b': [True, False, None], 'c': -1.5e-3, 'd': 'x\\ny'},}"
+    assert read_config(text) == ast.literal_eval(text)
+
+
+def test_a_dtype_of_torch_is_its_name():
+    assert read_config("{'model_type': 'bert', 'dtype': torch.bfloat16}")["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{'a': b}", "{'a': f(1)}", "{'a' 1}", "{'a': __import__('os')}", "{'a': 1", "text", "'" * 100, "```"],
+)
+def test_what_is_no_object_is_refused(text: str):
+    with pytest.raises(ConfigError, match=r"JSON|config"):
+        read_config(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{" + "'a':[" * 400_000, "/*" * 900_000, "{'" + "\\'" * 900_000, "```\n" * 400_000, "#" * 2_000_000],
+)
+def test_hostile_text_is_refused_in_linear_time(text: str):
+    start = time.process_time()
+    with pytest.raises(ConfigError, match=r"JSON|config"):
+        read_config(text)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"metadata": {"total_size": 1}, "weight_map": {}}', "safetensors.index.json"),
+        ('{"tokenizer_class": "LlamaTokenizer", "model_max_length": 1}', "tokenizer_config.json"),
+        ('{"version": "1.0", "added_tokens": [], "pre_tokenizer": null, "model": {}}', "tokenizer.json"),
+        ('{"bos_token": "<s>", "eos_token": {"content": "</s>"}}', "special_tokens_map.json"),
+        ('{"_from_model_config": true, "bos_token_id": 1}', "generation_config.json"),
+        ('{"do_sample": true, "eos_token_id": [1], "transformers_version": "4.51.0"}', "generation_config.json"),
+        ('{"image_processor_type": "SiglipImageProcessor"}', "preprocessor_config.json"),
+        ('{"_class_name": "FluxPipeline", "_diffusers_version": "0.30.0"}', "diffusers"),
+        ('{"model_cfg": {"embed_dim": 512}, "preprocess_cfg": {}}', "open_clip_config.json"),
+        ('{"word_embedding_dimension": 384, "pooling_mode_mean_tokens": true}', "1_Pooling"),
+        ('{"__version__": {"sentence_transformers": "2.0.0"}}', "config_sentence_transformers.json"),
+        ('[{"idx": 0, "type": "sentence_transformers.models.Transformer"}]', "modules.json"),
+        (b"GGUF\x03\x00\x00\x00\xff\xfe", "GGUF"),
+    ],
+)
+def test_another_file_is_named_with_the_one_that_is_needed(text: str | bytes, name: str):
+    with pytest.raises(ConfigError) as refused:
+        read_config(text)
+    assert name in refused.value.what and "config.json" in refused.value.todo
+    assert len({one.name for one in OTHER_FILES}) >= 12
+
+
+def test_an_adapters_config_asks_for_its_base_model():
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, "lora_alpha": 64, "lora_dropout": 0.05}
+    query = "arch=hub:Qwen/Qwen3-8B&train=adapter&adapter=lora&r=32&alpha=64&targets=q_proj,v_proj&adapter_dropout=0.05"
+    adapter["target_modules"] = ["q_proj", "v_proj"]
+    assert adapter_query(adapter) == query
+    assert adapter_query(read_object(JSON)) is None
+    with pytest.raises(ConfigError, match=r"adapter_config\.json") as refused:
+        read_config(json.dumps(adapter))
+    assert query in refused.value.todo
+
+
+QUANTIZED = {"producer": {"name": "modelopt", "version": "0.42"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["{"]}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{JSON}\n{json.dumps(QUANTIZED)}",
+        f"{json.dumps(QUANTIZED)} {JSON}",
+        f"config.json\n```json\n{JSON}\n```\nhf_quant_config.json:\n```json\n{json.dumps(QUANTIZED, indent=1)}\n```\n",
+    ],
+)
+def test_a_config_and_its_hf_quant_config_are_read_together(text: str):
+    settings = {"quant_method": "modelopt", "producer": QUANTIZED["producer"], "quant_algo": "NVFP4", "exclude_modules": ["{"]}
+    assert read_config(text) == {**CONFIG, "quantization_config": settings}
+    assert read_config(canonical_config(text)) == read_config(text)
+
+
+def test_a_hf_quant_config_alone_says_which_file_to_add():
+    with pytest.raises(ConfigError, match=r"hf_quant_config\.json") as refused:
+        read_config(json.dumps(QUANTIZED))
+    assert "config.json of the same folder" in refused.value.todo
+
+
+@pytest.mark.parametrize("text", [f"{JSON}\n{JSON}", f"{JSON}{json.dumps(QUANTIZED)}{JSON}", f"{JSON} }}" + json.dumps(QUANTIZED)])
+def test_other_texts_of_several_objects_are_refused(text: str):
+    with pytest.raises(ConfigError, match="config is not valid JSON"):
+        read_config(text)
+
+
+TIMM = """{"architecture": "resnet18", "num_classes": 10, "num_features": 512, "pretrained_cfg": {"tag": "a1_in1k",
+ "custom_load": false, "input_size": [3, 224, 224], "classifier": "fc", "first_conv": "conv1", "license": "apache-2.0"}}"""
+SENTENCES = {  # the files of a sentence-transformers folder; all but the first say which one to paste
+    "config.json": json.dumps({"_name_or_path": "nreimers/MiniLM-L6-H384-uncased", **MINILM}),
+    "modules.json": '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]',
+    "config_sentence_transformers.json": '{"__version__": {"sentence_transformers": "2.0.0", "transformers": "4.6.1"}}',
+    "sentence_bert_config.json": '{"max_seq_length": 256, "do_lower_case": false}',
+    "1_Pooling/config.json": '{"word_embedding_dimension": 384, "pooling_mode_cls_token": false}',
+    "tokenizer_config.json": '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}',
+    "special_tokens_map.json": '{"unk_token": "[UNK]", "sep_token": "[SEP]"}',
+}
+
+
+def parameters_of(text: str) -> int:
+    module = build(make_blueprint(parse_query(f"arch=config:{encode_config(text)}&mode=inference")))
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_timms_config_of_the_hub_is_read():
+    # ResNet-18 has 11,689,512 parameters with 1,000 classes; 990 of 513 each are left out
+    pytest.importorskip("timm")
+    assert parameters_of(TIMM) == 11_689_512 - 990 * 513
+
+
+def test_of_a_sentence_transformers_folder_the_config_is_read():
+    assert parameters_of(SENTENCES["config.json"]) == PRESETS["all-minilm-l6-v2"].expected_parameters
+
+
+@pytest.mark.parametrize("file", [name for name in SENTENCES if name != "config.json"])
+def test_of_a_sentence_transformers_folder_other_files_name_the_config(file: str):
+    with pytest.raises(ConfigError) as refused:
+        read_config(SENTENCES[file])
+    assert "config.json" in refused.value.todo
+    assert file.rpartition("/")[2] in refused.value.what or "1_Pooling" in refused.value.what

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from sizer.base.units import GIB, counted, format_both, format_bytes, format_count
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        # 1536 / 1024 = 1.5
+        (1536, "1.50 KiB"),
+        # 2**20 - 1 bytes are 1023.999 KiB, which rounds to 1024.00 KiB = 1 MiB
+        (2**20 - 1, "1.00 MiB"),
+        # 3242745856 / 2**30 = 3.0200...
+        (3242745856, "3.02 GiB"),
+        (80 * GIB, "80.00 GiB"),
+        (1000 * GIB, "1000.00 GiB"),
+        (2**40, "1.00 TiB"),
+        (-1536, "-1.50 KiB"),
+        # beyond the 53 bits of a float: 2**70 / 2**40 = 2**30
+        (2**70, "1073741824.00 TiB"),
+    ],
+)
+def test_bytes_as_text(n: int, text: str):
+    assert format_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1000, "1000 B"),
+        (1024, "1.02 kB (1.00 KiB)"),
+        # Llama 3.1 8B in bfloat16: 16060522496 / 10**9 = 16.0605, / 2**30 = 14.9575
+        (16_060_522_496, "16.06 GB (14.96 GiB)"),
+        (-(10**12), "-1.00 TB (-931.32 GiB)"),
+    ],
+)
+def test_bytes_as_text_in_both_units(n: int, text: str):
+    assert format_both(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00 K"),
+        # ResNet-50: 25557032 / 10**6 = 25.557 -> 25.56
+        (25_557_032, "25.56 M"),
+        # Llama 3 8B: 8030261248 / 10**9 = 8.03
+        (8_030_261_248, "8.03 B"),
+        # 999995 / 1000 = 999.995, half up 1000.00 K = 1 M
+        (999_995, "1.00 M"),
+        (-1000, "-1.00 K"),
+        (10**12, "1.00 T"),
+    ],
+)
+def test_counts_as_text(n: int, text: str):
+    assert format_count(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "nouns", "text"),
+    [
+        (0, ("case",), "0 cases"),
+        (1, ("case",), "1 case"),
+        (1200, ("case",), "1,200 cases"),
+        (1, ("process", "processes"), "1 process"),
+        (2, ("process", "processes"), "2 processes"),
+    ],
+)
+def test_what_is_counted(n: int, nouns: tuple[str, ...], text: str):
+    assert counted(n, *nouns) == text
+
+
+def test_text_grows_with_the_number():
+    sizes = [0, *(2**power + delta for power in range(1, 50) for delta in (-1, 0, 1))]
+    unit = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
+    shown = [(unit[name], float(number)) for number, name in (format_bytes(size).split() for size in sorted(sizes))]
+    assert shown == sorted(shown)

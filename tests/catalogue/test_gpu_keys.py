@@ -1,0 +1,137 @@
+"""The device that a key names: of the catalogue, of one's own, or refused with what may have been meant."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import sizer
+from sizer.base.errors import RefusedValueError, RequestError
+from sizer.catalogue.gpu_keys import CAPABILITIES, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
+from sizer.catalogue.gpus import GPUS
+from sizer.query.request import format_query, parse_query
+from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
+
+MIB = 2**20
+RESNET = "arch=torchvision:resnet18"
+
+
+def test_the_catalogues_own_keys():
+    assert [find_gpu(key) for key in GPUS] == list(GPUS.values())
+    assert not any(map(is_custom, GPUS))
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "total_bytes"),
+    [
+        ("custom:24GiB@8.9", "custom:24GiB@8.9", 24 * 2**30),
+        ("custom:24084MiB@8.9", "custom:24084MiB@8.9", 24_084 * MIB),
+        ("custom:24GB@8.9", "custom:24GB@8.9", 24 * 10**9),
+        ("CUSTOM:24 gib@8.9", "custom:24GiB@8.9", 24 * 2**30),
+        ("custom:22.50GiB@10.3", "custom:22.5GiB@10.3", 45 * 2**29),
+        ("custom:100GiB@9.0", "custom:100GiB@9.0", 100 * 2**30),  # no exponent: 1E+2
+        ("custom:2048MiB@7.5", "custom:2048MiB@7.5", 2 * 2**30),
+        ("custom:4096GiB@12.0", "custom:4096GiB@12.0", 2**42),
+    ],
+)
+def test_a_device_of_ones_own(given: str, key: str, total_bytes: int):
+    gpu = find_gpu(given)
+    assert (gpu.key, gpu.total_bytes, gpu.backend, gpu.maker) == (key, total_bytes, "cuda", "NVIDIA")
+    assert find_gpu(gpu.key) == gpu
+    assert split_custom(key) == tuple(key.removeprefix("custom:").split("@"))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_device_of_ones_own_survives_its_link(seed: int):
+    rng = random.Random(seed)
+    number = rng.choice((rng.randint(3, 4000), round(rng.uniform(3, 4000), rng.randint(1, 3))))
+    key = f"custom:{number}{rng.choice(('GiB', 'GB'))}@{format_capability(rng.choice(CAPABILITIES))}"
+    request = parse_query(f"{RESNET}&gpu={key}")
+    assert parse_query(format_query(request)) == request
+    assert request.gpu == find_gpu(key).key
+    assert parse_query(format_query(request, complete=True)).gpu == request.gpu
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "custom", "custom:", "custom:24GiB", "custom:24@8.9", "custom:@8.9", "custom:24GiB@", "custom:24GiB@8", "custom:-24GiB@8.9",
+        "custom:24GiB@3.5", "custom:24GiB@8.9.1", "custom:24TiB@8.9", "custom:1GiB@8.9", "custom:4097GiB@8.9", "custom:1e3GiB@8.9",
+        "custom:24GiB@gfx942", "custom:٢٤GiB@8.9", "custom:24.0000GiB@8.9", "custom:0GiB@8.9",
+    ],
+)  # fmt: skip
+def test_what_is_no_device_of_ones_own_is_refused_with_an_example(given: str):
+    with pytest.raises(
+        RefusedValueError, match=r"^custom:<memory>@<capability>, memory from 2 GiB to 4,096 GiB"
+    ) as refused:
+        find_gpu(given)
+    assert "one of 6.0, 6.1, 7.0, 7.5, 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 10.3, 12.0, 12.1" in refused.value.allowed
+    assert refused.value.todo == f"write for example gpu={EXAMPLE}"
+    assert find_gpu(EXAMPLE).key == EXAMPLE
+
+
+def test_its_context_is_that_of_any_device_of_its_capability():
+    # capability 9.0: an H20 with 78 multiprocessors of 2,048 threads, 2 KiB each, holds 312 MiB, most others with 132 hold 528;
+    # libraries 149 MiB, 153 below and 589 above
+    gpu = find_gpu("custom:80GiB@9.0")
+    assert (gpu.context_low_bytes, gpu.context_bytes, gpu.context_high_bytes) == (308 * MIB, 677 * MIB, 1266 * MIB)
+    assert gpu.source.startswith("as given; outside PyTorch: any of the catalogue's ")
+    assert gpu.source.endswith(" of capability 9.0")
+
+
+def test_no_library_is_asked_in_its_place():
+    gpu = find_gpu("custom:81038MiB@8.0")
+    assert (gpu.total_bytes, gpu.capability) == (GPUS["a100-80gb"].total_bytes, GPUS["a100-80gb"].capability)
+    assert oracle_name(gpu) is None and size_oracle_of(gpu) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("h100", "did you mean h100-80gb, h100-pcie, h100-nvl?"),
+        ("4090", "did you mean rtx-4090, rtx-4090-d, rtx-4090-laptop?"),
+        ("RTX 4090", "did you mean rtx-4090, rtx-4090-d, rtx-4090-laptop?"),
+        ("NVIDIA GeForce RTX 3060 Ti", "did you mean rtx-3060-ti?"),
+        ("a100-80", "did you mean a100-80gb?"),
+        ("MI300", "did you mean mi300x?"),
+        ("7900xtx", "did you mean rx-7900-xtx?"),
+        ("gb10", "did you mean dgx-spark?"),
+        ("m4-max", "did you mean m4-max-64gb, m4-max-128gb, m4-max-36gb?"),
+        ("rtx-4009", "did you mean rtx-4090, "),
+        ("x", "write for example gpu=rtx-4090"),
+        ("nothing of the kind", "write for example gpu=rtx-4090"),
+    ],
+)
+def test_what_may_have_been_meant_is_suggested_and_never_taken(given: str, said: str):
+    with pytest.raises(
+        RequestError, match=r"^gpu: given .*, allowed a key that `python -m sizer gpus` lists, or a device"
+    ) as refused:
+        parse_query(f"{RESNET}&gpu={given}")
+    (refusal,) = refused.value.refusals
+    assert refusal.todo.startswith(said)
+
+
+def test_suggestions_are_keys():
+    with pytest.raises(RequestError, match="did you mean") as refused:
+        parse_query(f"{RESNET}&gpu=rtx")
+    (refusal,) = refused.value.refusals
+    assert set(refusal.todo.removeprefix("did you mean ").rstrip("?").split(", ")) <= GPUS.keys()
+
+
+def test_conflicts_are_judged_by_its_rules():
+    assert parse_query(f"{RESNET}&gpu={EXAMPLE}&expandable=1&optimizer_impl=fused").expandable_segments
+    with pytest.raises(RequestError, match=r"^gpu: given 'custom:24GiB', allowed custom:<memory>@<capability>"):
+        parse_query(f"{RESNET}&gpu=custom:24GiB&expandable=1")
+
+
+def test_python_takes_the_same_keys():
+    import torch
+
+    def estimate(gpu: str):
+        return sizer.size_module(lambda: torch.nn.Linear(64, 64), (torch.zeros(8, 64),), gpu=gpu)
+
+    own, known = estimate("custom:24084MiB@8.9"), estimate("rtx-4090")
+    assert own.gpu.key == "custom:24084MiB@8.9"
+    assert own.estimates[0].peak_allocated_bytes == known.estimates[0].peak_allocated_bytes
+    assert own.estimates[0].peak_reserved_bytes == known.estimates[0].peak_reserved_bytes

@@ -1,0 +1,44 @@
+"""The interval of the largest batch, in one wording."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.report.interval import Interval
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [
+        (0, None, "not known"),
+        (4, None, "at least 4"),
+        (0, 5, "at most 5"),
+        (4, 5, "4 to 5"),
+        (1725, 1725, "1,725"),
+        (0, 0, "none"),
+    ],
+)
+def test_the_words(least, most, words):
+    found = Interval(least=least, most=most)
+    assert str(found) == words
+    assert found.is_known == (words != "not known")
+
+
+def test_each_verdict_narrows_the_interval():
+    found = Interval()
+    for value, fits, words in (
+        (2, True, "at least 2"),
+        (32, False, "2 to 31"),
+        (16, "uncertain", "2 to 31"),
+        (8, True, "8 to 31"),
+        (9, False, "8"),
+        (4, False, "8"),  # fragmentation: a smaller batch may not fit; what was seen to fit counts
+    ):
+        found = found.with_verdict(value, fits)
+        assert str(found) == words
+
+
+def test_the_order_of_answers_does_not_matter():
+    one, other = Interval(least=4, most=40), Interval(most=12)
+    assert one.meet(other) == other.meet(one) == Interval(least=4, most=12)
+    assert Interval().meet(one) == one

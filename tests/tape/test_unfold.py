@@ -1,0 +1,120 @@
+"""Tapes of deep models from those of shallower ones, on tapes written by hand."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sizer.tape.communication import Collective
+from sizer.tape.size_queries import SizeQuery, by_block
+from sizer.tape.stretches import LayersDifferError
+from sizer.tape.tape import Tape
+from sizer.tape.unfold import unfold
+
+
+def tape_of(layers: int, *, batch: int = 1, last: int = 0) -> Tape:
+    """A model of so many layers: each keeps an activation, which its backward pass releases when it has made a gradient; gradients
+    are released in the order of the layers. The `last` layer has a block more in its backward pass, of so many bytes."""
+    order, sizes, modules, queries = array("q"), array("q"), array("l"), []
+    names = ["", "embedding", *(f"layers.{layer}" for layer in range(layers))]
+
+    def allocate(size: int, module: int) -> int:
+        sizes.append(size)
+        modules.append(module)
+        order.append(len(sizes) - 1)
+        return len(sizes) - 1
+
+    embedded = allocate(100 * batch, 1)
+    kept = [allocate(10 * batch, 2 + layer) for layer in range(layers)]
+    queries = tuple(
+        SizeQuery(kind="asked", words=("a",), numbers=(batch, block), blocks=(block,)) for block in (embedded,)
+    )
+    forward = len(order)
+    gradients = []
+    for layer in reversed(range(layers)):
+        if last and layer == layers - 1:
+            order.append(~allocate(last, 2 + layer))
+        gradients.append(allocate(7, 2 + layer))
+        order.append(~kept[layer])
+    order.append(~embedded)
+    backward = len(order)
+    every = allocate(8 * layers, 0)  # a value for each layer
+    order.extend(~gradient for gradient in reversed(gradients))
+    order.append(~every)
+    rows = (("backward", 20 * layers), ("optimizer", 3))
+    told = (Collective(phase=p, kind="all-reduce", group="world", again=False, calls=1, bytes=b) for p, b in rows)
+    return Tape(
+        batch=batch,
+        order=order,
+        sizes=sizes,
+        categories=bytes(len(sizes)),
+        ops=array("l", [0] * len(sizes)),
+        modules=modules,
+        op_names=("aten.op",),
+        module_names=tuple(names),
+        marks=((forward, "forward"), (backward, "backward"), (len(order), "optimizer")),
+        size_queries=queries,
+        collectives=tuple(told),
+    ).validate()
+
+
+@pytest.mark.parametrize("last", [0, 5])
+@pytest.mark.parametrize("layers", [4, 9, 40])
+def test_a_tape_goes_on_with_more_layers(layers: int, last: int):
+    tapes = [tape_of(count, last=last) for count in (3, 4, 5)]
+    unfolded = unfold(tapes[0], tapes[1], layers - 3, stacks=["layers"], third=tapes[2])
+    assert unfolded.tape == tape_of(layers, last=last)
+
+
+def test_a_block_repeats_one_of_the_deeper_tape():
+    second = tape_of(4)
+    unfolded = unfold(tape_of(3), second, 7, stacks=["layers"])
+    assert not unfolded.sizes_alone  # one grows with the layers, and collectives do
+    same = [tape_of(10).sizes[block] == second.sizes[source] for block, source in enumerate(unfolded.sources)]
+    assert np.flatnonzero(np.logical_not(same)).tolist() == [21]
+
+
+def test_other_batch_sizes_have_the_sizes_of_the_deeper_tape():
+    def without(tape: Tape) -> Tape:
+        sizes = array("q", [0 if tape.modules[block] == 0 else size for block, size in enumerate(tape.sizes)])
+        return replace(tape, collectives=(), sizes=sizes)
+
+    unfolded = unfold(*(without(tape_of(layers)) for layers in (3, 4)), 7, stacks=["layers"])
+    assert unfolded.sizes_alone
+    assert unfolded.of(without(tape_of(4, batch=6))) == without(tape_of(10, batch=6))
+    with pytest.raises(LayersDifferError, match="event 6 is"):
+        unfolded.of(without(tape_of(4, batch=6, last=1)))
+
+
+def test_queries_are_those_of_the_blocks_that_are_repeated():
+    def asked(layers: int) -> Tape:
+        queries = tuple(SizeQuery(kind="k", words=(), numbers=(1,), blocks=(block,)) for block in range(1, layers + 1))
+        return replace(tape_of(layers), size_queries=queries)
+
+    unfolded = unfold(asked(3), asked(4), 7, stacks=["layers"], third=asked(5))
+    assert by_block(unfolded.tape.size_queries) == by_block(asked(10).size_queries)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tape: replace(tape, stand_ins=("assumed",)), "other assumptions"),
+        (lambda tape: replace(tape, categories=bytes(len(tape.sizes) - 1) + b"\1"), "repeats nothing"),
+        (lambda tape: replace(tape, marks=tape.marks[:-1]), "other phases"),
+        (lambda tape: replace(tape, collectives=tape.collectives[:1]), "other collectives"),
+    ],
+    ids=["assumptions", "events", "phases", "collectives"],
+)
+def test_a_deeper_tape_that_repeats_nothing_is_refused(change, words: str):
+    with pytest.raises(LayersDifferError, match=words):
+        unfold(tape_of(3), change(tape_of(4)), 7, stacks=["layers"])
+
+
+def test_a_third_depth_shows_what_two_do_not():
+    sizes = tape_of(5).sizes[:]
+    sizes[3] += 1
+    with pytest.raises(LayersDifferError, match="does not repeat the first one"):
+        unfold(tape_of(3), tape_of(4), 7, stacks=["layers"], third=replace(tape_of(5), sizes=sizes))
