@@ -48,8 +48,8 @@ def estimate(query: str, /, **keys: Any) -> Report:
     """
     from sizer.base.config_json import read_config
     from sizer.catalogue.sources import fetch
-    from sizer.query.request import parse_query
     from sizer.query.several import with_keys
+    from sizer.query.text import parse_query
 
     request, config = parse_query(with_keys(query, keys)), None
     if request.is_fetched:

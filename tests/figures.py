@@ -17,7 +17,7 @@ from sizer.base.units import format_bytes
 from sizer.catalogue import contexts
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
-from sizer.query.request import query_keys
+from sizer.query.text import query_keys
 from sizer.report.bounds import BETWEEN_VERSIONS
 from tests.benchmarks import bench_torchtitan
 from tests.benchmarks.bench_outside import HELD, read_messages, used

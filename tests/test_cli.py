@@ -26,7 +26,7 @@ from sizer.commands.report_text import format_explanation, format_report
 from sizer.commands.text import format_table
 from sizer.commands.which import format_devices
 from sizer.query.keys import KEYS
-from sizer.query.request import format_query, parse_query, query_keys
+from sizer.query.text import format_query, parse_query, query_keys
 from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.question import COMPILED

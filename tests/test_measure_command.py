@@ -18,7 +18,7 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.files import write_measured
 from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
 from sizer.device.record.recording import Measured
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from tests.device.tapes import CPU, CUDA, measured_from, report_of, tape_of, training

@@ -34,7 +34,7 @@ ROOMS = {
     "allocator": ("base", "catalogue", "tape"),
     "report": ("base", "catalogue", "query", "tape", "allocator"),
     "pasted": ("base", "catalogue"),
-    "serving": ("base", "catalogue", "report"),
+    "serving": ("base", "catalogue", "query", "report"),
     "architecture": ("base", "catalogue", "query", "report"),
     "distributed": ("base", "catalogue", "architecture"),
     "recipes": ("base", "catalogue", "architecture"),
@@ -279,7 +279,7 @@ def test_what_is_unwanted_is_caught():
 
 def test_queries_are_read_without_torch():
     code = (
-        "import sys; from sizer.base.config_json import encode_config; from sizer.query.request import parse_query\n"
+        "import sys; from sizer.base.config_json import encode_config; from sizer.query.text import parse_query\n"
         "parse_query('arch=config:' + encode_config('{\"model_type\": \"gpt2\"}'))\n"
         "parse_query('arch=hf:' + next(iter(__import__('sizer.catalogue.presets', fromlist=['PRESETS']).PRESETS)))\n"
         "print([name for name in ('torch', 'transformers', 'streamlit') if name in sys.modules])"

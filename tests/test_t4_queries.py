@@ -12,7 +12,7 @@ import pytest
 
 from sizer.base.config_json import canonical_config, encode_config
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from tests.benchmarks.published.adapters import MODELS
 

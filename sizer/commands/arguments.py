@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
 from sizer.base.errors import ConfigError, quote
-from sizer.query.request import QueryKey, format_query, parse_query, query_keys
 from sizer.query.several import with_keys
+from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 
 QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
 

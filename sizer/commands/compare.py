@@ -14,8 +14,9 @@ from sizer.commands.arguments import describe_keys
 from sizer.commands.figures import TITLES
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, terminal_width, to_printable
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
 from sizer.query.several import read_questions
+from sizer.query.text import format_query
 from sizer.report.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
 from sizer.service.client import JobClient
 

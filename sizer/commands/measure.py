@@ -20,7 +20,8 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import MeasureJob, start
 from sizer.device.trial.launch_ranks import RanksJob, start_ranks
-from sizer.query.request import Request, check_traced, format_query, parse_query
+from sizer.query.request import Request, check_traced
+from sizer.query.text import format_query, parse_query
 from sizer.query.values import DTYPES
 from sizer.service.client import JobClient
 

@@ -13,7 +13,7 @@ from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.ranks import PEAK, rank_of, worst
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 SCRATCH_SHOWN = 5
 _COUNTERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "driver_bytes")

@@ -10,7 +10,8 @@ from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.decision import BudgetPoint, BudgetReport, cell_of
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)

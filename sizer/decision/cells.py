@@ -10,7 +10,8 @@ from sizer.estimating.kept import Kept
 from sizer.estimating.model import Counted, Progress
 from sizer.estimating.scopes import as_traced
 from sizer.estimating.tracer import Traced, Tracer, answers_of, check_kernels
-from sizer.query.request import Request, check_traced, format_query, gpu_of, parse_query
+from sizer.query.request import Request, check_traced, gpu_of
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import Cell, cell_of
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.report.fit import Fits, fits_in

@@ -14,7 +14,8 @@ from sizer.decision.changes import Changed, changes
 from sizer.decision.serving import served_devices
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
-from sizer.query.request import Request, check_eager, format_query
+from sizer.query.request import Request, check_eager
+from sizer.query.text import format_query
 from sizer.report.decision import DeviceReport, DeviceRow, with_largest
 
 

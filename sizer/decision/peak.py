@@ -16,7 +16,8 @@ from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
-from sizer.query.request import Request, check_one_rank, format_query
+from sizer.query.request import Request, check_one_rank
+from sizer.query.text import format_query
 from sizer.report.peak import STAY, PeakReport, find_peak
 from sizer.tape.loops import repeated_events, written
 

@@ -15,7 +15,8 @@ from sizer.decision.serving import served_ranks
 from sizer.distributed.devices import PER_HOST
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
-from sizer.query.request import Request, check_eager, format_query, parse_query
+from sizer.query.request import Request, check_eager
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import RankReport, RankRow, with_largest
 from sizer.report.weighing import weigh_peak
 

@@ -28,7 +28,8 @@ from sizer.distributed.passes import rank_example
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import plan_of
 from sizer.query.keys import KEYS
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.tracing.steps import INIT_SCALE
 

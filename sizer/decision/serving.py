@@ -15,7 +15,8 @@ from sizer.distributed.devices import PER_HOST
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
 from sizer.estimating.server_report import Planner
-from sizer.query.request import Request, format_query, gpu_of, parse_query
+from sizer.query.request import Request, gpu_of
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import (
     DeviceReport,
     DeviceRow,

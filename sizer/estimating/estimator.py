@@ -15,7 +15,8 @@ from sizer.estimating.cautions import cautions, of_each_rank, of_server, on_the_
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
 from sizer.estimating.tracer import Tracer, answers_of, cheapest_first, check_kernels
-from sizer.query.request import Request, format_query, gpu_of
+from sizer.query.request import Request, gpu_of
+from sizer.query.text import format_query
 from sizer.query.values import DTYPES
 from sizer.report.column import Column, read_cells, with_largest
 from sizer.report.estimate import Estimate

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from sizer.catalogue.modes import MODES
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.loop_decisions import TRACED_PASSES
 
 DIGEST_LENGTH = 32  # characters

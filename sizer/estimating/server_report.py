@@ -23,7 +23,8 @@ from sizer.estimating.model import COUNTED_IN, Model, Progress
 from sizer.estimating.scopes import module_scope_of, served_module
 from sizer.estimating.server_model import read_architecture
 from sizer.estimating.server_profile import trace_profile
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.census import Census
 from sizer.report.report import Report, build_report
 from sizer.report.served import Served

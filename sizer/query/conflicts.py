@@ -38,11 +38,12 @@ from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
-from sizer.query.keys import KEYS, AnyRequest
+from sizer.query.keys import KEYS
+from sizer.query.request import Request
 from sizer.query.values import CACHES, MAX_MICROBATCHES, MAX_WORLD
 
 
-def conflicts(request: AnyRequest) -> Iterator[Refusal]:
+def conflicts(request: Request) -> Iterator[Refusal]:
     """What is wrong with the values of a request, a refusal for each key that is at odds with others; its source may be empty."""
     if request.source:
         yield from _refused_by_source(request)
@@ -77,7 +78,7 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
 _NOT_COMPILED = ("weights", "cudnn_benchmark", "outputs", *RECIPE_KEYS, "parallel")
 
 
-def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """Yield a refusal for each value whose compiled steps were not compared with PyTorch's own."""
     compiled = f"compile={request.compile}"
     if gpu.backend != "cuda":
@@ -102,7 +103,7 @@ def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal
         )
 
 
-def _refused_in_graphs(request: AnyRequest) -> Iterator[Refusal]:
+def _refused_in_graphs(request: Request) -> Iterator[Refusal]:
     """Yield a refusal for each value with which PyTorch itself gives up code that CUDA graphs record (cudagraph_trees.py, 2.15)."""
     if request.compile != REDUCE_OVERHEAD:
         return
@@ -122,7 +123,7 @@ def _refused_in_graphs(request: AnyRequest) -> Iterator[Refusal]:
         )
 
 
-def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """Refuse values of a training recipe that contradict each other or the source."""
     if request.step == IN_BACKWARD and request.accumulate > 1:
         yield Refusal(
@@ -174,7 +175,7 @@ def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         )
 
 
-def _refused_on_the_host(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_on_the_host(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """Refuse what torchao's CPUOffloadOptimizer does not take, or was not compared with it."""
     row = OPTIMIZERS[request.optimizer]
     other = (
@@ -193,7 +194,7 @@ def _refused_on_the_host(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             )
 
 
-def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """Refuse what TRL's losses, or sentence-transformers', do not take, and a reference that the question does not have."""
     asked = f"objective={request.objective}"
     if gpu.backend != "cuda":
@@ -235,7 +236,7 @@ def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(key="objective", given=given, allowed="quantised weights with train=adapter", todo=todo)
 
 
-def _refused_by_denoiser(request: AnyRequest) -> Iterator[Refusal]:
+def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
     """Refuse what diffusers' example scripts do not train, or not so."""
     trains = MODES[request.mode].trains
     if trains and request.train not in TRAINS_OF_DENOISERS:
@@ -270,7 +271,7 @@ def _refused_by_denoiser(request: AnyRequest) -> Iterator[Refusal]:
         )
 
 
-def _refused_in_groups(request: AnyRequest) -> Iterator[Refusal]:
+def _refused_in_groups(request: Request) -> Iterator[Refusal]:
     """Refuse what TRL's GRPOTrainer does not have, and batches that are no whole groups."""
     if request.possible_batches != request.batches:
         group, refused = request.group, [batch for batch in request.batches if batch not in request.possible_batches]
@@ -296,7 +297,7 @@ def _refused_in_groups(request: AnyRequest) -> Iterator[Refusal]:
         )
 
 
-def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """What the server that is asked for does not have."""
     engine = ENGINES[request.engine]
     if gpu.backend not in engine.backends:
@@ -333,7 +334,7 @@ def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         )
 
 
-def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """What a device of this kind does not have, or whose kernels there are not known."""
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
     if request.optimizer_impl is not None and request.optimizer_impl not in known:
@@ -388,7 +389,7 @@ def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         )
 
 
-def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """What no world of ranks can be."""
     if gpu.backend != "cuda":
         yield Refusal(
@@ -437,7 +438,7 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         )
 
 
-def _too_many_ranks(request: AnyRequest) -> Refusal:
+def _too_many_ranks(request: Request) -> Refusal:
     """The refusal of a world that is too large, with a smaller one: of each degree in turn as much as the others leave room for."""
     world, less = request.world, {}
     degrees = [key for key in ("replicate", "ranks", "cp", "pp", "tp") if key in PARALLELS[request.parallel].keys]
@@ -455,7 +456,7 @@ def _too_many_ranks(request: AnyRequest) -> Refusal:
     )
 
 
-def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     if request.tp == 1:
         yield Refusal(
             key="tp", given="1 with parallel=tp", allowed="2 or more", todo="ask for tp=8, or remove parallel"
@@ -493,7 +494,7 @@ def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refus
         )
 
 
-def _refused_in_pipeline(request: AnyRequest) -> Iterator[Refusal]:
+def _refused_in_pipeline(request: Request) -> Iterator[Refusal]:
     """What no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
     if request.pp == 1:
         yield Refusal(
@@ -541,7 +542,7 @@ def _refused_in_pipeline(request: AnyRequest) -> Iterator[Refusal]:
         yield _unscheduled(request)
 
 
-def _unscheduled(request: AnyRequest) -> Refusal:
+def _unscheduled(request: Request) -> Refusal:
     """The refusal of the batch sizes that a schedule does not take."""
     schedule, size = SCHEDULES[request.schedule], request.microbatch
     refused = [batch for batch in request.batches if batch not in request.possible_batches]
@@ -558,7 +559,7 @@ def _unscheduled(request: AnyRequest) -> Refusal:
     )
 
 
-def _refused_by_source(request: AnyRequest) -> Iterator[Refusal]:
+def _refused_by_source(request: Request) -> Iterator[Refusal]:
     source = SOURCES[request.source]
     if request.mode in source.refuses_modes:
         yield Refusal(

@@ -53,7 +53,6 @@ from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.needs import (
-    AnyRequest,
     completions,
     four_bits,
     generation,
@@ -83,6 +82,7 @@ from sizer.query.needs import (
     training,
     unserved,
 )
+from sizer.query.request import Request
 from sizer.query.server_values import (
     format_size,
     format_want,
@@ -162,11 +162,11 @@ class Key:
     """
 
     read: Callable[[str], dict[str, Any]]
-    write: Callable[[AnyRequest], str | None]
-    is_default: Callable[[AnyRequest], bool]
+    write: Callable[[Request], str | None]
+    is_default: Callable[[Request], bool]
     allowed: str
     otherwise: str = ""
-    needs: Callable[[AnyRequest], str] = lambda request: ""
+    needs: Callable[[Request], str] = lambda request: ""
     label: str = ""
     toggles: bool = False
 
@@ -178,13 +178,13 @@ def _field(
     *,
     allowed: str,
     otherwise: str = "",
-    needs: Callable[[AnyRequest], str] = lambda request: "",
+    needs: Callable[[Request], str] = lambda request: "",
     label: str = "",
     compiled: object = None,
 ) -> Key:
     """The key of one field of Request, whose default is `compiled`, if given, in a question with compiled code."""
 
-    def write_field(request: AnyRequest) -> str | None:
+    def write_field(request: Request) -> str | None:
         value = getattr(request, name)
         return None if value is None else write(value)
 
@@ -209,7 +209,7 @@ def _recipe(
     *,
     allowed: str,
     label: str,
-    needs: Callable[[AnyRequest], str] = of_one_device,
+    needs: Callable[[Request], str] = of_one_device,
     otherwise: str = "",
 ) -> Key:
     """Return the key of a training recipe, which has no text at its default."""
@@ -225,13 +225,13 @@ def _recipe(
     )
 
 
-def _usual_of(request: AnyRequest, name: str) -> object:
+def _usual_of(request: Request, name: str) -> object:
     """Return the default of a field of Request: its source's own, else the same for all."""
     source = SOURCES.get(request.source)
     return source.defaults[name] if source is not None and name in source.defaults else _default_of(request, name)
 
 
-def _default_of(request: AnyRequest, name: str) -> object:
+def _default_of(request: Request, name: str) -> object:
     return request.__dataclass_fields__[name].default
 
 
@@ -281,7 +281,7 @@ def _read_weights(text: str) -> dict[str, object]:
     return {"part_weights": tuple(parts.items())}
 
 
-def _write_weights(request: AnyRequest) -> str:
+def _write_weights(request: Request) -> str:
     parts = (f"{part}:{how}" if part else how for part, how in request.part_weights)
     return ",".join(parts) if request.part_weights else request.weights
 
@@ -296,18 +296,18 @@ def _read_offload(text: str) -> dict[str, object]:
     return {"offloading": kind if kind != "group-block" else f"{kind}:{int(blocks or 1)}"}
 
 
-def _write_offload(request: AnyRequest) -> str:
+def _write_offload(request: Request) -> str:
     return request.offloading if request.offloading != OFFLOADS[0] else format_switch(request.offload)
 
 
-def _write_arch(request: AnyRequest) -> str:
+def _write_arch(request: Request) -> str:
     if request.config is not None:
         return f"{request.source}:{encode_config(request.config)}"
     revision = f"@{request.revision}" if request.revision is not None else ""
     return f"{request.source}:{request.name}{revision}"
 
 
-def _anything(request: AnyRequest) -> str:
+def _anything(request: Request) -> str:
     return ""
 
 

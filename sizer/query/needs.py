@@ -6,7 +6,6 @@ Each is the `needs` of rows in sizer.query.keys: a function of a request, or one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
@@ -16,53 +15,52 @@ from sizer.catalogue.recipes import GRPO, WITH_REFERENCE
 from sizer.catalogue.serving import ENGINES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
+from sizer.query.request import Request
 
-AnyRequest = Any  # a Request (sizer.query.request), which is made of the table of keys
 
-
-def training(request: AnyRequest) -> str:
+def training(request: Request) -> str:
     return "" if MODES[request.mode].trains else "mode=training"
 
 
-def generation(request: AnyRequest) -> str:
+def generation(request: Request) -> str:
     return "" if MODES[request.mode].generates else "mode=generate"
 
 
-def completions(request: AnyRequest) -> str:
+def completions(request: Request) -> str:
     """Return what a number of new tokens needs: a mode or an objective that generates."""
     return "" if MODES[request.mode].generates or request.objective == GRPO else "mode=generate or objective=grpo"
 
 
-def serving(request: AnyRequest) -> str:
+def serving(request: Request) -> str:
     return "" if MODES[request.mode].serves else "mode=serve"
 
 
-def of_engines(key: str) -> Callable[[AnyRequest], str]:
+def of_engines(key: str) -> Callable[[Request], str]:
     """What a key needs that some servers take."""
     taking = [row.key for row in ENGINES.values() if key in row.takes]
 
-    def needs(request: AnyRequest) -> str:
+    def needs(request: Request) -> str:
         return serving(request) or ("" if request.engine in taking else f"engine={' or '.join(taking)}")
 
     return needs
 
 
-def unserved(needs: Callable[[AnyRequest], str]) -> Callable[[AnyRequest], str]:
+def unserved(needs: Callable[[Request], str]) -> Callable[[Request], str]:
     """What a key needs that no server takes, which has a scheduler of its own."""
     others = " or ".join(f"mode={mode.key}" for mode in MODES.values() if not mode.serves)
     return lambda request: others if MODES[request.mode].serves else needs(request)
 
 
-def served_or(key: str, needs: Callable[[AnyRequest], str]) -> Callable[[AnyRequest], str]:
+def served_or(key: str, needs: Callable[[Request], str]) -> Callable[[Request], str]:
     """What a key needs that servers take, and other modes with a condition."""
     of_server = of_engines(key)
     return lambda request: of_server(request) if MODES[request.mode].serves else needs(request)
 
 
-def of_adapters(key: str) -> Callable[[AnyRequest], str]:
+def of_adapters(key: str) -> Callable[[Request], str]:
     """What a key needs that some adapters take."""
 
-    def needs(request: AnyRequest) -> str:
+    def needs(request: Request) -> str:
         if request.train != "adapter":
             return "train=adapter"
         if key == "adapter" or key in ADAPTERS[request.adapter].arguments:
@@ -72,27 +70,27 @@ def of_adapters(key: str) -> Callable[[AnyRequest], str]:
     return needs
 
 
-def of_parallels(key: str) -> Callable[[AnyRequest], str]:
+def of_parallels(key: str) -> Callable[[Request], str]:
     """What a key needs that some ways of parallel training take."""
     taking = [row.key for row in PARALLELS.values() if key in row.keys]
 
-    def needs(request: AnyRequest) -> str:
+    def needs(request: Request) -> str:
         return "" if request.parallel in taking else f"parallel={' or '.join(taking)}"
 
     return needs
 
 
-def of_split(key: str, *, trains: bool = False) -> Callable[[AnyRequest], str]:
+def of_split(key: str, *, trains: bool = False) -> Callable[[Request], str]:
     """What a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
     parallels = of_parallels(key)
 
-    def needs(request: AnyRequest) -> str:
+    def needs(request: Request) -> str:
         return parallels(request) or ("tp=8" if request.tp == 1 else training(request) if trains else "")
 
     return needs
 
 
-def of_context(request: AnyRequest) -> str:
+def of_context(request: Request) -> str:
     """What context parallel needs: a step that trains, and attention that PyTorch has it for."""
     return (
         of_parallels("cp")(request)
@@ -103,58 +101,58 @@ def of_context(request: AnyRequest) -> str:
     )
 
 
-def of_pipelines(request: AnyRequest) -> str:
+def of_pipelines(request: Request) -> str:
     """What a key needs that says how a pipeline works."""
     return "" if request.pp > 1 else "pp=2 or more"
 
 
-def of_diffusion(request: AnyRequest) -> str:
+def of_diffusion(request: Request) -> str:
     """Return what a key needs that is about a diffusion pipeline's call."""
     source = SOURCES.get(request.source)
     return "" if source is not None and source.trace else "arch=diffusers:<preset>"
 
 
-def of_pipeline_calls(request: AnyRequest) -> str:
+def of_pipeline_calls(request: Request) -> str:
     """Return what a key needs that only calls of a diffusion pipeline take: the denoiser alone trains."""
     return of_diffusion(request) or ("mode=inference" if MODES[request.mode].trains else "")
 
 
-def of_offload(request: AnyRequest) -> str:
+def of_offload(request: Request) -> str:
     """Return what `offload` needs: 0 and 1 are FSDP2's policy, the other values a pipeline's."""
     if request.offloading != "none":
         return of_pipeline_calls(request)
     return of_parallels("offload")(request) if request.offload or of_diffusion(request) else ""
 
 
-def of_group_offload(request: AnyRequest) -> str:
+def of_group_offload(request: Request) -> str:
     """Return what a stream of its own needs."""
     needs = of_pipeline_calls(request)
     return needs or ("" if request.offloading.startswith("group") else "offload=group-leaf or offload=group-block:1")
 
 
-def once_passed(request: AnyRequest) -> str:
+def once_passed(request: Request) -> str:
     """Return what torch.compile needs: a mode whose compiled steps were compared with PyTorch's own."""
     mode = MODES[request.mode]
     return "mode=training or mode=inference" if mode.generates or mode.serves else ""
 
 
-def of_compiled(request: AnyRequest) -> str:
+def of_compiled(request: Request) -> str:
     """Return what a key needs that says how a model is compiled."""
     return "compile=default or compile=reduce-overhead" if request.compile is None else ""
 
 
-def of_compiled_training(request: AnyRequest) -> str:
+def of_compiled_training(request: Request) -> str:
     """Return what the activation memory budget needs: a compiled backward pass."""
     return training(request) or of_compiled(request)
 
 
-def four_bits(request: AnyRequest) -> str:
+def four_bits(request: Request) -> str:
     """Return what the dtype of 4-bit products needs."""
     row = WEIGHTS[request.weights]
     return "" if row.has_4_bits else f"weights={' or '.join(one.key for one in WEIGHTS.values() if one.has_4_bits)}"
 
 
-def quantized_adapters(request: AnyRequest) -> str:
+def quantized_adapters(request: Request) -> str:
     """Return what a key needs that is about adapters on quantised weights."""
     if request.train != "adapter":
         return "train=adapter"
@@ -162,40 +160,40 @@ def quantized_adapters(request: AnyRequest) -> str:
     return "" if row.package == BITSANDBYTES or row.key == "checkpoint" else "weights quantised by bitsandbytes"
 
 
-def of_one_device(request: AnyRequest) -> str:
+def of_one_device(request: Request) -> str:
     """Return what a training recipe needs: a step of one device, which ranks of a world were not compared with."""
     return training(request) or of_plain_module(request) or ("" if request.parallel == "none" else "parallel=none")
 
 
-def of_language_models(request: AnyRequest) -> str:
+def of_language_models(request: Request) -> str:
     """Return what a loss of language models needs."""
     source = SOURCES.get(request.source)
     known = source is None or source.package == "transformers"
     return of_one_device(request) or ("" if known else "a language model of transformers")
 
 
-def of_preferences(request: AnyRequest) -> str:
+def of_preferences(request: Request) -> str:
     """Return what a reference needs: an objective that compares with one."""
     taking = " or ".join(f"objective={objective}" for objective in WITH_REFERENCE)
     return of_language_models(request) or ("" if request.objective in WITH_REFERENCE else taking)
 
 
-def of_groups(request: AnyRequest) -> str:
+def of_groups(request: Request) -> str:
     """Return what a key needs that is about completions of the model that trains."""
     return of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
 
 
-def of_plain_module(request: AnyRequest) -> str:
+def of_plain_module(request: Request) -> str:
     """Return what a key needs that a pipeline of several modules does not take."""
     return "an architecture of one module" if request.source and not of_diffusion(request) else ""
 
 
-def one_stage(request: AnyRequest) -> str:
+def one_stage(request: Request) -> str:
     """Return what a key needs that says what the loop does with outputs: a pipeline's schedule is no such loop."""
     return training(request) or ("" if request.pp == 1 else "pp=1")
 
 
-def of_ranks(request: AnyRequest) -> str:
+def of_ranks(request: Request) -> str:
     """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
     mode, row = MODES[request.mode], PARALLELS[request.parallel]
     if mode.trains or (row.generates if mode.generates else row.infers):
@@ -203,7 +201,7 @@ def of_ranks(request: AnyRequest) -> str:
     return "mode=training or mode=inference" if row.infers else "mode=training"
 
 
-def of_weights(request: AnyRequest) -> str:
+def of_weights(request: Request) -> str:
     """What quantised weights need: they are not trained."""
     if request.part_weights:
         return of_pipeline_calls(request)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from urllib.parse import parse_qsl, quote
 
 from sizer.base.errors import Refusal, RequestError
-from sizer.query.request import Request, check_traced, format_query, parse_query, query_keys
+from sizer.query.request import Request, check_traced
+from sizer.query.text import format_query, parse_query, query_keys
 
 FEWEST, MOST = 2, 4
 NOT_COMPARED = ("v", "focus")  # keys that change no figure

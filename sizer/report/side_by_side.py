@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sizer.base.codec import encode
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
 from sizer.query.several import key_differences
+from sizer.query.text import format_query
 from sizer.report.fit import Fits, Verdict
 from sizer.report.interval import Interval
 from sizer.report.report import Report

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from sizer.base.errors import RequestError
 from sizer.estimating.scopes import DIGEST_LENGTH, digest_scope, module_scope_of, work_scope_of
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 
 TRY_OTHER_CHOICES = ("levers", "limits", "ranks", "budget")  # tasks that answer other questions on the way
 _NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}-[0-9a-f]{{64}}")

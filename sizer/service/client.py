@@ -27,7 +27,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.pasted.snapshot import SnapshotReport
 from sizer.placement.report import PlacementReport
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import (
     BudgetReport,
     DeviceReport,

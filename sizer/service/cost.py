@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sizer.base.errors import RequestError
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 
 def cells_of(job: dict) -> int:

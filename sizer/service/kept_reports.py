@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.service.edition import kept_digest, write_whole
 
 if TYPE_CHECKING:

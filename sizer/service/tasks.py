@@ -55,7 +55,7 @@ def _estimate(job: dict, channel: Channel) -> dict:
     """The report of a query; on the way there what is new of it: the counts, the first cells and the last ones at once."""
     from sizer.base.codec import encode
     from sizer.estimating.estimator import Estimator
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
 
     request = parse_query(job["query"])
     cells = len(request.dtypes) * len(request.batches)
@@ -119,7 +119,7 @@ def _peak(job: dict, channel: Channel) -> dict:
 def _snapshot(job: dict, channel: Channel) -> dict:
     """The same peak as PyTorch's memory snapshot: {"zlib": base64 of the compressed pickle}."""
     from sizer.decision.peak import snapshot
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
 
     kept = KeptByServer(job, channel)
     data = snapshot(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
@@ -129,7 +129,7 @@ def _snapshot(job: dict, channel: Channel) -> dict:
 def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> dict:
     """The last of the reports that an answer grows through; those before are partial results."""
     from sizer.base.codec import encode
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
 
     kept = KeptByServer(job, channel)
     reports = answer(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
@@ -144,7 +144,7 @@ def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> 
 def _script(job: dict, channel: Channel) -> dict:
     """The program that does and measures the one dtype and batch size of a query: {"text": ...}."""
     from sizer.decision.peak import script
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
 
     kept = KeptByServer(job, channel)
     return {"text": script(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)}
@@ -192,7 +192,7 @@ def _read_snapshot(job: dict, channel: Channel) -> dict:
 def _placement(job: dict, channel: Channel) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
     from sizer.placement.check import check_request
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
 
     request = parse_query(job["query"])
     return check_request(request, config=_config(job), report_progress=channel.progress).to_dict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sizer.base.errors import SizerError
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 # One of the smallest models of each kind, in the dtypes that take other ways through autocast and the gradient scaler.
 QUESTIONS = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import ENGINES, format_release
+from sizer.query.request import Request
 from sizer.serving.architecture import Architecture
 from sizer.serving.rules import Release, Rules, rules_of
 
@@ -16,7 +16,6 @@ LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_b
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
-AnyRequest = Any  # a Request (sizer.query.request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def release_of(engine: str, text: str | None) -> Release:
     return release
 
 
-def layout_of(request: AnyRequest, architecture: Architecture) -> str | None:
+def layout_of(request: Request, architecture: Architecture) -> str | None:
     """The layout of the weights that a request asks for; that of the checkpoint if it does not say."""
     if request.server_weights is not None:
         return request.server_weights
@@ -126,7 +125,7 @@ def layout_of(request: AnyRequest, architecture: Architecture) -> str | None:
     return None if request.weights == "full" else request.weights
 
 
-def resolve_flags(request: AnyRequest, architecture: Architecture, gpu: Gpu, processors: int) -> Flags:
+def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, processors: int) -> Flags:
     """Return every flag of vLLM for a request, with the defaults of its version on its device.
 
     Raises RequestError for values that this model or version does not take.
@@ -186,7 +185,7 @@ def _check_length(length: int, architecture: Architecture) -> None:
         raise _refused("max_model_len", "nothing", "tokens: the config names no length", "write for example max_model_len=8k")
 
 
-def check_ranks(request: AnyRequest, architecture: Architecture) -> None:
+def check_ranks(request: Request, architecture: Architecture) -> None:
     """Raise RequestError if ranks do not divide the heads or the layers."""
     if architecture.heads % request.tp:
         fitting = max(n for n in range(1, request.tp) if architecture.heads % n == 0)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from sizer.base.errors import RequestError
-from sizer.query.request import Request, format_query, query_keys
+from sizer.query.request import Request
 from sizer.query.several import MOST, changeable_keys, read_question, with_value
+from sizer.query.text import format_query, query_keys
 from sizer.ui.compared import QUESTIONS, keep_questions
 from sizer.ui.links import address_of
 from sizer.ui.remarks import show_error

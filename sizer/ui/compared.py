@@ -9,8 +9,9 @@ from urllib.parse import quote
 import streamlit as st
 
 from sizer.base.errors import RequestError
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
 from sizer.query.several import MOST, as_query
+from sizer.query.text import format_query, parse_query
 from sizer.ui.copying import offer_link
 from sizer.ui.links import LONGEST_ADDRESS
 

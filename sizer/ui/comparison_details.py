@@ -13,7 +13,7 @@ from sizer.base.errors import RequestError
 from sizer.base.units import counted, format_bytes
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.measurement import Spread, Timing, Transfer
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.phases import PHASE_TITLES
 from sizer.ui import remarks
 from sizer.ui.exports import offer_download

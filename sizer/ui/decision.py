@@ -15,7 +15,8 @@ from sizer.base.errors import RequestError, SizerError
 from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.serving import ENGINES
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import (
     BudgetReport,
     Cell,

@@ -28,7 +28,8 @@ from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.tasks import TASKS, Task, task_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, pipelines, serving
 from sizer.ui.device_choice import OPTIONS, device_title

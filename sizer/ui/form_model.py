@@ -12,7 +12,7 @@ from sizer.base.units import MIB
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
 from sizer.catalogue.tasks import task_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.ui.focus import look_at
 from sizer.ui.remarks import show_error
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import Cell, LeverReport, LimitReport
 from sizer.report.interval import Interval
 from sizer.report.report import Report

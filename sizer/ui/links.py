@@ -13,7 +13,8 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.tasks import TASKS, task_of
 from sizer.query.keys import KEYS
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.ui import defaults
 from sizer.ui.copying import offer_link
 

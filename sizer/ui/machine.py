@@ -12,7 +12,8 @@ from sizer.device.machine.host import Host
 from sizer.device.machine.inventory import find_devices
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.launch import MeasureJob, start
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.service.settings import is_public
 
 MEASURING_VARIABLE = (

@@ -14,7 +14,8 @@ from sizer.catalogue.modes import MODES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.record.measurement import DeviceFacts
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.ui import machine, remarks, service

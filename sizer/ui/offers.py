@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.query.values import DTYPES
 from sizer.ui import form, links
 from sizer.ui.focus import look_at

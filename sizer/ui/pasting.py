@@ -14,7 +14,7 @@ from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
 from sizer.pasted.snapshot import SnapshotReport
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted

@@ -12,7 +12,8 @@ from sizer.base.errors import SizerError
 from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport, with_children
 from sizer.report.report import Report

@@ -20,8 +20,9 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from sizer.base.errors import RequestError
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
 from sizer.query.several import MOST, as_query
+from sizer.query.text import parse_query
 from sizer.ui.compared import KEY
 from sizer.ui.links import read_link
 from sizer.ui.question import model_name, summary, tab_title

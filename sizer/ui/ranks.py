@@ -11,7 +11,8 @@ import streamlit as st
 from sizer.base.errors import SizerError
 from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import RankReport, RankRow, describe_fewest
 from sizer.report.fit import VERDICTS
 from sizer.ui import service

@@ -14,7 +14,8 @@ from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 from sizer.base.errors import HubError, SizerError
 from sizer.base.units import counted
 from sizer.catalogue.presets import PRESETS, Preset
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor

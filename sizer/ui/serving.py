@@ -13,7 +13,8 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS
 from sizer.catalogue.sources import Source
 from sizer.query.keys import KEYS
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line

@@ -8,7 +8,8 @@ from dataclasses import replace
 import streamlit as st
 
 from sizer.base.errors import SizerError
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport
 from sizer.report.report import Report

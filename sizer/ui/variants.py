@@ -8,8 +8,9 @@ import streamlit as st
 
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
 from sizer.query.several import MOST
+from sizer.query.text import format_query, parse_query
 from sizer.ui import compared
 
 

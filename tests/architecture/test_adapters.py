@@ -15,7 +15,7 @@ from sizer.architecture.adapters import cast
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.catalogue.adapters import ADAPTERS
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 from tests.architecture.tiny_configs import TINY
 from tests.tracing.models import LLAMA, MIXTRAL, WHISPER

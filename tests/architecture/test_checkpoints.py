@@ -25,7 +25,7 @@ from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.custom import size_module
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.caveats import caveats
 from sizer.tracing.trace import build
 from tests.tracing.models import LLAMA, MIXTRAL

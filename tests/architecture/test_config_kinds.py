@@ -10,7 +10,7 @@ from sizer.architecture import make_blueprint
 from sizer.base.config_json import encode_config
 from sizer.base.errors import ConfigError
 from sizer.catalogue.presets import PRESETS
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}

@@ -8,7 +8,7 @@ import pytest
 
 from sizer.base.config_json import encode_config
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.tracing.models import LLAMA
 
 pytest.importorskip("bitsandbytes")

@@ -22,7 +22,7 @@ from sizer.architecture.quantization_settings import Quantization, quantization_
 from sizer.architecture.quantized_layers import quantized_layers
 from sizer.base.config_json import encode_config
 from sizer.catalogue.presets import PRESETS
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 
 ROWS = json.loads(Path(__file__).with_name("published_checkpoints.json").read_text())

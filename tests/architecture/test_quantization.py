@@ -21,7 +21,7 @@ from sizer.architecture.quantization_settings import Quantization
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.caveats import caveats
 from sizer.tape.tape import EMPTY_CACHE
 from sizer.tracing.device import Device

@@ -24,7 +24,7 @@ from sizer.architecture.quark_settings import layer_config
 from sizer.base.config_json import encode_config
 from sizer.base.errors import ConfigError
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 from tests.tracing.models import LLAMA, MIXTRAL
 

@@ -12,7 +12,7 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue import sources
 from sizer.catalogue.sources import SOURCES, import_function, offered_sources
 from sizer.query.keys import KEYS
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.settings import preloaded
 
 WITHOUT_TIMM = [source for source in SOURCES.values() if source.required]

@@ -9,7 +9,7 @@ import pytest
 
 from sizer.architecture import make_blueprint
 from sizer.base.errors import RequestError
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 
 pytestmark = pytest.mark.skipif(not find_spec("timm") and not os.environ.get("CI"), reason="timm is not installed")
 

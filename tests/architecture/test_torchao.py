@@ -13,7 +13,7 @@ from sizer.architecture.layouts import layout_of
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, RequestError
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.tracing.models import LLAMA
 
 CONFIG = LLAMA | {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000}

@@ -13,7 +13,7 @@ from sizer.architecture.vision import resized, vision_blueprint
 from sizer.architecture.vision_tasks import classification, detection, optical_flow, segmentation
 from sizer.base.errors import RequestError
 from sizer.device.trial.limits import one_thread
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.steps import place
 
 # Per name the smallest sensible image; what a backward pass on two real CPU cores can do in about a second.

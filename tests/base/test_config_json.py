@@ -8,7 +8,7 @@ import pytest
 from sizer.base import config_json
 from sizer.base.config_json import canonical_config, decode_config, encode_config, read_config
 from sizer.base.errors import ConfigError
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 
 
 def nested(depth: int) -> str:

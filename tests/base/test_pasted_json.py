@@ -13,7 +13,7 @@ from sizer.base.config_json import canonical_config, encode_config, read_config,
 from sizer.base.errors import ConfigError
 from sizer.base.pasted_json import OTHER_FILES, adapter_query
 from sizer.catalogue.presets import PRESETS
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 
 MINILM = PRESETS["all-minilm-l6-v2"].config

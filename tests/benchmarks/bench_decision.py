@@ -25,7 +25,7 @@ from sizer.allocator import allocator
 from sizer.decision.devices import devices
 from sizer.decision.levers import levers
 from sizer.estimating.estimator import Estimator
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.client import PROBE, JobClient
 from sizer.service.tape_folder import FOLDER_VARIABLE
 

@@ -22,7 +22,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from sizer.architecture import make_blueprint
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace

@@ -25,7 +25,7 @@ if sys.argv[1] == "new":
     placeholders.install()
 from sizer.base.errors import SizerError
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 for line in sys.stdin:
     try:
         print(estimate(parse_query(line.strip())).to_json(), flush=True)

@@ -19,7 +19,8 @@ from sizer.decision.cells import CANNOT, Cells
 from sizer.decision.levers import levers
 from sizer.decision.limits import limits
 from sizer.estimating.estimator import estimate
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.decision import Cell, Limit, cell_of
 
 DEVICES = ("rtx-4060-8gb", "t4", "rtx-4090", "a100-80gb")

@@ -7,7 +7,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.browser.conftest import ANSWER_MS
 
 QUERY = "arch=torchvision:resnet18&dtype=float32&batch=2&image=64"

@@ -10,7 +10,7 @@ import sizer
 from sizer.base.errors import RefusedValueError, RequestError
 from sizer.catalogue.gpu_keys import CAPABILITIES, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 
 MIB = 2**20

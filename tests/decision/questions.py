@@ -7,7 +7,8 @@ from dataclasses import replace
 from sizer.base.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.estimating.estimator import estimate
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.decision import Cell, cell_of
 
 CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"

@@ -8,7 +8,7 @@ from sizer.base.codec import decode, encode
 from sizer.base.errors import RequestError
 from sizer.decision.budget import BUDGETS, budget
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.decision import BudgetPoint, BudgetReport, Cell, describe_budgets
 from tests.decision.questions import TWO_LAYERS
 

@@ -10,7 +10,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.commands.which import format_devices
 from sizer.decision.devices import devices
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.decision import DeviceReport, cell_of, describe_fitting
 from tests.decision.questions import TRACED_EACH, TWO_LAYERS, anew
 

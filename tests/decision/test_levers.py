@@ -21,7 +21,7 @@ from sizer.decision.cells import Cells
 from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import LeverReport, saves
 from sizer.tracing.compiled.names import OLDEST_READ
 from tests.decision.questions import (

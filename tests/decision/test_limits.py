@@ -7,7 +7,7 @@ import pytest
 from sizer.base.codec import decode, encode
 from sizer.decision.limits import SIZES, limits
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.query.values import MAX_SEQUENCE_LENGTH
 from sizer.report.decision import Limit, LimitReport
 from tests.decision.questions import (

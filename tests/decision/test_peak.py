@@ -17,7 +17,7 @@ from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.decision.cells import Cells, one_cell
 from sizer.decision.peak import peak, snapshot
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport
 from sizer.tape.block_notes import BlockNotes

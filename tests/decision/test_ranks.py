@@ -13,7 +13,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
 from sizer.decision.ranks import ranks, ways
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.decision import RankReport, describe_fewest
 from tests.decision.questions import TWO_LAYERS, anew
 from tests.tracing.models import LLAMA

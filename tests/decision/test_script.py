@@ -26,7 +26,7 @@ from sizer.decision.peak import peak, script
 from sizer.decision.script import write_script
 from sizer.decision.script_values import value_code
 from sizer.device.trial.limits import one_thread
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.peak import PeakReport
 from tests.architecture.tiny_configs import TINY
 from tests.distributed.test_gloo import traced

@@ -19,7 +19,7 @@ from sizer.decision.devices import devices
 from sizer.decision.levers import levers
 from sizer.decision.ranks import ranks
 from sizer.decision.serving import ways
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.decision import DeviceReport, LeverReport, RankReport
 from sizer.report.served import figures_of
 from sizer.serving.words import describe_served_devices, describe_served_ranks

@@ -14,7 +14,7 @@ from sizer.base.versions import by_address, parse_version
 from sizer.device.record.files import CaseRecord
 from sizer.device.record.measurement import Measurement, PhaseReading
 from sizer.device.record.recording import Segment
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tape.tape import Tape
 
 FIGURES = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")

@@ -18,7 +18,8 @@ from torch import nn
 from sizer.diffusion.building import build_pipeline
 from sizer.diffusion.placing import place
 from sizer.diffusion.work import bundle_of, call_of, weights_of
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.tracing.trace import repeatable
 from tests.null_driver.values import KnownValues
 

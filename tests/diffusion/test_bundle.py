@@ -14,7 +14,7 @@ from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import PART_NAME
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
 from sizer.estimating.estimator import estimate
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.tape.tape import PIPELINE_PHASES
 from tests.query.test_request import as_a_job_tells_it
 

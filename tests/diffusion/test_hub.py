@@ -13,7 +13,7 @@ from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.base.errors import HubError, RequestError
 from sizer.diffusion.bundle import INDEX, read_bundle, read_preset
 from sizer.diffusion.hub import fetch_bundle
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from tests.diffusion.test_bundle import files_of
 from tests.hub import REPO, Hub
 

@@ -18,7 +18,7 @@ from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import CAST
 from sizer.diffusion.bundle import preset_names
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from tests.diffusion.test_bundle import files_of
 from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)

@@ -15,7 +15,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, RequestError
 from sizer.diffusion.bundle import read_bundle
 from sizer.estimating.estimator import estimate
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.report.estimate import Estimate
 from tests.diffusion.test_bundle import files_of
 from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)

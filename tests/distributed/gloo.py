@@ -21,7 +21,7 @@ from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.rank import join
 from sizer.device.trial.trial import measure_request
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 CPU = DeviceFacts(device="cpu", name="this computer", total_bytes=None)
 SECONDS = 120.0

@@ -7,7 +7,8 @@ import pytest
 from sizer.architecture import make_blueprint
 from sizer.estimating.scopes import as_traced
 from sizer.estimating.work import work_of
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace

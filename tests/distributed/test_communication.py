@@ -6,7 +6,7 @@ import pytest
 
 import sizer
 from sizer.decision.cells import Cells
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.decision.questions import TWO_LAYERS
 
 QUERY = f"{TWO_LAYERS}&seq=16&batch=2&gpu=h100-80gb&dtype=float32"

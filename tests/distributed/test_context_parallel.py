@@ -11,7 +11,7 @@ import sizer
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError, TraceError
 from sizer.decision.cells import Cells
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from tests.tracing.models import BERT, LLAMA
 

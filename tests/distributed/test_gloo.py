@@ -17,7 +17,7 @@ from sizer.device.trial.limits import one_thread
 from sizer.estimating.work import work_of
 from sizer.processes.environment import own_environment
 from sizer.processes.process import python_command
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace

@@ -17,7 +17,7 @@ from sizer.distributed.devices import Accelerator
 from sizer.distributed.pipeline import layers_by_stage
 from sizer.distributed.world import world_of
 from sizer.estimating.work import plan_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.rank import ranks_of_stages
 from tests.tracing.models import BERT, GPT2, LLAMA
 

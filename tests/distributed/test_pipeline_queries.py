@@ -10,7 +10,8 @@ from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.scopes import as_traced
 from sizer.estimating.work import plan_of
-from sizer.query.request import DEFAULT_BATCHES, format_query, gpu_of, parse_query
+from sizer.query.request import DEFAULT_BATCHES, gpu_of
+from sizer.query.text import format_query, parse_query
 
 LLAMA = "arch=hf:llama-3.1-8b"
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from sizer.base.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.tracing.models import LLAMA
 
 # Little divides by 2 or 3: 1,001 words, 200 wide, an MLP of 500

@@ -15,7 +15,7 @@ from sizer.base.errors import RequestError
 from sizer.decision.cells import Cells
 from sizer.distributed import sharding
 from sizer.distributed.sequence_parallel import styles
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from tests.tracing.models import BERT, LLAMA
 

@@ -13,7 +13,7 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES, Mode
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.query.values import DTYPES
 from sizer.report.report import Report
 from sizer.tracing.cuda.convolution import CUDNN

@@ -11,7 +11,7 @@ from sizer.base.errors import RequestError, TraceError
 from sizer.estimating import tracer
 from sizer.estimating.estimator import Estimator, estimate
 from sizer.estimating.kept import digest_name
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.report import Focus, Report
 from tests.architecture.oldest import needs_sam2_video
 from tests.architecture.rare_configs import RARE

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sizer.base.config_json import decode_config, encode_config
 from sizer.base.errors import ConfigError, RequestError
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.ui.links import read_link
 from tests.fuzzing.strategies import queries
 

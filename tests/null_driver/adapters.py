@@ -16,7 +16,7 @@ import torch
 from sizer.architecture import make_blueprint
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 from tests.null_driver.emptied import empty_the_allocator

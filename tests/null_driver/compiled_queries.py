@@ -27,7 +27,7 @@ from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.compiled.inductor import without_function_modes
 from sizer.tracing.compiled.modules import budgeted, module_compiled
 from sizer.tracing.steps import Steps, weight_dtype

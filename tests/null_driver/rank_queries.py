@@ -29,7 +29,7 @@ from sizer.device.trial.materialize import allocate_parameters, prepare
 from sizer.device.trial.rank import take_part
 from sizer.distributed import passes
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.pipelined import make_steps
 from sizer.tracing.trace import repeatable
 from tests.null_driver.quantized import without_outliers

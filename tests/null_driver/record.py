@@ -18,7 +18,7 @@ from sizer.device.readers.open import open_reader
 from sizer.device.record.files import write_measured
 from sizer.device.record.recording import Measured
 from sizer.device.trial.trial import measure_request
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.null_driver.values import KnownValues
 
 SOURCE = "PyTorch's and cuDNN's host code on a null driver: no device was measured"

@@ -13,7 +13,7 @@ from sizer.base.versions import installed_version
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace

@@ -12,7 +12,8 @@ import sizer
 from sizer.base.config_json import encode_config
 from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.cells import Cells
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.bounds import STREAMS
 from tests.distributed.cases import CASES, Case
 from tests.distributed.steps import save_checkpoints

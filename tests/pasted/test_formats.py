@@ -10,7 +10,7 @@ from sizer.base.errors import ConfigError
 from sizer.catalogue.presets import PRESETS
 from sizer.pasted.formats import FORMATS, read_config
 from sizer.pasted.plain_text import MAX_BYTES
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.pasted.examples import EXAMPLES
 
 HUB_IDS = {preset.hub_id: preset.key for preset in PRESETS.values()}

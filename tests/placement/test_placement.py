@@ -20,7 +20,7 @@ from sizer.placement import findings
 from sizer.placement.check import check_placement, check_request
 from sizer.placement.report import Group, PlacementReport
 from sizer.processes.child import Channel
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service import tasks
 
 X = torch.arange(8.0).reshape(2, 4)

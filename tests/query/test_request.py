@@ -22,16 +22,8 @@ from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
-from sizer.query.request import (
-    DEFAULT_BATCHES,
-    MAX_KEYS,
-    Request,
-    check_one_rank,
-    format_query,
-    gpu_of,
-    parse_query,
-    scope_of,
-)
+from sizer.query.request import DEFAULT_BATCHES, Request, check_one_rank, gpu_of, scope_of
+from sizer.query.text import MAX_KEYS, format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.report.report import Report
 

@@ -13,7 +13,7 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.decision.lever_table import LEVERS
 from sizer.decision.levers import levers
 from sizer.estimating.estimator import estimate
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.recipes import preferences
 from sizer.recipes.preferences import check_objective, columns_of
 from sizer.report.estimate import Estimate

@@ -17,7 +17,8 @@ from sizer.decision.lever_table import LEVERS
 from sizer.decision.limits import _traced_batches
 from sizer.decision.peak import peak
 from sizer.estimating.estimator import estimate, estimate_cell
-from sizer.query.request import format_query, gpu_of, parse_query
+from sizer.query.request import gpu_of
+from sizer.query.text import format_query, parse_query
 from sizer.recipes.preferences import prompts_of
 from sizer.tape.loops import written
 from sizer.tape.tape import Tape

@@ -11,7 +11,7 @@ from torch import nn
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.estimator import estimate, estimate_cell
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.recipes import preferences
 from sizer.recipes.preferences import (
     WithReference,

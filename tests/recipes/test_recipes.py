@@ -21,7 +21,7 @@ from sizer.decision.levers import levers
 from sizer.decision.peak import peak
 from sizer.estimating.custom import size_step
 from sizer.estimating.estimator import estimate
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.recipes import losses, offloading
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward

@@ -18,7 +18,7 @@ import time
 
 from sizer.base import errors
 from sizer.base.errors import Refusal, RequestError
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 PIPE = 3  # the descriptor that a forked job answers on
 

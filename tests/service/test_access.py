@@ -6,7 +6,7 @@ import pytest
 
 from sizer.base.errors import RequestError
 from sizer.estimating.scopes import digest_scope, module_scope_of, work_scope_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.access import Access, access_of
 
 RESNET = "arch=torchvision:resnet50&dtype=float32&batch=1"

@@ -17,7 +17,7 @@ import pytest
 
 from sizer.base.errors import JobError
 from sizer.estimating.estimator import Estimator
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.client import JobClient
 from sizer.service.job import Job
 from sizer.service.settings import Settings

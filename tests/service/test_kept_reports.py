@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from sizer.__main__ import main
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service import edition, kept_reports
 from sizer.service.edition import code_digest, kept_digest
 from sizer.service.kept_reports import KeptReports

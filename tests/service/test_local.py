@@ -12,7 +12,7 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.processes.running import TESTS
@@ -60,7 +60,7 @@ def test_errors_of_a_worker_are_those_of_the_command(monkeypatch, capsys, query,
 
 WHAT_IS_IMPORTED = """
 import sys
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.local import answering, placeholders
 request = parse_query({query!r})
 answering.prepare(request)

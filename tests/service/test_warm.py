@@ -14,7 +14,7 @@ from sizer.service.settings import PUBLIC_VARIABLE, WARM, preloaded
 ANSWER = """
 import json, sys
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.preload import preload
 preload(("torch", *sys.argv[2:]))
 report = estimate(parse_query(sys.argv[1])).to_dict()

@@ -24,7 +24,8 @@ from sizer.estimating.scopes import served_module
 from sizer.estimating.server_model import read_architecture
 from sizer.estimating.server_profile import trace_profile
 from sizer.estimating.server_report import processors_of
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import plan_cache
 from sizer.serving.flags import Flags, resolve_flags

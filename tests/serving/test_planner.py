@@ -13,7 +13,7 @@ import pytest
 
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.serving.cache import plan_cache
 from sizer.serving.flags import resolve_flags
 from sizer.serving.layout import weights_bytes

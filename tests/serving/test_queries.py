@@ -9,7 +9,7 @@ import pytest
 import sizer
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import SERVER_FIELDS
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.serving.words import graphs_line, headline, sum_line
 

@@ -16,7 +16,7 @@ from sizer.base.errors import RequestError
 from sizer.base.units import MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import ENGINES
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.served import Served
 from sizer.serving.architecture import Architecture
 from sizer.serving.rules import SGLANG_RULES, Release

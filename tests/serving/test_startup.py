@@ -10,7 +10,7 @@ import pytest
 
 from sizer.base.errors import RequestError
 from sizer.base.units import GIB
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.serving.startup import compare, is_startup, read_startup, refitted
 from tests.serving.test_plan import answer
 

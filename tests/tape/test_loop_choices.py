@@ -10,7 +10,8 @@ from sizer.catalogue.gpus import GPUS
 from sizer.estimating.scopes import as_traced
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import work_of
-from sizer.query.request import gpu_of, parse_query
+from sizer.query.request import gpu_of
+from sizer.query.text import parse_query
 from sizer.report.estimate import estimate_tape
 from sizer.report.loop_decisions import summed_losses
 from sizer.report.unbounded import peak_reserved_bytes

@@ -15,7 +15,8 @@ from sizer.base.config_json import encode_config
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.custom import size_step
 from sizer.estimating.work import work_of
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.tape.affine import fit_affine
 from sizer.tape.tape import Tape
 from sizer.tracing import trace as tracing

@@ -13,7 +13,7 @@ from sizer.base.config_json import encode_config
 from sizer.catalogue.gpu_keys import CAPABILITIES, find_gpu
 from sizer.estimating.kept import NothingKept
 from sizer.estimating.tracer import Tracer
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tape.archive import pack, unpack
 from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS

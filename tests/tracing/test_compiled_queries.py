@@ -18,7 +18,7 @@ from sizer.estimating.estimator import estimate
 from sizer.estimating.kept import KeptTapes, NothingKept
 from sizer.estimating.scopes import choices_of, work_scope_of
 from sizer.estimating.tracer import Tracer
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.report import Report
 from sizer.tracing.compiled import names
 from sizer.tracing.device import Device

@@ -11,7 +11,7 @@ from sizer.base.config_json import encode_config
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.device.trial.limits import one_thread
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
 from tests.architecture.tiny_configs import TINY

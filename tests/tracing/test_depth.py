@@ -16,7 +16,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.estimating.kept import Kept
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tape.size_queries import by_block
 from sizer.tape.tape import Tape
 from sizer.tracing.depth import DeepTraces, find_repeated

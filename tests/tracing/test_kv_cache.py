@@ -13,7 +13,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
 from sizer.tape.loops import written
 from sizer.tracing import generation as generation_tape

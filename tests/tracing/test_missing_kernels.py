@@ -7,7 +7,7 @@ import torch
 
 from sizer.base.errors import RequestError
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.meta.missing_kernels import MISSING, missing_kernel
 from sizer.tracing.recorder import Recorder

@@ -6,7 +6,7 @@ import pytest
 
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.tracer import Tracer
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.cuda.scans import resolve, sort_bytes
 
 # By GPU and bytes of a key: bytes for 5,000 and for 200,000 keys with places of 8 bytes.

@@ -9,7 +9,7 @@ import pytest
 
 from sizer.architecture import make_blueprint
 from sizer.device.trial.limits import one_thread
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from sizer.base.errors import SizerError
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.peak import PeakReport
 from sizer.report.report import Report
 from tests.ui.decisions import (

@@ -22,7 +22,8 @@ from sizer.device.record.measurement import (
     Transfer,
 )
 from sizer.device.record.recording import Measured
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from tests.ui.reports import MIB, report_for
 
 GIB = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sizer.catalogue.gpus import GPUS
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.report.decision import (
     BudgetPoint,
     BudgetReport,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from sizer.allocator.allocator import describe
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.census import Census, DtypeRow, ModuleRow, TensorRow
 from sizer.report.column import read_columns
 from sizer.report.explanation import Explanation, KernelUse

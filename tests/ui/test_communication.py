@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sizer.commands.report_text import format_report
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.report import Report
 from sizer.tape.communication import Volume
 from tests.ui.clients import ScriptedClient

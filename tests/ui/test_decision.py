@@ -9,7 +9,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.base.errors import JobError
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.decision import describe_fewest
 from sizer.ui import service
 from sizer.ui.budget import budgets_chart, budgets_frame
@@ -43,7 +44,7 @@ def growing() -> None:
 
     import streamlit as st
 
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
     from sizer.ui.decision import _show_levers
     from tests.ui.decisions import levers_for
 
@@ -89,7 +90,7 @@ def control_of(page: AppTest):
 
 
 def filling() -> None:
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
     from sizer.ui.decision import show_decision
     from tests.ui.reports import report_for
 

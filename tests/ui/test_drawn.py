@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.report import Report
 from sizer.ui import charts, drawn
 from sizer.ui.drawn import Tokens

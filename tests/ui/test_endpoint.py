@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 
 from sizer.base.errors import JobError, QueueFullError, RequestError, TimeLimitError, TraceError
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.fair_queue import Visitor

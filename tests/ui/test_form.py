@@ -11,7 +11,7 @@ from sizer.catalogue.gpu_keys import CUSTOM, find_gpu
 from sizer.catalogue.gpus import GPUS, RANGED
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.tasks import TASKS, task_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.ui.device_choice import OPTIONS, device_title
 from sizer.ui.numbers import read_count, read_tokens
 from tests.ui.clients import ScriptedJob

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sizer.query.keys import KEYS
-from sizer.query.request import MAX_KEYS, Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import MAX_KEYS, format_query, parse_query
 from sizer.ui.links import read_link
 
 RESNET = Request(source="torchvision", name="resnet50")

@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from sizer.base.errors import BuildError, DeviceError, JobError
 from sizer.base.units import format_bytes
 from sizer.device.ledger.ledger import Ledger
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import importing, measuring
 from sizer.ui import machine as here

@@ -12,7 +12,8 @@ from streamlit.testing.v1 import AppTest
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
 from sizer.base.units import format_bytes
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.service.memory_group import CONFINEMENT
 from sizer.ui import service
 from tests.ui.clients import ScriptedClient

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sizer.base.errors import ConfigError
 from sizer.pasted.formats import read_config
 from sizer.pasted.snapshot import read_snapshot
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.serving.startup import compare, read_startup, refitted
 from sizer.ui import pasting
 from tests.pasted.test_out_of_memory import NEW

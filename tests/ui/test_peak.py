@@ -11,7 +11,8 @@ from PIL import Image
 
 from sizer.base.errors import TraceError
 from sizer.base.units import format_bytes
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 from sizer.report.peak import ModuleBytes
 from sizer.ui.icicle import DEPTH, WHOLE, boxes, icicle_chart, ink_on
 from sizer.ui.palette import COLOURS

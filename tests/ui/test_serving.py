@@ -9,7 +9,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm

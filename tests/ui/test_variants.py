@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.ui import compared
 from sizer.ui.compare import headings
 from sizer.ui.variants import VARIANTS, titles, with_variant

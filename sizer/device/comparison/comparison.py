@@ -17,7 +17,7 @@ from sizer.device.comparison.row import Row, rows_of
 from sizer.device.comparison.sides import Sides
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import Measured
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.tape.loops import repeated_events, written

@@ -10,7 +10,8 @@ from sizer.base.versions import OLDEST, format_version, parse_version
 from sizer.catalogue.contexts import context_of
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.device.record.measurement import DeviceFacts, Measurement
-from sizer.query.request import Request, parse_query
+from sizer.query.request import Request
+from sizer.query.text import parse_query
 
 KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sizer.device.comparison.comparison import Comparison
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 PEAK = "peak_allocated_bytes"
 

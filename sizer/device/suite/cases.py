@@ -18,7 +18,7 @@ from sizer.device.suite.shapes import (
     SMALL_LLAMA,
     SMALL_MIXTRAL,
 )
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 _ADAPTER = {"train": "adapter"}
 _ANSWER = {"mode": "inference"}

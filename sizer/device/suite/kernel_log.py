@@ -27,7 +27,8 @@ from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, loaded_on, prepare
 from sizer.estimating.work import work_of
 from sizer.processes.program import print_value
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 from sizer.tracing.steps import Steps
 from sizer.tracing.trace import repeatable
 

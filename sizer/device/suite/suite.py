@@ -33,7 +33,7 @@ from sizer.device.record.measurement import DeviceFacts, Measurement, TensorByte
 from sizer.device.record.recording import Measured
 from sizer.device.suite.cases import Case, cases_for
 from sizer.device.suite.runner import Runner
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 
 CASE_SECONDS = 300.0  # the most that one process may take
 START_SECONDS = 30.0  # with less time left no process is started

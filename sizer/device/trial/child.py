@@ -26,7 +26,7 @@ def run(job: dict, progress: Progress) -> dict:
     Of several ranks its "meeting" is {"rank", "world", "file"}: where they meet. Confines this process for good before it looks at
     the architecture. Raises SizerError.
     """
-    from sizer.query.request import parse_query
+    from sizer.query.text import parse_query
 
     request = parse_query(job["query"])
     if request.expandable_segments:  # set before torch is imported: its allocator reads it then

@@ -15,7 +15,8 @@ from sizer.device.record.recording import Measured
 from sizer.device.trial.measuring import Measuring
 from sizer.processes.outcome import Outcome
 from sizer.processes.wire import clip_progress
-from sizer.query.request import Request, check_eager, check_one_rank, format_query, parse_query
+from sizer.query.request import Request, check_eager, check_one_rank
+from sizer.query.text import format_query, parse_query
 
 WALL_SECONDS = 600.0
 POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled

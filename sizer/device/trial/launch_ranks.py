@@ -12,7 +12,8 @@ from sizer.catalogue.parallel import PARALLELS
 from sizer.device.machine.inventory import find_inventory
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import MeasureJob, check_cell, message_for
-from sizer.query.request import Request, format_query, parse_query
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
 
 PLACES = {"cpu": "cores", "cuda": "GPUs"}  # what each rank has one of, by kind of device
 GRACE_SECONDS = 10.0  # for the ranks that are left where one has ended early: they wait for it in vain

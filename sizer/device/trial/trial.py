@@ -35,7 +35,8 @@ from sizer.device.trial.rank import inner, take_part
 from sizer.device.trial.timing import measure_timing
 from sizer.estimating.cautions import versions
 from sizer.estimating.work import blueprint_of, work_of
-from sizer.query.request import Request, format_query
+from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.tape.tape import FROZEN, KV_CACHE
 from sizer.tracing.pipelined import make_steps
 from sizer.tracing.steps import Steps, Work, backends_of, place, weight_dtype

@@ -19,7 +19,8 @@ from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.sources import SOURCES, offered_sources
 from sizer.processes.process import kill_group
 from sizer.processes.wire import error_from_wire, from_line
-from sizer.query.request import Request, gpu_of, parse_query
+from sizer.query.request import Request, gpu_of
+from sizer.query.text import parse_query
 from sizer.service.access import Access, access_of
 from sizer.service.child import run_forked
 from sizer.service.edition import edition_of

@@ -10,7 +10,7 @@ from sizer.base.errors import ConfigError, JobError, quote
 from sizer.catalogue.sources import fetch
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
-from sizer.query.request import format_query, parse_query
+from sizer.query.text import format_query, parse_query
 from sizer.service.settings import Settings, is_public
 from sizer.service.variables import broker_url
 

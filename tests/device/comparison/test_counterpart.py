@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sizer.device.comparison.counterpart import request_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.device.tapes import measured_from, tape_of, training
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sizer.device.comparison.family import family_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.suite import kernel_log
 from sizer.device.suite.kernel_log import KernelLog, PeakCounter, ProfileCounter, describe, open_counter, record_kernels
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tracing.steps import Steps
 
 KIB = 2**10

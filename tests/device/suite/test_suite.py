@@ -32,7 +32,7 @@ from sizer.device.suite.suite import (
     short_name,
     without_paths,
 )
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.device.replayed import disagreements
 from tests.device.suite import slow_device
 from tests.tape.tapes import make_tape

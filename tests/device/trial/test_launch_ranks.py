@@ -17,7 +17,7 @@ from sizer.device.trial import launch, launch_ranks
 from sizer.device.trial.launch import start
 from sizer.device.trial.launch_ranks import RanksJob, check_places, count_places, start_ranks
 from sizer.estimating.estimator import estimate
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.processes.running import is_running, wait_until
 from tests.tracing.models import LLAMA
 

@@ -13,7 +13,7 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.readers.open import open_reader
 from sizer.device.record.recording import Measured
 from sizer.device.trial.trial import measure_request
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.service.client import JobClient
 from sizer.service.job import Job
 from sizer.service.settings import Settings

@@ -17,7 +17,7 @@ from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial import launch
 from sizer.device.trial.materialize import loaded_on
 from sizer.device.trial.trial import measure_request
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from tests.benchmarks.bench_accuracy import hold
 from tests.tracing.models import GPT2, LLAMA
 

@@ -19,7 +19,7 @@ from sizer.device.record.recording import Measured
 from sizer.device.trial import trial
 from sizer.device.trial.trial import measure_request
 from sizer.estimating.work import work_of
-from sizer.query.request import parse_query
+from sizer.query.text import parse_query
 from sizer.tape.tape import CATEGORIES
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace

@@ -1,0 +1,169 @@
+"""The one language of links, forms and the command line: query strings to requests and back.
+
+    text ──parse_query──► Request ──format_query──► canonical text          parse_query(format_query(r)) == r
+
+Every key of the contract is one row of `KEYS` (sizer.query.keys). Whatever is not understood is refused by name, all at once;
+nothing silently becomes its default. No torch here: names are checked by their form, and by list where the list is plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote as percent_encode
+from urllib.parse import unquote_plus
+
+from sizer.base.errors import Refusal, RefusedValueError, RequestError, quote, suggest
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import GRPO, NEW
+from sizer.catalogue.sources import EXAMPLE, SOURCES
+from sizer.query.conflicts import conflicts
+from sizer.query.keys import ARCH_ALLOWED, KEYS, Key
+from sizer.query.request import DEFAULT_BATCHES, Request
+from sizer.query.values import COMPILED_BATCHES, COMPILED_DTYPES, check_length
+
+USUAL_PROMPTS = (1, 2, 4, 8)  # of groups of completions
+USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
+MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
+MAX_KEYS = 96
+
+
+def parse_query(text: str) -> Request:
+    """The request that a query string asks for; a leading "?" is allowed.
+
+    Raises RequestError with one refusal per key that is unknown, repeated, malformed, out of range or at odds with
+    another one.
+    """
+    if len(text) > MAX_QUERY_LENGTH:
+        raise RequestError(
+            "query is too long",
+            given=f"{len(text):,} characters",
+            allowed=f"at most {MAX_QUERY_LENGTH:,}",
+            todo="shorten the config to the keys of its architecture",
+        )
+    pairs, refusals = _split(text)
+    values: dict[str, Any] = {}
+    given_by: dict[str, str] = {}  # by field, the key that says its value
+    for key, value in pairs.items():
+        try:
+            found = KEYS[key].read(value)
+        except RefusedValueError as refused:
+            refusals.append(refused.at(key, value))
+            continue
+        if other := next((given_by[name] for name in found if values.get(name, found[name]) != found[name]), None):
+            given, todo = f"{quote(value)} with {other}={pairs[other]}", f"remove {other}, or {key}"
+            refusals.append(Refusal(key=key, given=given, allowed=f"values that agree with {other}", todo=todo))
+        values |= found
+        given_by |= dict.fromkeys(found, key)
+    if "arch" not in pairs and all(refusal.key != "arch" for refusal in refusals):
+        refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
+    if values.get("parallel", "none") == "none" and values.get("mode") != "serve":
+        values["parallel"] = next((key for key in ("pp", "tp") if values.get(key, 1) > 1), "none")
+    source = SOURCES.get(str(values.get("source", "")))
+    if source is not None:
+        values = {**source.defaults, **values}
+    if values.get("compile") is not None:
+        values = {"dtypes": COMPILED_DTYPES, "batches": COMPILED_BATCHES, **values}
+    if values.get("objective") == GRPO:
+        values = {"new": NEW, **values}
+    if "batches" not in values:
+        values["batches"] = _usual_batches(Request(**{"source": "", **values}))
+    request = Request(**{"source": "", **values})  # what was refused is judged at its default
+    refusals.extend(conflicts(request))
+    if refusals:
+        raise RequestError(refusals=refusals)
+    return request
+
+
+def _usual_batches(request: Request) -> tuple[int, ...]:
+    """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage; with
+    objective=grpo a few numbers of prompts."""
+    if request.objective == GRPO:
+        return tuple(request.group * prompts for prompts in USUAL_PROMPTS)
+    if MODES[request.mode].serves:
+        return DEFAULT_BATCHES
+    most = USUAL_MICROBATCHES * request.pp * request.microbatch
+    usual = tuple(batch for batch in request.possible_batches if request.pp == 1 or batch <= most)
+    return usual or DEFAULT_BATCHES
+
+
+def format_query(request: Request, *, complete: bool = False) -> str:
+    """The canonical query string of a request: keys in the contract's order, values at their default left out.
+
+    With `complete` every key that applies and has a value is written, defaults too; None ("the model's own choice") has no text.
+    """
+    parts = []
+    for name, key in KEYS.items():
+        value = key.write(request)
+        if value is not None and (not key.needs(request) if complete else not key.is_default(request)):
+            parts.append(f"{name}={percent_encode(value, safe='/:@,')}")
+    return "&".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryKey:
+    """One key of a query in words: its name, the values that it takes, and its default. A key that `toggles` takes 0 or 1."""
+
+    name: str
+    allowed: str
+    default: str
+    toggles: bool
+
+
+def query_keys() -> tuple[QueryKey, ...]:
+    """The contract's table in words: every key of a query in its order."""
+    plain = Request(source="")
+    return tuple(
+        QueryKey(
+            name=name,
+            allowed=key.allowed,
+            default=key.otherwise or _default_text(key, plain),
+            toggles=key.toggles,
+        )
+        for name, key in KEYS.items()
+    )
+
+
+def _default_text(key: Key, plain: Request) -> str:
+    """The default as a query has it; nothing where there is none."""
+    return (key.write(plain) if key.is_default(plain) else None) or ""
+
+
+def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
+    """The keys and values of a query, and the refusals of what is not one known key with one readable value."""
+    items = text.removeprefix("?").split("&") if text.removeprefix("?") else []
+    if len(items) > MAX_KEYS:
+        raise RequestError(
+            "query has too many keys",
+            given=str(len(items)),
+            allowed=f"at most {MAX_KEYS}, each key once",
+            todo="drop the rest",
+        )
+    pairs: dict[str, str] = {}
+    refusals: dict[str, Refusal] = {}
+    for item in items:
+        key, equals, raw = item.partition("=")
+        try:
+            if key not in KEYS:
+                raise RefusedValueError(f"the keys {', '.join(KEYS)}", suggest(key, KEYS) or "remove it", quote(item))
+            if key in pairs or key in refusals:
+                raise RefusedValueError(
+                    "each key once", "keep one of them; lists take commas", "the key more than once"
+                )
+            pairs[key] = _decode(key, raw if equals else None)
+        except RefusedValueError as refused:
+            name = key if key in KEYS else quote(key)
+            refusals[name] = refused.at(name, raw)
+            pairs.pop(key, None)
+    return pairs, list(refusals.values())
+
+
+def _decode(key: str, raw: str | None) -> str:
+    if not raw:
+        raise RefusedValueError("a value", f"write {key}=..., or leave the key out for its default", "nothing")
+    try:
+        value = unquote_plus(raw, errors="strict")
+        value.encode()
+    except UnicodeError:
+        raise RefusedValueError("text in UTF-8", "encode it as UTF-8, then %xx") from None
+    return value if key == "arch" else check_length(value)
