@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from sizer.catalogue.modes import MODES
+from sizer.query.keys import KEYS, MODULE, TRACE, Key
 from sizer.query.request import Request
-from sizer.query.text import format_query
 from sizer.report.loop_decisions import TRACED_PASSES
 
 DIGEST_LENGTH = 32  # characters
@@ -42,21 +42,19 @@ def served_module(request: Request) -> Request:
 
 def choices_of(request: Request) -> str:
     """Return the choices that decide an architecture's counts and tapes, except the dtype and the device's rules."""
-    plain = Request(source=request.source)
-    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus", "outputs")
-    asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
-    return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
+    items = [f"{name}={key.write(request)}" for name, key in KEYS.items() if _is_traced(name, key, request)]
+    return "&".join(items)
+
+
+def _is_traced(name: str, key: Key, request: Request) -> bool:
+    return name != "arch" and key.affects in (MODULE, TRACE) and not key.is_default(request)
 
 
 def module_choices_of(request: Request) -> str:
     """Return the choices that decide the module of a request."""
     if MODES[request.mode].serves:
         return f"served {module_choices_of(served_module(request))}"
-    architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
-    inputs = ("mode", "sequence_length", "image_size", "inputs")
-    weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")
-    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
-    return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters, "objective", "reference")])
+    return "&".join(f"{name}={key.write(request)}" for name, key in KEYS.items() if key.affects == MODULE)
 
 
 def work_scope_of(request: Request) -> str:

@@ -149,6 +149,8 @@ from sizer.query.values import (
     whole_number,
 )
 
+MODULE, TRACE, REPLAY, NOTHING = "module", "trace", "replay", "nothing"  # what keys affect
+
 ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
 
 
@@ -156,6 +158,9 @@ ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
 class Key:
     """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
 
+    `affects` is what a value changes: MODULE (the module that is built, and all that follows), TRACE (what is traced of it), REPLAY
+    (how traces are replayed; their names have dtype and device besides) or NOTHING. Questions share what their differences do not
+    affect (sizer.estimating.scopes).
     `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text. `needs` says what a
     question must ask for that the key can be part of it, nothing where it asks for that. A key with a `label` has a plain field in
     the form, or a switch if `toggles`. Other keys have widgets of their own (sizer.ui.form).
@@ -169,6 +174,7 @@ class Key:
     needs: Callable[[Request], str] = lambda request: ""
     label: str = ""
     toggles: bool = False
+    affects: str = TRACE
 
 
 def _field(
@@ -181,6 +187,7 @@ def _field(
     needs: Callable[[Request], str] = lambda request: "",
     label: str = "",
     compiled: object = None,
+    affects: str = TRACE,
 ) -> Key:
     """The key of one field of Request, whose default is `compiled`, if given, in a question with compiled code."""
 
@@ -198,6 +205,7 @@ def _field(
         needs=needs,
         label=label,
         toggles=read is read_switch,
+        affects=affects,
     )
 
 
@@ -211,6 +219,7 @@ def _recipe(
     label: str,
     needs: Callable[[Request], str] = of_one_device,
     otherwise: str = "",
+    affects: str = TRACE,
 ) -> Key:
     """Return the key of a training recipe, which has no text at its default."""
     return Key(
@@ -222,6 +231,7 @@ def _recipe(
         needs=needs,
         label=label,
         toggles=read is read_switch,
+        affects=affects,
     )
 
 
@@ -315,20 +325,22 @@ _SWITCH = "0, 1"
 
 # The contract's table, in its order, which is also the canonical order of a query.
 KEYS: dict[str, Key] = {
-    "v": Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True, allowed="1"),
+    "v": Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True, allowed="1", affects=NOTHING),
     "arch": Key(
         read=_read_arch,
         write=_write_arch,
         is_default=lambda request: False,
         allowed=f"{ARCH_ALLOWED}; the name alone, or the address of a repository of the hub; required",
+        affects=MODULE,
     ),
     "head": _field(
         "head",
         read_head,
         allowed="a transformers class, e.g. LlamaForCausalLM",
         otherwise="the config's own, else the usual one of its type",
+        affects=MODULE,
     ),
-    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
+    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES), affects=MODULE),
     "dtype": _field(
         "dtypes",
         listed(choice(DTYPES, OTHER_DTYPES)),
@@ -336,6 +348,7 @@ KEYS: dict[str, Key] = {
         allowed=f"a comma list of {', '.join(DTYPES)}",
         needs=unserved(_anything),
         compiled=COMPILED_DTYPES,
+        affects=REPLAY,
     ),
     "batch": _field(
         "batches",
@@ -344,6 +357,7 @@ KEYS: dict[str, Key] = {
         allowed=f"a comma list of 1 to {MAX_BATCH}",
         needs=unserved(_anything),
         compiled=COMPILED_BATCHES,
+        affects=REPLAY,
     ),
     "seq": _field(
         "sequence_length",
@@ -351,6 +365,7 @@ KEYS: dict[str, Key] = {
         allowed=f"tokens, 1 to {MAX_SEQUENCE_LENGTH}",
         otherwise="the model's usual length",
         needs=unserved(_anything),
+        affects=MODULE,
     ),
     "image": _field(
         "image_size",
@@ -359,12 +374,14 @@ KEYS: dict[str, Key] = {
         allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
         otherwise="the model's usual size",
         needs=unserved(_anything),
+        affects=MODULE,
     ),
     "inputs": _field(
         "inputs",
         read_inputs,
         allowed=f"{', '.join(INPUTS)}: what a model that reads images or sound within its text is given",
         otherwise=ALL,
+        affects=MODULE,
     ),
     "new": Key(
         read=lambda text: {"new": read_new(text)},
@@ -389,24 +406,27 @@ KEYS: dict[str, Key] = {
         allowed=", ".join(IMPLEMENTATIONS),
         otherwise="what PyTorch chooses on that device",
     ),
-    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS)),
-    "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH),
+    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS), affects=MODULE),
+    "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH, affects=MODULE),
     "gpu": _field(
         "gpu",
         lambda text: find_gpu(text).key,
         allowed=f"a key that `python -m sizer gpus` lists, or a device of your own by memory and capability: {CUSTOM_EXAMPLE}",
+        affects=REPLAY,
     ),
     "expandable": _field(
         "expandable_segments",
         read_switch,
         format_switch,
         allowed=f"{_SWITCH}: the allocator's expandable segments",
+        affects=REPLAY,
     ),
     "torch": _field(
         "torch",
         read_torch,
         allowed=f"a version, {format_version(OLDEST)} or newer, whose rules are followed",
         otherwise="the installed one",
+        affects=REPLAY,
     ),
     "train": _field(
         "train",
@@ -414,13 +434,15 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(TRAINS)}: every weight, all but a vision or audio tower, the head on a frozen backbone, an "
         "adapter beside frozen weights",
         needs=training,
+        affects=MODULE,
     ),
-    "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=of_adapters("adapter")),
+    "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=of_adapters("adapter"), affects=MODULE),
     "r": _field(
         "adapter_rank",
         whole_number(MAX_RANK, "r=16"),
         allowed=f"the adapter's rank, its virtual tokens where it learns a prompt, 1 to {MAX_RANK}",
         needs=of_adapters("r"),
+        affects=MODULE,
     ),
     "alpha": _field(
         "adapter_alpha",
@@ -428,6 +450,7 @@ KEYS: dict[str, Key] = {
         allowed=f"what the adapter is scaled by, over r, 1 to {MAX_ALPHA}",
         otherwise="2 × r",
         needs=of_adapters("alpha"),
+        affects=MODULE,
     ),
     "targets": _field(
         "adapter_targets",
@@ -436,6 +459,7 @@ KEYS: dict[str, Key] = {
         allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
         otherwise=f"{ALL_LINEAR}; of a pipeline's denoiser {','.join(SOURCES['diffusers'].defaults['adapter_targets'])}",
         needs=of_adapters("targets"),
+        affects=MODULE,
     ),
     "adapter_dropout": _field(
         "adapter_dropout",
@@ -443,6 +467,7 @@ KEYS: dict[str, Key] = {
         lambda share: f"{share:g}",
         allowed="0 to below 1, for example 0.05",
         needs=of_adapters("adapter_dropout"),
+        affects=MODULE,
     ),
     "weights": Key(
         read=lambda text: read_layout(text) or _read_weights(text),
@@ -451,6 +476,7 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded; of a pipeline's "
         f"denoiser {CAST}, too, or of single parts, transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}",
         needs=of_weights,
+        affects=MODULE,
     ),
     "compute": _field(
         "compute",
@@ -459,6 +485,7 @@ KEYS: dict[str, Key] = {
         otherwise="the question's dtype",
         needs=four_bits,
         label="Compute dtype",
+        affects=MODULE,
     ),
     "prepare": _field(
         "prepare",
@@ -467,6 +494,7 @@ KEYS: dict[str, Key] = {
         allowed=f"{_SWITCH}: prepare_model_for_kbit_training, which makes norms and embeddings float32",
         needs=quantized_adapters,
         label="Prepare for k-bit training",
+        affects=MODULE,
     ),
     "classes": _field(
         "classes",
@@ -474,6 +502,7 @@ KEYS: dict[str, Key] = {
         allowed=f"classes that the model tells apart, 1 to {MAX_CLASSES}; of a torchvision detection model with the background",
         otherwise="the model's own",
         label="Classes",
+        affects=MODULE,
     ),
     "trainable_layers": _field(
         "trainable_layers",
@@ -482,6 +511,7 @@ KEYS: dict[str, Key] = {
         otherwise="5: everything trains",
         needs=training,
         label="Trainable layers",
+        affects=MODULE,
     ),
     "cudnn_benchmark": _field(
         "cudnn_benchmark",
@@ -527,6 +557,7 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(OUTPUTS)}: whether the training loop keeps the model's outputs during the backward pass",
         otherwise="figures as freed, the range covers both",
         needs=one_stage,
+        affects=REPLAY,
     ),
     "loss": _recipe(
         "loss",
@@ -561,6 +592,7 @@ KEYS: dict[str, Key] = {
         "sentence-transformers' loss: embeddings of pairs of texts, also with gradient caching in mini-batches",
         label="Objective",
         needs=of_language_models,
+        affects=MODULE,
     ),
     "reference": _recipe(
         "reference",
@@ -571,6 +603,7 @@ KEYS: dict[str, Key] = {
         label="Reference",
         otherwise="adapter with train=adapter, else model",
         needs=of_preferences,
+        affects=MODULE,
     ),
     "group": _recipe(
         "group",
@@ -616,6 +649,7 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
         otherwise="none",
         needs=unserved(of_ranks),
+        affects=MODULE,
     ),
     "ranks": _field(
         "ranks",
@@ -860,5 +894,6 @@ KEYS: dict[str, Key] = {
         lambda cell: f"{cell[0]}:{cell[1]}",
         allowed="<dtype>:<batch>, the cell to look at first",
         otherwise="the largest batch that fits",
+        affects=NOTHING,
     ),
 }
