@@ -17,7 +17,7 @@ from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
-EVERY = 3  # exhaustive tests to one that CI runs
+EVERY = 6  # exhaustive tests to one that CI runs
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
     "browser", "decision", "null_driver",
@@ -27,7 +27,8 @@ SLOW = (
     "device/trial/test_measure_models", "device/trial/test_trial", "distributed/test_gloo", "distributed/test_pipeline",
     "service/test_broker", "service/test_client", "service/test_memory_budget", "service/test_server",
     "serving/test_logs", "serving/test_planner", "serving/test_queries",
-    "test_estimator", "test_measure_command", "test_peak_command", "test_published", "test_readme", "test_tracer",
+    "estimating/test_estimator", "estimating/test_scopes", "estimating/test_tracer", "test_measure_command", "test_peak_command",
+    "test_published", "test_readme",
     "tracing/test_accumulate", "tracing/test_batch_curve",
     "tracing/test_cpu_truth", "tracing/test_cpu_truth_adapters", "tracing/test_cpu_truth_generation",
     "tracing/test_cpu_truth_models", "tracing/test_cpu_truth_optimizers",
@@ -49,7 +50,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --exhaustive and --full."""
-    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set a third of these run")
+    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set a sixth of these run")
     parser.addoption("--full", action="store_true", help="run tests that need packages outside of requirements.txt, too")
 
 

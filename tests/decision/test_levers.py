@@ -303,6 +303,7 @@ def test_eager_code_is_compiled_after_all_other_levers_and_in_no_set():
 
 
 @compiles
+@pytest.mark.exhaustive
 def test_compiled_code_has_a_budget_and_its_blocks():
     compiled = f"{BLOCKS}&compile=default"
     assert {"budget", "checkpointing", "lora", "inference"} <= keys_of(compiled)

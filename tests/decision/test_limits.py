@@ -40,7 +40,7 @@ def last(query: str) -> LimitReport:
     [
         (CNN, ["batch", "image"]),
         (SERVED, ["batch", "seq"]),
-        (TRACED_EACH, ["batch", "image"]),
+        pytest.param(TRACED_EACH, ["batch", "image"], marks=pytest.mark.exhaustive),
         pytest.param(GENERATED, ["batch", "seq", "new"], marks=pytest.mark.exhaustive),
     ],
     ids=["CNN", "language model", "traced batch by batch", "generation"],

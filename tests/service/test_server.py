@@ -495,7 +495,7 @@ def peaks_of(server: RawServer, query: str) -> list[int]:
     return [row["peak_allocated_bytes"] for row in result["estimates"]]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_job_cannot_answer_another_question(start, tmp_path, restarted):
     settings = {"preload": ("torch", "torchvision", "sizer.estimating.estimator"), "launch": "fork"}
     asked = f"{SQUEEZENET}&{poisoner.LARGE}&batch=2"
