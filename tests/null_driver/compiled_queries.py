@@ -110,6 +110,7 @@ def figures(query: str) -> list[list[Any]]:
     rows: list[list[Any]] = []
 
     def read(phase: str) -> None:
+        gc.collect()  # Dynamo leaves cycles around tensors; when Python collects them depends on what ran before
         rows.append(
             [phase, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
         )
