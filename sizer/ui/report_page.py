@@ -1,4 +1,4 @@
-"""A report as a page shows it, from the headline down."""
+"""A report as a page shows it, from the headline down to the downloads; greyed out while a new question has no figures yet."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from functools import partial
 
 import streamlit as st
 
+from sizer.base.errors import SizerError
 from sizer.base.units import format_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.query.request import Request
+from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
+from sizer.report.peak import PeakReport
 from sizer.report.phases import inside
 from sizer.report.report import Report
+from sizer.service.client import JobClient
 from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE
-from sizer.ui import charts, remarks, serving, tables
+from sizer.ui import charts, remarks, service, serving, tables
 from sizer.ui.capacity import show_capacity
-from sizer.ui.compared import offer_comparison
+from sizer.ui.charts import draw
+from sizer.ui.compared import offer_comparison, offer_variants
 from sizer.ui.decision import show_decision, show_served_decision
-from sizer.ui.drawing import draw
-from sizer.ui.drawn import drawn_once
-from sizer.ui.explanation import show_explanation
-from sizer.ui.exports import show_modules_export
-from sizer.ui.headline import show_badge, show_counts, show_figures, show_headline
-from sizer.ui.links import show_link, show_measure_link
-from sizer.ui.peak import show_peak
-from sizer.ui.peak_kinds import PeakKind
-from sizer.ui.share import show_share
-from sizer.ui.tabs import show_tabs
-from sizer.ui.variants import offer_variants
+from sizer.ui.exports import offer_download, show_modules_export
+from sizer.ui.focus import PEAK_KINDS, PeakKind
+from sizer.ui.frame import show_tabs
+from sizer.ui.headline import sentence, show_badge, show_counts, show_figures, show_headline
+from sizer.ui.links import LONGEST_ADDRESS, offer_copy, show_link, show_measure_link
+from sizer.ui.once import drawn_once
+from sizer.ui.peak import show_peak, summary_of
+from sizer.ui.picture import draw_picture
+from sizer.ui.question import file_stem, summary
+from sizer.ui.remarks import show_explanation
+from sizer.ui.tables import fits_frame
 
 DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
 
@@ -154,3 +159,97 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
         show_tabs(details, key=DETAILS)
     else:
         show_tabs(details, key="details_of_counts", default="Modules")
+
+
+# -------------------------------------------------------------------------------------------------- files to take along
+
+
+PEAK_SECONDS = 120.0  # longer than a job may take
+GROWING = "Known once the answer is whole."
+
+
+def show_share(request: Request, report: Report, estimate: Estimate) -> None:
+    """Show the row. Files are made when they are asked for; picture and script need a trace of their own."""
+    stem, client = file_stem(request), service.get_client()
+    cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
+    address, growing = (st.context.url or "").rstrip("/"), bool(report.pending)
+    summary = summary_of(cell, report, estimate)
+    with st.container(horizontal=True, vertical_alignment="center", key="share"):
+        st.markdown("**Share**", width="content")
+        offer_copy(request)
+        offer_download("CSV", lambda: csv_of(report, address), f"{stem}.csv", "text/csv")
+        offer_download("JSON", report.to_json, f"{stem}.json", "application/json")
+        picture = _when_asked(client, cell, lambda found: draw_picture(summary, estimate, report.gpu, found))
+        offer_download("Picture", picture, f"{stem}.png", "image/png", disabled=growing, help=GROWING if growing else None)
+        script = _when_asked(client, cell, script_of) if cell.parallel == "none" else _script_of_ranks(client, cell)
+        offer_download("Script", script, f"{stem}.py", "text/x-python", disabled=growing, help=GROWING if growing else None)
+
+
+def csv_of(report: Report, address: str) -> str:
+    """Return the estimates as CSV, each with the link to its cell; links that are too long to pass on are left out."""
+    return report.to_csv(address=address, longest_link=LONGEST_ADDRESS)
+
+
+def script_of(found: PeakReport) -> str:
+    """Return the script of the work, or the reason why there is none as a comment."""
+    return found.script or f"# There is no script for this work: {found.no_script}\n"
+
+
+def _script_of_ranks(client: JobClient, cell: Request) -> Callable[[], str]:
+    """Return a function that makes the script of several ranks; an error becomes its text."""
+
+    def made() -> str:
+        try:
+            found = client.submit_script(format_query(cell)).result(timeout=PEAK_SECONDS)
+        except SizerError as error:
+            return f"# There is no script for this work: {error}\n"
+        return found or "# This file could not be made in time. Try again.\n"
+
+    return made
+
+
+def _when_asked(
+    client: JobClient, cell: Request, make: Callable[[PeakReport], str | bytes]
+) -> Callable[[], str | bytes]:
+    """Return a function that traces the peak of a cell and makes a file of it; an error becomes the file's text."""
+
+    def made() -> str | bytes:
+        try:
+            found = client.submit_peak(format_query(cell)).result(timeout=PEAK_SECONDS)
+        except SizerError as error:
+            return f"This file could not be made: {error}\n"
+        return make(found) if found is not None else "This file could not be made in time. Try again.\n"
+
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------ the last answer
+
+
+STALE = "stale"  # of the container
+SHOWN = "shown_answer"  # session state: the last request that had figures, and its report
+GREY = f"<style>.st-key-{STALE} {{ opacity: 0.45; filter: grayscale(1); pointer-events: none; user-select: none }}</style>"
+
+
+def keep_answer(request: Request, report: Report) -> None:
+    """Keep an answer for the time in which the next one has no figures."""
+    st.session_state[SHOWN] = (request, report)
+
+
+def show_last_answer() -> None:
+    """Show the figures of the last answer, greyed out and under the name of their own question; nothing without one.
+
+    Nothing in it is a widget: a click would ask about a question that the form no longer has.
+    """
+    request, report = st.session_state.get(SHOWN, (None, None))
+    focus = report and report.focus and report.find(report.focus.dtype, report.focus.batch)
+    if focus is None:
+        return
+    with st.container(key=STALE):
+        st.html(GREY)
+        st.text(f"The last answer, on another question: {summary(request)}")
+        st.markdown(f"**{sentence(request, report, focus)}**")
+        show_badge(report, focus)
+        show_capacity(report, focus)
+        show_figures(report, focus)
+        st.table(fits_frame(request, report, PEAK_KINDS["process"]))
