@@ -16,8 +16,7 @@ from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, to_printable
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
 from sizer.device.ledger.ledger import ImportResult, Ledger
-from sizer.device.ledger.row import LedgerRow
-from sizer.device.ledger.statistics import ErrorStatistics
+from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
 from sizer.device.record.files import read_measured
 
 

@@ -8,9 +8,8 @@ from sizer.base.units import counted, format_bytes
 from sizer.catalogue.parallel import PARALLELS
 from sizer.commands.figures import TITLES, percent
 from sizer.commands.text import format_table, size_text, to_printable
-from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.comparison import PEAK, Comparison, rank_of, worst
 from sizer.device.comparison.divergence import Scratch
-from sizer.device.comparison.ranks import PEAK, rank_of, worst
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
 from sizer.query.text import parse_query

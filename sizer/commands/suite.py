@@ -9,8 +9,8 @@ from sizer.base.units import counted
 from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
-from sizer.device.suite.runner import Runner
 from sizer.device.suite.suite import (
+    Runner,
     choose_cases,
     delete_failures,
     find_device,

@@ -12,10 +12,9 @@ import streamlit as st
 
 from sizer.base.errors import JobError
 from sizer.base.units import GIB, counted
-from sizer.device.ledger.filter import Filter
+from sizer.device.ledger.database import Filter
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.ledger.row import LedgerRow
-from sizer.device.ledger.statistics import ErrorStatistics
+from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
 from sizer.ui import measuring, remarks
 from sizer.ui.charts import draw
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.device.ledger.filter import Filter
+from sizer.device.ledger.database import Filter
 from sizer.device.ledger.ledger import Ledger
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import measuring as here

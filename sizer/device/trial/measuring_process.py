@@ -1,6 +1,6 @@
 """The process that measures: reads its job from stdin, writes progress and one result as JSON lines, and is killed then.
 
-`python -m sizer.device.trial.child` is started by `sizer.device.trial.launch`; it ends when its stdin does.
+`python -m sizer.device.trial.measuring_process` is started by `sizer.device.trial.launch`; it ends when its stdin does.
 """
 
 from __future__ import annotations
