@@ -22,7 +22,7 @@ import torch
 
 from sizer.base.config_json import read_config
 from sizer.base.errors import SizerError
-from sizer.commands.text import format_table
+from sizer.commands.terminal import format_table
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row

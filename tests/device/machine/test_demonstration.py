@@ -10,7 +10,7 @@ import torch
 
 from sizer.base.errors import DeviceError, JobError
 from sizer.base.units import GIB, MIB
-from sizer.commands.devices import format_demonstration
+from sizer.commands.lists import format_demonstration
 from sizer.device.machine import demonstration
 from sizer.device.machine.demonstration import (
     BLOCK_BYTES,

@@ -12,7 +12,7 @@ import pytest
 from sizer.__main__ import main
 from sizer.base.errors import DeviceError, JobError, RequestError
 from sizer.catalogue.modes import MODES
-from sizer.commands import suite as command
+from sizer.commands import measurements as command
 from sizer.device.comparison.sides import family_of
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.files import read_measured

@@ -12,8 +12,8 @@ from pathlib import Path
 from sizer.base.codec import DecodeError, encode
 from sizer.base.errors import RequestError, quote
 from sizer.commands.figures import TITLES, percent
-from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import format_table, to_printable
+from sizer.commands.terminal import format_table, to_printable
+from sizer.commands.waiting import MakeClient, wait
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
 from sizer.device.ledger.ledger import ImportResult, Ledger
 from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
@@ -143,3 +143,6 @@ def _cells(row: LedgerRow) -> tuple[str, ...]:
     errors = ("" if not measured else percent((estimated - measured) / measured) for estimated, measured in pairs)
     about = (row.architecture, row.mode, row.dtype, str(row.batch), row.place, row.device_name, row.torch)
     return str(row.id), row.measured_at[:10], *about, *errors, "" if row.holds else "WRONG"
+
+
+COMMANDS = {"ledger": (add_arguments, run)}

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from sizer.base.errors import SizerError
 from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import query_of
-from sizer.commands.text import print_list, terminal_width, to_printable
+from sizer.commands.terminal import print_list, terminal_width, to_printable
 from sizer.query.request import check_traced
 from sizer.query.text import format_query, parse_query
 
 if TYPE_CHECKING:
     from sizer.service.client import JobClient
+
 
 POLL_SECONDS = 0.1
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sizer.base.errors import RequestError, quote
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import to_printable
+from sizer.commands.terminal import to_printable
+from sizer.commands.waiting import MakeClient, wait
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, read_startup, refitted
 from sizer.serving.words import headline
 
@@ -74,3 +74,6 @@ def _read(name: str) -> str:
             return file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise RequestError("log cannot be read", given=quote(name), todo=error.strerror) from error
+
+
+COMMANDS = {"startup": (add_arguments, run)}

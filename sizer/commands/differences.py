@@ -1,29 +1,34 @@
-"""The command `compare`: two to four questions beside each other."""
+"""The commands `compare` and `diff`: how several questions differ, and how two saved reports do."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
-from sizer.base.errors import SizerError, TraceError
+from sizer.base.errors import RequestError, SizerError, TraceError
 from sizer.base.units import format_both, format_bytes
 from sizer.commands.arguments import describe_keys
 from sizer.commands.figures import TITLES
-from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import format_table, terminal_width, to_printable
+from sizer.commands.terminal import format_table, terminal_width, to_printable
+from sizer.commands.waiting import MakeClient, wait
 from sizer.query.request import Request
 from sizer.query.several import read_questions
 from sizer.query.text import format_query
 from sizer.report.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
+from sizer.running.difference import Tolerance, find_changes, format_changes, grown, read_report
+from sizer.running.sizes import read_share, read_size
 from sizer.service.client import JobClient
 
 LONGEST = 40  # characters of a value: a config has thousands
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog, parser.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -34,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--csv", action="store_true", help="print the figures as CSV, a row for each question")
 
 
-def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+def run_compare(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the answers beside each other; the first question that has none decides the exit status."""
     requests = read_questions(options.queries)
     with contextlib.closing(make_client()) as client:
@@ -113,3 +118,49 @@ def _largest(side: Side) -> str:
 
 def _clip(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+# ---------------------------------------------------------------------------------------------------------------- diff
+
+
+NO_FIT = 5
+
+
+def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("before", type=Path, help="JSON of `sizer run --json FILE` or `sizer estimate --json`")
+    parser.add_argument("after", type=Path, help="the JSON to compare with it")
+    parser.add_argument(
+        "--fail-over", metavar="MORE", type=tolerance, help="exit with 5 if a peak grew by more, such as 1%% or 64MiB"
+    )
+    parser.add_argument("--json", action="store_true", help="print the changes as JSON")
+
+
+def run_diff(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print the changes, and return 5 if a peak grew more than is allowed."""
+    changes = find_changes(read_report(options.before), read_report(options.after))
+    if options.json:
+        print(json.dumps([dataclasses.asdict(change) | {"more_bytes": change.more_bytes} for change in changes]))
+    else:
+        print(to_printable("\n".join(format_changes(changes))))
+    over = [] if options.fail_over is None else grown(changes, options.fail_over)
+    for change in over:
+        print(
+            f"sizer: {change.name} grew from {format_bytes(change.before_bytes)} to {format_bytes(change.after_bytes)}",
+            file=sys.stderr,
+        )
+    return NO_FIT if over else 0
+
+
+def tolerance(text: str) -> Tolerance:
+    """Return a tolerance of a text such as 1% or 64MiB. Raises RequestError for any other form."""
+    try:
+        return Tolerance(share=read_share(text)) if text.endswith("%") else Tolerance(bytes=read_size(text))
+    except ValueError as error:
+        raise RequestError("--fail-over", todo=str(error)) from None
+
+
+COMMANDS = {
+    "compare": (add_compare_arguments, run_compare),
+    "diff": (add_diff_arguments, run_diff),
+}

@@ -11,8 +11,8 @@ from sizer.base.codec import encode
 from sizer.base.errors import RequestError, quote
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, in_focus, wait
-from sizer.commands.text import format_table, print_list, terminal_width, to_printable
+from sizer.commands.terminal import format_table, print_list, terminal_width, to_printable
+from sizer.commands.waiting import MakeClient, in_focus, wait
 from sizer.report.peak import PeakReport, TensorGroup, with_children
 
 MODULES = 20  # rows
@@ -77,3 +77,6 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise RequestError("the snapshot cannot be written", given=quote(str(path)), todo=error.strerror) from error
+
+
+COMMANDS = {"peak": (add_arguments, run)}

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from sizer.base.errors import TraceError
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, answers_alone, shown_progress, wait
-from sizer.commands.text import terminal_width
+from sizer.commands.terminal import terminal_width
+from sizer.commands.waiting import MakeClient, answers_alone, shown_progress, wait
 from sizer.service.kept_reports import REPORT, KeptReports, is_whole
 from sizer.service.tape_folder import default_folder
 
 if TYPE_CHECKING:
     from sizer.report.report import Report
+
 
 WORKER = "sizer.commands.estimate_worker"
 
@@ -96,3 +97,6 @@ def _ask_server(
     if is_whole(report):
         kept.keep_text(query, f"{form}-{width}", text)
     return text, report.failures if not report.estimates else {}, report.all_fit
+
+
+COMMANDS = {"estimate": (add_arguments, run)}
