@@ -3,8 +3,8 @@
 import streamlit as st
 
 from sizer.base.errors import SizerError
-from sizer.ui import form, links, pasting, question, remarks, service, stale
-from sizer.ui.report import show_report
+from sizer.ui import form, links, pasting, question, remarks, report_page, service
+from sizer.ui.report_page import show_report
 
 names = service.listed_names()
 if link := links.follow_link():
@@ -28,16 +28,16 @@ try:
     if answer.report is not None:
         show_report(request, answer.report, growing=answer.job is not None)
     if answer.report is None or answer.report.focus is None:  # as long as there is no figure yet
-        stale.show_last_answer()
+        report_page.show_last_answer()
     else:
-        stale.keep_answer(request, answer.report)
+        report_page.keep_answer(request, answer.report)
     with place:
         service.follow(answer)
 except SizerError as error:
     pasting.show_found(None)
     remarks.show_error(error)
     service.offer_again(error)
-    stale.show_last_answer()
+    report_page.show_last_answer()
 
 if not names:
     service.await_names()

@@ -36,31 +36,31 @@ from typing import NoReturn
 from sizer.base.errors import RequestError, SizerError
 from sizer.base.versions import SIZER
 from sizer.commands.arguments import describe_keys, print_link
-from sizer.commands.job import MakeClient, start_client
-from sizer.commands.text import to_printable
+from sizer.commands.terminal import to_printable
+from sizer.commands.waiting import MakeClient, start_client
 
-# A command's name is that of its module in sizer.commands; the text is its line in `--help`.
+# Each command with its module in sizer.commands, whose own COMMANDS has its functions, and its line in `--help`.
 COMMANDS = {
-    "estimate": "what a model needs, from its architecture alone",
-    "levers": "what to change so that it needs less, and the fewest changes that make it fit",
-    "limits": "the largest batch, sequence and image that the device holds",
-    "which": "on which devices of the catalogue it fits",
-    "ranks": "on how many GPUs it fits, by which way of training, and what each of them holds",
-    "budget": "the peak of a compiled training step over its activation memory budget",
-    "compare": "two to four questions beside each other, and what each takes more or less than the first",
-    "peak": "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work",
-    "startup": "what a server's startup log says, and how the plan for the same flags differs",
-    "diff": "how two saved reports differ, by phase, category, module and line",
-    "gpus": "the devices that an estimate can be made for",
-    "models": "the architectures known by name",
-    "devices": "the devices of this machine",
-    "placement": "whether a model's tensors would all be where they must",
-    "run": "run a PyTorch script of yours, unmodified, on a GPU that you do not have",
-    "measure": "run the work on a real device and hold the estimate against it",
-    "ledger": "every comparison of an estimate with a device, and how far off they were",
-    "suite": "measure a list of models on a device, one process each; can be repeated",
-    "cache": "the folder of kept traces and reports; --clear empties it",
-    "app": "the page, in a browser",
+    "estimate": ("estimate_command", "what a model needs, from its architecture alone"),
+    "levers": ("decisions", "what to change so that it needs less, and the fewest changes that make it fit"),
+    "limits": ("decisions", "the largest batch, sequence and image that the device holds"),
+    "which": ("decisions", "on which devices of the catalogue it fits"),
+    "ranks": ("decisions", "on how many GPUs it fits, by which way of training, and what each of them holds"),
+    "budget": ("decisions", "the peak of a compiled training step over its activation memory budget"),
+    "compare": ("differences", "two to four questions beside each other, and what each takes more or less than the first"),
+    "peak": ("peak_command", "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work"),
+    "startup": ("startup_command", "what a server's startup log says, and how the plan for the same flags differs"),
+    "diff": ("differences", "how two saved reports differ, by phase, category, module and line"),
+    "gpus": ("lists", "the devices that an estimate can be made for"),
+    "models": ("lists", "the architectures known by name"),
+    "devices": ("lists", "the devices of this machine"),
+    "placement": ("placement", "whether a model's tensors would all be where they must"),
+    "run": ("run", "run a PyTorch script of yours, unmodified, on a GPU that you do not have"),
+    "measure": ("measurements", "run the work on a real device and hold the estimate against it"),
+    "ledger": ("ledger_command", "every comparison of an estimate with a device, and how far off they were"),
+    "suite": ("measurements", "measure a list of models on a device, one process each; can be repeated"),
+    "cache": ("cache", "the folder of kept traces and reports; --clear empties it"),
+    "app": ("app", "the page, in a browser"),
 }
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -107,12 +107,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"sizer {SIZER}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     named = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    for name, text in COMMANDS.items():
+    for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if name in named:
-            module = importlib.import_module(f"sizer.commands.{name}")
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            add_arguments, run = importlib.import_module(f"sizer.commands.{module}").COMMANDS[name]
+            add_arguments(command)
+            command.set_defaults(run=run)
     return parser.parse_args(arguments)
 
 

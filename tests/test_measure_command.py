@@ -11,7 +11,7 @@ from sizer.__main__ import main
 from sizer.allocator.timeline import running_bytes
 from sizer.base.config_json import encode_config
 from sizer.base.errors import DeviceError, RequestError, TraceError
-from sizer.commands import measure as command
+from sizer.commands import measurements as command
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger.ledger import Ledger

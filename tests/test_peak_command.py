@@ -10,8 +10,8 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.base.codec import decode
-from sizer.commands.job import in_focus
-from sizer.commands.peak import format_peak
+from sizer.commands.peak_command import format_peak
+from sizer.commands.waiting import in_focus
 from sizer.query.text import parse_query
 from sizer.report.peak import PeakReport
 from sizer.service.client import JobClient

@@ -157,16 +157,16 @@ def test_modules_import_one_way_too(graph: dict[str, set[str]]):
 def test_what_is_forbidden_is_caught_wherever_it_stands():
     source = (
         "import sizer.device.suite.suite\nfrom sizer.device.trial import launch\nfrom sizer.base.errors import quote\n"
-        "if TYPE_CHECKING:\n    from sizer.commands.text import percent\n"
+        "if TYPE_CHECKING:\n    from sizer.commands.terminal import percent\n"
         "def f():\n    from sizer.device import ledger\n    return run('sizer.device.machine.inventory', 'in sizer.ui.form')\n"
     )
     names = set(named_modules(source))
     assert names == {
-        *("sizer.device.suite.suite", "sizer.device.trial.launch", "sizer.base.errors", "sizer.commands.text"),
+        *("sizer.device.suite.suite", "sizer.device.trial.launch", "sizer.base.errors", "sizer.commands.terminal"),
         *("sizer.device.ledger", "sizer.device.machine.inventory"),
     }
-    caught = {name for _, name in forbidden("sizer.device.trial.child", names)}
-    assert caught == {"sizer.device.suite.suite", "sizer.commands.text", "sizer.device.ledger"}
+    caught = {name for _, name in forbidden("sizer.device.trial.measuring_process", names)}
+    assert caught == {"sizer.device.suite.suite", "sizer.commands.terminal", "sizer.device.ledger"}
 
 
 def test_a_circle_is_caught(graph: dict[str, set[str]]):
@@ -217,9 +217,9 @@ BRINGS = {
         *("sizer", "sizer.base.*", "sizer.query.*"),
         *("sizer.processes.*", "sizer.commands.*", "sizer.pasted.*"),
         *(f"sizer.{room}.*" for room in PLAIN_DEVICE),
-        *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events", "cuda_events", "out_of_memory")),
-        *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
-        *(f"sizer.device.suite.{name}" for name in ("cases", "runner", "suite")),
+        *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events")),
+        *(f"sizer.device.trial.{name}" for name in ("launch", "measuring_process")),
+        *(f"sizer.device.suite.{name}" for name in ("cases", "suite")),
         *(f"sizer.placement.{name}" for name in ("report", "findings")),
         *(f"sizer.running.{name}" for name in ("launch", "routes", "outcome", "text", "history", "settings")),
         *(f"sizer.running.{name}" for name in ("command_line", "difference", "sizes", "program", "kernels", "pytest_plugin")),

@@ -1,4 +1,5 @@
-"""The commands of `python -m sizer`, a module each; `sizer.__main__` lists them. No torch.
+"""The commands of `python -m sizer`, in modules by subject; `sizer.__main__` lists them. No torch.
 
-A command has `add_arguments(parser)`, and `run(options, make_client)`, which prints and returns the exit status.
+A module's table COMMANDS has two functions for each of its commands. The first adds the command's arguments to a parser. The second
+takes the options and `make_client`, prints, and returns the exit status.
 """

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sizer.base.errors import RequestError
-from sizer.commands.job import MakeClient
+from sizer.commands.waiting import MakeClient
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -36,3 +36,6 @@ def script() -> Path:
     """Return the file that Streamlit runs: in the package if a wheel was installed, else at the top of the checkout."""
     installed = _PACKAGE / "app" / "app.py"
     return installed if installed.exists() else _PACKAGE.parent / "app.py"
+
+
+COMMANDS = {"app": (add_arguments, run)}

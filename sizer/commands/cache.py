@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from sizer.base.units import format_bytes
-from sizer.commands.job import MakeClient
-from sizer.commands.text import print_list
+from sizer.commands.terminal import print_list
+from sizer.commands.waiting import MakeClient
 from sizer.service.tape_folder import FOLDER_VARIABLE, default_folder
 
 
@@ -32,3 +32,6 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     ]
     print_list(options, {"folder": given, "files": len(files), "bytes": size_bytes}, lines)
     return 0
+
+
+COMMANDS = {"cache": (add_arguments, run)}

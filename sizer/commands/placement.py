@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import format_table, print_list, to_printable
+from sizer.commands.terminal import format_table, print_list, to_printable
+from sizer.commands.waiting import MakeClient, wait
 from sizer.placement.report import PlacementReport
 
 
@@ -48,3 +48,6 @@ def format_placement(found: PlacementReport) -> Iterator[str]:
         yield to_printable(f"The forward pass was not followed to its end: {found.reason}")
     for note in found.notes:
         yield to_printable(f"Assumed: {note}")
+
+
+COMMANDS = {"placement": (add_arguments, run)}

@@ -9,7 +9,7 @@ from typing import Any
 from sizer.base.units import counted, format_bytes, format_count, format_more
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
-from sizer.commands.text import format_table, to_printable
+from sizer.commands.terminal import format_table, to_printable
 from sizer.report.advice import PHRASES, advise
 from sizer.report.caveats import caveats
 from sizer.report.download import describe_download

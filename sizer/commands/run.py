@@ -10,8 +10,8 @@ from pathlib import Path
 from sizer.base.errors import RefusedValueError, RequestError, quote
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.commands.job import MakeClient
-from sizer.commands.text import to_printable
+from sizer.commands.terminal import to_printable
+from sizer.commands.waiting import MakeClient
 from sizer.running.command_line import Command, read_command
 from sizer.running.outcome import Outcome
 from sizer.running.routes import ROUTES, run_script
@@ -145,3 +145,6 @@ def _peaks(outcome: Outcome) -> dict[str, int]:
     if row is None:
         return {}
     return {"peak_allocated_bytes": row.peak_allocated_bytes, "peak_reserved_bytes": row.peak_reserved_bytes}
+
+
+COMMANDS = {"run": (add_arguments, run)}

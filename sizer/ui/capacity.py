@@ -11,11 +11,10 @@ from sizer.catalogue.gpus import Gpu
 from sizer.report.advice import describe_process
 from sizer.report.estimate import Estimate, has_range
 from sizer.report.report import Report
-from sizer.ui.charts import legend
-from sizer.ui.drawing import draw
-from sizer.ui.drawn import drawn_once
+from sizer.ui.charts import draw, legend
+from sizer.ui.focus import CACHE, OUTSIDE, PEAK_KINDS, parts
+from sizer.ui.once import drawn_once
 from sizer.ui.palette import COLOURS, FREE, INK
-from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.scale import Scale, scale_for
 
 RANGE_Y, BAR_TOP, BAR_BOTTOM, BOTTOM = 6, 14, 42, 46  # pixels from the chart's upper end

@@ -1,21 +1,72 @@
-"""Two charts: where the memory goes at the peak of each batch size, and how it comes and goes through one step."""
+"""Draw charts of memory: at the peak of each batch size, and through one step. `draw` shows any chart of the app."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import altair as alt
 import pandas as pd
+import streamlit as st
 
+from sizer.allocator.timeline import Curve
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate
 from sizer.report.phases import PHASE_TITLES
 from sizer.tape.tape import CATEGORIES
+from sizer.ui.focus import PeakKind, parts
 from sizer.ui.palette import COLOURS, INK
-from sizer.ui.peak_kinds import PeakKind, parts
 from sizer.ui.scale import Scale, scale_for
-from sizer.ui.spread import spread
+
+WORDS = {"light": "#565E67", "dark": "#B4BCC5"}  # Streamlit's own axis labels have 3.7 to 1 on white
+
+
+def draw(chart: alt.Chart | alt.LayerChart, key: str) -> None:
+    """Show a chart with its axes' labels, legends and texts in the colour for words. The chart is changed."""
+    colour = WORDS.get(st.context.theme.type or "", WORDS["light"])
+    named = {"labelColor": colour, "titleColor": colour}
+    if chart.config is alt.Undefined:
+        chart.config = alt.Config()
+    # In place: each method of Altair that configures a chart copies it, and all layers of it.
+    chart.config.axis, chart.config.legend = alt.AxisConfig(**named), alt.LegendConfig(**named)
+    chart.config.text = alt.MarkConfig(color=colour)
+    st.altair_chart(chart, key=key)
+
+
+# --------------------------------------------------------------------------------------------------------------- spread
+
+
+LEAST_SHARE = 0.12  # of the axis, for each phase of a generation
+STRETCHED = ("prefill",)  # only curves with one of these phases are changed
+
+
+def spread(curve: Curve) -> Curve:
+    """Return the curve with positions at which each phase has a share of the axis that can be seen.
+
+    Positions count allocations and releases in order. Within a phase their distances stay in proportion.
+    """
+    if not any(phase in STRETCHED for phase, _ in curve.phases) or len(curve) < 2:
+        return curve
+    whole = curve.positions[-1] - curve.positions[0]
+    ends, counted = [], 0
+    for _, count in curve.phases:
+        counted += count
+        ends.append(counted)
+    starts = [0, *ends[:-1]]
+    # a phase goes from its first point to the first one of the next
+    edges = [curve.positions[start] for start in starts] + [curve.positions[-1]]
+    least = max(round(LEAST_SHARE * whole), 1)
+    widths = [(max(end - start, 1), max(end - start, least)) for start, end in pairwise(edges)]
+    positions, begins = [], curve.positions[0]
+    for start, end, edge, (was, now) in zip(starts, ends, edges, widths, strict=False):
+        positions += [begins + round((place - edge) * now / was) for place in curve.positions[start:end]]
+        begins += now
+    return replace(curve, positions=tuple(positions))
+
+
+# ------------------------------------------------------------------------------------------------ the peak and the step
+
 
 TIME_AXIS = alt.Axis(title="allocations and releases, in order", labels=False, ticks=False, grid=False, labelPadding=14)
 HEIGHT = 320

@@ -15,15 +15,22 @@ from sizer.query.text import format_query
 from sizer.report.report import Report
 from sizer.report.side_by_side import SideBySide, side_by_side, side_of
 from sizer.tape.tape import CATEGORIES
-from sizer.ui import charts, compared, service, variants
-from sizer.ui.compare_charts import bars_chart, capacities, devices, focused, growth_chart
-from sizer.ui.compare_inputs import ask_questions
-from sizer.ui.compare_tables import clip, show_figures, show_keys
-from sizer.ui.drawing import draw
-from sizer.ui.drawn import drawn_once
+from sizer.ui import charts, compared, service
+from sizer.ui.charts import draw
+from sizer.ui.compare_figures import (
+    bars_chart,
+    capacities,
+    clip,
+    devices,
+    focused,
+    growth_chart,
+    show_figures,
+    show_keys,
+)
+from sizer.ui.compared import ask_questions
 from sizer.ui.exports import offer_download
-from sizer.ui.focus import ask_peak_kind
-from sizer.ui.peak_kinds import PeakKind
+from sizer.ui.focus import PeakKind, ask_peak_kind
+from sizer.ui.once import drawn_once
 from sizer.ui.question import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
@@ -181,7 +188,7 @@ def _show_files(requests: Requests, found: SideBySide) -> None:
 
 def headings(requests: Requests) -> dict[int, str]:
     """What a legend calls each question: its number, and what tells it from the others."""
-    words = variants.titles(list(requests.values()))
+    words = compared.titles(list(requests.values()))
     if all(words):
         return {number: f"{number} · {title}" for number, title in zip(requests, words, strict=True)}
     differ, _ = key_differences(list(requests.values()))

@@ -1,19 +1,21 @@
-"""The questions that are compared: kept through this session, and in the address of the page that compares them."""
+"""The questions that are compared: kept in this session and in the page's address, their fields, and ways to add a changed one."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 import streamlit as st
 
 from sizer.base.errors import RequestError
+from sizer.catalogue.modes import MODES
 from sizer.query.request import Request
-from sizer.query.several import MOST, as_query
-from sizer.query.text import format_query, parse_query
-from sizer.ui.copying import offer_link
-from sizer.ui.links import LONGEST_ADDRESS
+from sizer.query.several import MOST, as_query, changeable_keys, read_question, with_value
+from sizer.query.text import format_query, parse_query, query_keys
+from sizer.ui.links import LONGEST_ADDRESS, address_of, offer_link
+from sizer.ui.remarks import show_error
 
 KEY = "q"  # of the address, once for each question
 QUESTIONS = "questions"  # session state: the queries, as they are shown
@@ -33,10 +35,10 @@ def open_questions() -> list[str]:
 def keep_questions(texts: Sequence[str]) -> None:
     """Compare these questions from now on, and make the address say so where it can hold them."""
     st.session_state[QUESTIONS] = [_canonical(text) for text in texts]
-    st.query_params.from_dict(address_of(st.session_state[QUESTIONS]))
+    st.query_params.from_dict(parameters_of(st.session_state[QUESTIONS]))
 
 
-def address_of(texts: Sequence[str]) -> dict[str, list[str]]:
+def parameters_of(texts: Sequence[str]) -> dict[str, list[str]]:
     """The address' keys and values; none where it would be too long."""
     return {KEY: list(texts)} if len(link_query(texts)) <= LONGEST_ADDRESS else {}
 
@@ -61,7 +63,7 @@ def offer_comparison(request: Request) -> None:
     label = "Compare with another question"
     if st.button(label, icon=":material/compare_arrows:", type="tertiary", disabled=full, help=FULL if full else None):
         st.session_state[QUESTIONS] = known if query in known else [*known, query]
-        st.switch_page(PAGE, query_params=address_of(st.session_state[QUESTIONS]))
+        st.switch_page(PAGE, query_params=parameters_of(st.session_state[QUESTIONS]))
 
 
 def offer_copy(requests: Sequence[Request]) -> None:
@@ -85,3 +87,151 @@ def show_link(requests: Sequence[Request]) -> None:
     st.markdown("**The same figures without the page**:")
     queries = " ".join(shlex.quote(format_query(request)) for request in requests)
     st.code(f"python -m sizer compare {queries}", language=None, wrap_lines=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One change of a question: its words, and the keys of the query with their values."""
+
+    title: str
+    items: tuple[tuple[str, str], ...]
+
+
+VARIANTS = (
+    Variant(title="+ checkpointing", items=(("checkpointing", "1"),)),
+    Variant(title="bfloat16", items=(("dtype", "bfloat16"),)),
+    Variant(title="autocast to bfloat16", items=(("dtype", "amp-bfloat16"),)),
+    Variant(title="LoRA", items=(("train", "adapter"),)),
+    Variant(title="QLoRA", items=(("train", "adapter"), ("weights", "nf4-dq"))),
+    Variant(title="AdamW in 8 bits", items=(("optimizer", "adamw-8bit"),)),
+    Variant(title="SGD", items=(("optimizer", "sgd"),)),
+    Variant(title="fused optimizer", items=(("optimizer_impl", "fused"),)),
+    Variant(title="weights in 4 bits", items=(("weights", "nf4-dq"),)),
+    Variant(title="weights in 8 bits", items=(("weights", "int8"),)),
+    Variant(title="expandable segments", items=(("expandable", "1"),)),
+    Variant(title="eager attention", items=(("attention", "eager"),)),
+    Variant(title="inference", items=(("mode", "inference"),)),
+)
+
+
+def with_variant(request: Request, variant: Variant) -> Request | None:
+    """Return the question with a change; None if it has it already or refuses it."""
+    changes, mode = dict(variant.items), MODES[request.mode]
+    if changes.keys() & {*mode.unused} or ("train" in changes and not mode.trains):
+        return None  # such keys change nothing there
+    left = {"focus", *changes} if "dtype" in changes else set(changes)
+    items = [item for item in format_query(request).split("&") if item.partition("=")[0] not in left]
+    items += [f"{key}={value}" for key, value in changes.items()]
+    try:
+        changed = parse_query("&".join(items))
+    except RequestError:
+        return None
+    return None if format_query(changed) == format_query(request) else changed
+
+
+def offer_variants(request: Request) -> None:
+    """Show the menu of changes that this question takes; each opens the comparison with and without it."""
+    known = st.session_state.get(QUESTIONS, [])
+    with st.popover("+ variant", help="Compare this question with one change."):
+        for variant in VARIANTS:
+            if (changed := with_variant(request, variant)) is None:
+                continue
+            if st.button(variant.title, key=f"variant {variant.title}", type="tertiary"):
+                _compare(known, request, changed)
+
+
+def _compare(known: list[str], request: Request, changed: Request) -> None:
+    """Go to the comparison: to those that are compared already if this question is one of them and there is room."""
+    query, other = format_query(request), format_query(changed)
+    texts = known if query in known and len(known) < MOST else [query]
+    st.session_state[QUESTIONS] = texts if other in texts else [*texts, other]
+    st.switch_page(PAGE, query_params=parameters_of(st.session_state[QUESTIONS]))
+
+
+def titles(requests: list[Request]) -> list[str]:
+    """Return a title for each question in words, empty for one that is no variant of the first by a single change."""
+    first = requests[0]
+    found = {format_query(changed): row.title for row in VARIANTS if (changed := with_variant(first, row)) is not None}
+    return ["as asked", *(found.get(format_query(request), "") for request in requests[1:])]
+
+
+# --------------------------------------------------------------------------------------------------------------- fields
+
+
+CHANGE, CHANGE_KEY, CHANGE_VALUE = "change_question", "change_key", "change_value"  # keys of the widgets
+REFUSED = "change_refused"  # session state: why the last change was not taken
+WIDTH = 720  # pixels of a field, less where the window is narrower
+FIRST_KEY = "checkpointing"
+PLACEHOLDER = "resnet50, or arch=torchvision:resnet50&batch=8&gpu=t4, or a link of this app"
+
+
+def ask_questions(texts: Sequence[str]) -> dict[int, Request]:
+    """The requests of the questions by number, each in a field of its own; those that are refused are shown so and left out."""
+    requests = {}
+    for number, text in enumerate(texts, start=1):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            _ask(f"Question {number}", text, number)
+            refused: RequestError | None = None
+            try:
+                requests[number] = read_question(text, number)
+            except RequestError as error:
+                refused = error
+            else:
+                _show_edit(requests[number])
+            st.button("Remove", key=f"remove_{number}", icon=":material/close:", on_click=_put, args=(number, ""))
+        if refused:
+            show_error(refused)
+    if len(texts) < MOST:
+        _ask("Another question", "", len(texts) + 1)
+    if requests and len(texts) < MOST:
+        _ask_change(requests)
+    return requests
+
+
+def _ask(label: str, text: str, number: int) -> None:
+    key = f"question_{number}"
+    st.session_state[key] = text
+    st.text_input(label, key=key, placeholder=PLACEHOLDER, on_change=_take, args=(number,), width=WIDTH)
+
+
+def _show_edit(request: Request) -> None:
+    if address := address_of(request):
+        st.page_link("pages/estimate.py", label="Size it", icon=":material/straighten:", query_params=address)
+
+
+def _take(number: int) -> None:
+    _put(number, st.session_state[f"question_{number}"])
+
+
+def _put(number: int, text: str) -> None:
+    """Put a text in the place of a question, or behind the last one; an empty one removes it."""
+    texts = list(st.session_state.get(QUESTIONS, ()))
+    texts[number - 1 : number] = [text] if text.strip() else []
+    keep_questions(texts)
+
+
+def _ask_change(requests: Mapping[int, Request]) -> None:
+    """Ask for a question that is another one with one value changed."""
+    allowed = {key.name: key.allowed for key in query_keys()}
+    names = list(changeable_keys())
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.selectbox("Add the same as", list(requests), format_func=_title, key=CHANGE, width=150)
+        key = st.selectbox("with another", names, index=names.index(FIRST_KEY), key=CHANGE_KEY, width=180)
+        st.text_input("namely", key=CHANGE_VALUE, help=allowed[key], placeholder="nothing for its default", width=260)
+        st.button("Add", icon=":material/add:", on_click=_add_changed, args=(dict(requests),))
+    if refused := st.session_state.pop(REFUSED, None):
+        show_error(refused)
+
+
+def _title(number: int) -> str:
+    return f"question {number}"
+
+
+def _add_changed(requests: Mapping[int, Request]) -> None:
+    state = st.session_state
+    try:
+        changed = with_value(requests[state[CHANGE]], state[CHANGE_KEY], state[CHANGE_VALUE])
+    except RequestError as error:
+        state[REFUSED] = error
+        return
+    keep_questions([*state.get(QUESTIONS, ()), format_query(changed)])

@@ -11,8 +11,8 @@ from sizer.base.units import MIB, format_bytes
 from sizer.device.machine import demonstration, inventory
 from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
 from sizer.device.machine.inventory import PORTABLE, Inventory
-from sizer.ui import machine, remarks
-from sizer.ui.drawing import draw
+from sizer.ui import measuring, remarks
+from sizer.ui.charts import draw
 from sizer.ui.palette import COLOURS
 from sizer.ui.scale import GIBIBYTES, Scale
 
@@ -97,7 +97,7 @@ def _versions(versions: dict[str, str]) -> str:
 
 
 def _show_demonstration(found: Inventory) -> None:
-    if not machine.may_measure():
+    if not measuring.may_measure():
         st.info("Running anything on this machine's devices is switched off here; the text holds all the same.")
         return
     names = [facts.device for facts in found.devices if facts.kind != "meta"]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import altair as alt
 import pandas as pd
 
-from sizer.device.ledger.row import LedgerRow
+from sizer.device.ledger.rows import LedgerRow
 from sizer.ui.palette import INK
 
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.

@@ -1,18 +1,72 @@
-"""What the pages look at within a query or its report: one dtype and one batch size, which the link says, and one kind of peak.
+"""What the pages look at within a report: one dtype and one batch size, which the link says, and one of three kinds of peak.
 
 The pages share their choice: the cell in the headline of the one is the cell that the other measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
 
 from sizer.query.request import Request
-from sizer.ui.peak_kinds import PEAK_KINDS, PeakKind
+from sizer.report.estimate import Estimate
+
+CACHE, OUTSIDE = "allocator cache", "outside PyTorch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakKind:
+    """One way to state an estimate's peak in bytes; `extra` names what it counts beyond the tensors themselves."""
+
+    key: str
+    title: str
+    help: str
+    of: Callable[[Estimate], int]
+    extra: tuple[str, ...]
+
+
+PEAK_KINDS: dict[str, PeakKind] = {
+    kind.key: kind
+    for kind in (
+        PeakKind(
+            key="process",
+            title="Process",
+            help="What nvidia-smi shows for the process: reserved memory, and the driver's context with the loaded kernels.",
+            of=lambda estimate: estimate.process_bytes,
+            extra=(CACHE, OUTSIDE),
+        ),
+        PeakKind(
+            key="allocated",
+            title="Allocated",
+            help="torch.cuda.max_memory_allocated: tensors, rounded as the allocator rounds them, and library workspaces.",
+            of=lambda estimate: estimate.peak_allocated_bytes,
+            extra=(),
+        ),
+        PeakKind(
+            key="reserved",
+            title="Reserved",
+            help="torch.cuda.max_memory_reserved: what PyTorch's allocator holds of the device, its cache included.",
+            of=lambda estimate: estimate.peak_reserved_bytes,
+            extra=(CACHE,),
+        ),
+    )
+}
+
+
+def parts(estimate: Estimate, kind: PeakKind) -> dict[str, int]:
+    """Bytes per category at the peak, as its kind counts them: their sum is `kind.of(estimate)`."""
+    beyond = {
+        CACHE: estimate.peak_reserved_bytes - estimate.peak_allocated_bytes,
+        OUTSIDE: estimate.process_bytes - estimate.peak_reserved_bytes,
+    }
+    return dict(estimate.at_peak) | {name: beyond[name] for name in kind.extra}
+
+
+# ----------------------------------------------------------------------------------------------- a cell, a kind of peak
+
 
 FOCUS = "focus"  # session state: the cell that the reader or a link has chosen; absent where nobody has
 ALL = "all"

@@ -32,11 +32,9 @@ from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, pipelines, serving
-from sizer.ui.device_choice import OPTIONS, device_title
-from sizer.ui.field_errors import Places
+from sizer.ui.fields import OPTIONS, Places, device_title, read_count, read_tokens
 from sizer.ui.focus import in_focus, look_at
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
-from sizer.ui.numbers import read_count, read_tokens
 
 MODELS_DEFAULT = "the model's default"
 PYTORCHS_DEFAULT = "PyTorch's default"

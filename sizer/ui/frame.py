@@ -1,6 +1,11 @@
-"""What stands around every page. A page may be the first thing that anybody opens; Streamlit then runs it without app.py."""
+"""What stands around a page, and tabs of which only the open one is drawn.
+
+A page may be the first thing that anybody opens; Streamlit then runs it without app.py.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import streamlit as st
 
@@ -27,3 +32,15 @@ def need_frame(path: str) -> None:
 
 def _nothing() -> None:
     """A page of its own, never shown."""
+
+
+# ----------------------------------------------------------------------------------------------------------------- tabs
+
+
+def show_tabs(contents: Mapping[str, Callable[[], object]], *, key: str, default: str | None = None) -> None:
+    """Show tabs by name, the first or the `default` one open, and draw what the open one has; `key` holds its name."""
+    tabs = st.tabs(list(contents), default=default, key=key, on_change="rerun")
+    for show, tab in zip(contents.values(), tabs, strict=True):
+        if tab.open:
+            with tab:
+                show()

@@ -16,10 +16,10 @@ from sizer.report.estimate import Estimate
 from sizer.report.phases import inside
 from sizer.report.report import Report
 from sizer.ui.capacity import share_of
-from sizer.ui.drawn import drawn_once
-from sizer.ui.known import largest_batch
+from sizer.ui.focus import PEAK_KINDS
+from sizer.ui.known_batches import largest_batch
+from sizer.ui.once import drawn_once
 from sizer.ui.palette import marked
-from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.remarks import show_lines
 
 BADGES = {"fits": "green", "tight": "blue", "may not fit": "orange", "does not fit": "red"}  # Streamlit's names

@@ -12,18 +12,17 @@ import streamlit as st
 
 from sizer.base.errors import JobError
 from sizer.base.units import GIB, counted
-from sizer.device.ledger.filter import Filter
+from sizer.device.ledger.database import Filter
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.ledger.row import LedgerRow
-from sizer.device.ledger.statistics import ErrorStatistics
-from sizer.ui import machine, remarks
+from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
+from sizer.ui import measuring, remarks
+from sizer.ui.charts import draw
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison
-from sizer.ui.drawing import draw
 from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import pick
-from sizer.ui.importing import ask_import
 from sizer.ui.links import show_estimate_link
+from sizer.ui.measuring import ask_import
 from sizer.ui.published import show_published
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
 
@@ -45,7 +44,7 @@ def ask_part() -> str:
 def show_ledger() -> None:
     """Show every comparison of this machine's ledger, and the measurements that ship with Sizer. Raises SizerError."""
     st.title("Every measurement beside its estimate", anchor=False)
-    ledger = machine.get_ledger()
+    ledger = measuring.get_ledger()
     place = st.container()
     _show_import(ledger)
     with place:
@@ -69,15 +68,15 @@ def open_comparison() -> int | None:
 
 def show_one(number: int) -> None:
     """Show one comparison of the ledger whole. Raises SizerError."""
-    ledger = machine.get_ledger()
+    ledger = measuring.get_ledger()
     row = next((row for row in ledger.rows() if row.id == number), None)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Back to the ledger", icon=":material/arrow_back:", on_click=_close, key="ledger_back")
-        if row and machine.may_measure():
+        if row and measuring.may_measure():
             _offer_delete(number)
         if row:
             show_estimate_link(row.query)
-    if row and not machine.may_measure():
+    if row and not measuring.may_measure():
         st.caption("Deleting is disabled in this deployment.")
     comparison = ledger.comparison(number) if row else None
     if comparison is None:
@@ -109,7 +108,7 @@ def go_to_ledger() -> None:
 
 
 def _delete(number: int) -> None:
-    machine.get_ledger().delete(number)
+    measuring.get_ledger().delete(number)
     _close()
 
 

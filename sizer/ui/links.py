@@ -1,11 +1,13 @@
-"""The page's address: read before any widget, written back after every change, and offered complete to copy."""
+"""Read and write the page's address, and offer it to copy. Links in tables lead to the questions of their rows."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from html import escape
 from urllib.parse import parse_qsl, quote
 
+import pandas as pd
 import streamlit as st
 
 from sizer.base.errors import Refusal, RequestError
@@ -15,8 +17,71 @@ from sizer.catalogue.tasks import TASKS, task_of
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
+from sizer.report.table import write_csv
 from sizer.ui import defaults
-from sizer.ui.copying import offer_link
+
+COPY_KEY = "copy_link"  # of the button
+# Copies within the event of the click: later, a browser may refuse it. Plain HTTP has no clipboard API, except on loopback.
+# The policy of scripts (sizer/ui/surface.py) knows this text by its hash.
+COPY = """(() => {
+  if (window.sizerCopies) return;
+  window.sizerCopies = true;
+  const old = text => {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (!done) throw new Error("refused");
+  };
+  document.addEventListener("click", async event => {
+    const button = event.target.closest(".st-key-copy_link button");
+    if (!button) return;
+    const link = document.querySelector("[data-sizer-link]");
+    const said = document.querySelector("[data-sizer-said]");
+    const text = location.origin + location.pathname + "?" + link.dataset.sizerLink;
+    try {
+      await (navigator.clipboard ? navigator.clipboard.writeText(text) : old(text));
+      said.textContent = "Link copied.";
+    } catch {
+      said.textContent = "The browser refused: copy the link from the tab below.";
+    }
+    setTimeout(() => { said.textContent = ""; }, 5000);
+  });
+})()"""
+
+
+def offer_link(query: str) -> None:
+    """Show the button that copies the link of this page with a query; nothing if the query is empty."""
+    if not query:
+        return
+    st.button("Copy the link", key=COPY_KEY, icon=":material/link:", type="tertiary")
+    words = f'<span hidden data-sizer-link="{escape(query)}"></span><span role="status" data-sizer-said="1"></span>'
+    st.html(f"{words}<script>{COPY}</script>", unsafe_allow_javascript=True, width="content")
+
+
+# -------------------------------------------------------------------------------------------------------- links of rows
+
+
+LINK = "Link"  # the column's name
+LINK_COLUMN = st.column_config.LinkColumn(display_text="open", width="small")
+
+
+def link_of(query: str) -> str:
+    """Return the address of the page that answers a query; empty if it is too long to pass on."""
+    return f"{(st.context.url or '').rstrip('/')}/?{query}" if len(query) <= LONGEST_ADDRESS else ""
+
+
+def frame_csv(frame: pd.DataFrame) -> str:
+    """Return a table as CSV, without spaces in the names of columns; sizes are in GiB as in the table."""
+    rows = frame.astype(object).where(frame.notna(), None)
+    names = [str(name).lower().replace(" ", "_").replace(",", "") for name in rows.columns]
+    return write_csv(names, (dict(zip(names, row, strict=True)) for row in rows.itertuples(index=False)))
+
+
+# ---------------------------------------------------------------------------------------------------------- the address
+
 
 DEFAULT_ARCH = "arch=torchvision:resnet50"
 OTHER_MODELS = (DEFAULT_ARCH, "arch=hf:gpt2")  # in the place of a model that is refused: images, and text

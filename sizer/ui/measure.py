@@ -18,14 +18,13 @@ from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
-from sizer.ui import machine, remarks, service
+from sizer.ui import measuring, remarks, service
 from sizer.ui.comparison import show_comparison
 from sizer.ui.focus import ask_cell, choose
 from sizer.ui.headline import sample_size, subject
-from sizer.ui.importing import ask_import
 from sizer.ui.ledger import go_to_ledger
 from sizer.ui.links import measure_command
-from sizer.ui.measuring import run_measurement, working
+from sizer.ui.measuring import ask_import, run_measurement, working
 
 REQUESTED = "measure_requested"  # session state: the target whose button was pressed, until its run begins
 RESULT = "measure_result"  # session state: a comparison, and the target that was on the page when it came
@@ -50,7 +49,7 @@ SWITCHED_OFF = "Measuring is disabled in this deployment: run the command below 
 
 def show_measure(request: Request) -> None:
     """Show what can be measured, the run where it is asked for, and what came of it. Raises SizerError."""
-    devices = machine.get_devices() if machine.may_measure() else ()
+    devices = measuring.get_devices() if measuring.may_measure() else ()
     with st.container(horizontal=True, gap="medium"):
         cell = ask_cell(request, service.proposed_focus(request))
         several = cell.parallel != "none"
@@ -81,7 +80,7 @@ def _ask_device(devices: tuple[DeviceFacts, ...]) -> DeviceFacts | None:
 def _measure_here(cell: Request, facts: DeviceFacts | None, target: Target, *, requested: bool) -> None:
     """Say what the measurement will take, offer the button, and run it where that was pressed."""
     if facts is None:
-        st.info(SWITCHED_OFF if not machine.may_measure() else NO_ACCELERATOR)
+        st.info(SWITCHED_OFF if not measuring.may_measure() else NO_ACCELERATOR)
         return
     report = service.report_on(_for_device(cell, facts))
     if report is None:  # the reader has stopped it
@@ -118,7 +117,7 @@ def _run(place: DeltaGenerator, cell: Request, target: Target) -> None:
         comparison = run_measurement(cell, target[1], line)
     st.session_state[RESULT] = (target, comparison)
     try:
-        machine.get_ledger().add(comparison)
+        measuring.get_ledger().add(comparison)
     except JobError as error:
         remarks.show_error(error, {JobError: "The measurement is below, but could not be kept"})
 
@@ -177,7 +176,7 @@ def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
         st.code(measure_command(cell, device), language=None, wrap_lines=True)
         imported = ask_import("measure")
     if imported and imported.added:
-        comparison = machine.get_ledger().comparison(imported.added[0])
+        comparison = measuring.get_ledger().comparison(imported.added[0])
         st.session_state[RESULT] = (target, comparison)
 
 

@@ -1,21 +1,75 @@
-"""A measurement from the button to its comparison: run, compare, show what is being done, give up when the reader leaves."""
+"""Make comparisons for the ledger: find this machine's devices, measure on one of them, or import what another machine measured.
+
+Tests replace the functions that reach the machine.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from sizer.base.errors import SizerError
+from sizer.base.errors import JobError, RequestError, SizerError
+from sizer.base.units import MIB
 from sizer.device.comparison.comparison import Comparison
+from sizer.device.ledger.ledger import ImportResult, Ledger
+from sizer.device.machine.host import Host
+from sizer.device.machine.inventory import find_devices
+from sizer.device.record.measurement import DeviceFacts
 from sizer.device.record.recording import Measured
+from sizer.device.trial.launch import MeasureJob, start
 from sizer.query.request import Request
-from sizer.ui import machine, service
+from sizer.query.text import format_query
+from sizer.service.settings import is_public
+from sizer.ui import remarks, service
 from sizer.ui.turns import Awaited, result_of
+
+MEASURING_VARIABLE = (
+    "SIZER_MEASURING"  # whether this machine's devices are for whoever opens the app; not set: they are
+)
+ON = ("", "on", "1", "yes", "true")  # any other value is taken for off
+KNOWN_SECONDS = 300  # how long a list of devices is believed
+
+
+def may_measure() -> bool:
+    """Whether this app may run models on its own machine, and whoever opens it may delete what was measured."""
+    return not is_public() and os.environ.get(MEASURING_VARIABLE, "").strip().lower() in ON
+
+
+def may_import() -> bool:
+    """Whether whoever opens this app may add to its ledger what another machine is said to have measured."""
+    return not is_public()
+
+
+def get_devices() -> tuple[DeviceFacts, ...]:
+    """The devices of this machine that a model can be measured on, with what is free on the host just now. Raises JobError."""
+    free = Host().free_bytes()
+    return tuple(replace(facts, free_bytes=free) if facts.kind == "cpu" else facts for facts in _listed())
+
+
+@st.cache_data(ttl=KNOWN_SECONDS, max_entries=1, show_spinner="Looking for this machine's devices")
+def _listed() -> tuple[DeviceFacts, ...]:
+    return tuple(facts for facts in find_devices() if facts.kind != "meta")
+
+
+def start_measurement(cell: Request, device: str) -> MeasureJob:
+    """A job that measures one cell on a device; it waits while another session's measurement runs. Raises RequestError."""
+    return start(format_query(cell, complete=True), device)
+
+
+def get_ledger() -> Ledger:
+    """The ledger of this machine's user."""
+    return Ledger()
+
+
+# ------------------------------------------------------------------------------------------------------ one measurement
+
 
 POLL_SECONDS = 0.2
 
@@ -35,7 +89,7 @@ def run_measurement(cell: Request, device: str, line: DeltaGenerator) -> Compari
     Every update of `line` is also where Streamlit ends this run when the reader does something else; the process that measures
     is killed then.
     """
-    return compare(wait_for(machine.start_measurement(cell, device), line), line)
+    return compare(wait_for(start_measurement(cell, device), line), line)
 
 
 def compare(measured: Measured, line: DeltaGenerator) -> Comparison:
@@ -66,3 +120,82 @@ def working(place: DeltaGenerator, title: str) -> Iterator[DeltaGenerator]:
         place.empty()
         raise
     place.empty()
+
+
+# ---------------------------------------------------------------------------------------------------------- from a file
+
+
+LIMIT_MIB = 16  # some three hundred comparisons; the server lets no larger file in (.streamlit/config.toml)
+# Session state, each with the page's name behind it:
+WAITING = "import_waiting"  # the text of a file, from its arrival to the run that reads it
+DONE = "import_done"  # what became of the last file: ImportResult, or the error that refused it
+EDITION = "import_edition"  # how many files there were; each gets a widget of its own, so that it is read once
+SWITCHED_OFF = "Importing is disabled in this deployment, which strangers use: its ledger holds what was measured here."
+TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError: "The file was not imported whole"}
+
+
+def ask_import(page: str) -> ImportResult | None:
+    """What became of a file that has just arrived; None where there is none. What was refused is shown until the next one."""
+    if not may_import():
+        st.info(SWITCHED_OFF)
+        return None
+    edition = st.session_state.setdefault(f"{EDITION}_{page}", 0)
+    key = f"import_{page}_{edition}"
+    st.file_uploader(
+        "Import a measurement (JSON)",
+        type=["json", "jsonl"],
+        key=key,
+        on_change=_take,
+        args=(page, key),
+        max_upload_size=LIMIT_MIB,
+        help="What `python -m sizer measure … --json` or the suite wrote, or another ledger's export.",
+    )
+    imported = _read(page) if f"{WAITING}_{page}" in st.session_state else None
+    _show_outcome(page)
+    return imported
+
+
+def _take(page: str, key: str) -> None:
+    """Put an uploaded file's text aside for this run, and the widget with it."""
+    upload = st.session_state[key]
+    if upload is None:
+        return
+    st.session_state[f"{EDITION}_{page}"] += 1
+    st.session_state.pop(f"{DONE}_{page}", None)
+    try:
+        if upload.size > LIMIT_MIB * MIB:
+            raise RequestError("the file is too large", given=f"{upload.size:,} bytes", allowed=f"{LIMIT_MIB} MiB")
+        st.session_state[f"{WAITING}_{page}"] = upload.getvalue().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        st.session_state[f"{DONE}_{page}"] = RequestError(
+            "the file was not read", given="bytes that are not UTF-8", allowed="JSON"
+        )
+    except RequestError as error:
+        st.session_state[f"{DONE}_{page}"] = error
+
+
+def _read(page: str) -> ImportResult | None:
+    text = st.session_state.pop(f"{WAITING}_{page}")
+    try:
+        with working(st.empty(), "Reading the file") as line:
+            imported = get_ledger().import_json(text, compare=lambda measured: compare(measured, line))
+    except SizerError as error:
+        st.session_state[f"{DONE}_{page}"] = error
+        return None
+    st.session_state[f"{DONE}_{page}"] = imported
+    return imported
+
+
+def _show_outcome(page: str) -> None:
+    match st.session_state.get(f"{DONE}_{page}"):
+        case SizerError() as error:
+            remarks.show_error(error, TITLES)
+        case ImportResult(added=added, known=known, refused=refused):
+            st.success(f"{_count(len(added))} added to the ledger, {known:,} known already.")
+            if refused:
+                st.warning(f"{_count(len(refused))} refused.")
+                remarks.show_lines(refused)
+
+
+def _count(number: int) -> str:
+    return "1 comparison was" if number == 1 else f"{number:,} comparisons were"

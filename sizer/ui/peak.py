@@ -19,10 +19,10 @@ from sizer.report.peak import PeakReport, with_children
 from sizer.report.report import Report
 from sizer.ui import service
 from sizer.ui.charts import legend
-from sizer.ui.drawn import drawn_once
 from sizer.ui.exports import offer_download
 from sizer.ui.headline import sample_size, verdict
 from sizer.ui.icicle import icicle_chart
+from sizer.ui.once import drawn_once
 from sizer.ui.picture import Summary, alt_text
 from sizer.ui.scale import scale_for
 from sizer.ui.turns import result_of

@@ -12,8 +12,8 @@ from sizer.base.units import format_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport
+from sizer.ui.focus import PEAK_KINDS, parts
 from sizer.ui.palette import COLOURS
-from sizer.ui.peak_kinds import PEAK_KINDS, parts
 
 WIDTH, HEIGHT, EDGE = 1200, 630, 56  # pixels; the shape in which chat programs show pictures of links
 PAPER, INK, FAINT, WARNING = "#FFFFFF", "#1B1F24", "#57606A", "#B3261E"

@@ -8,9 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from sizer.base.units import counted
-from sizer.device.ledger.published import Published, read_published
-from sizer.device.ledger.statistics import SignedError, error_statistics
-from sizer.ui.drawing import draw
+from sizer.device.ledger.published_figures import Published, read_published
+from sizer.device.ledger.rows import SignedError, error_statistics
+from sizer.ui.charts import draw
 from sizer.ui.errors_chart import Point, errors_chart
 from sizer.ui.focus import pick
 from sizer.ui.scale import scale_for

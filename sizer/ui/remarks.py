@@ -1,4 +1,4 @@
-"""What goes with the numbers: refusals, errors, failed traces, advice, notes. Text that may quote a stranger is never markdown."""
+"""What goes with the numbers: refusals, errors, failed traces, advice, notes, explanation. A stranger's text is never markdown."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from sizer.base.errors import (
 )
 from sizer.report.advice import advise
 from sizer.report.estimate import Estimate
+from sizer.report.explanation import sections
 from sizer.report.report import Report
-from sizer.ui.drawn import drawn_once
+from sizer.ui.once import drawn_once
 from sizer.ui.tables import shown_dtypes
 
 TITLES: dict[type[SizerError], str] = {
@@ -109,3 +110,14 @@ def show_remarks(report: Report) -> None:
 def show_advice(report: Report, estimate: Estimate) -> None:
     """Show whether an estimate fits and by how much, or where it fails."""
     st.text(" ".join(advise(report, estimate)))
+
+
+@drawn_once
+def show_explanation(report: Report) -> None:
+    """Show how a report was computed, section by section; a sentence where it does not say."""
+    if report.explanation is None:
+        st.caption("This report does not say how it was computed.")
+        return
+    for section in sections(report.explanation):
+        st.markdown(f"**{section.title}**")
+        show_lines(section.lines)

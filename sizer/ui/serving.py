@@ -18,11 +18,11 @@ from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line
-from sizer.ui.drawing import draw
+from sizer.ui.charts import draw
 from sizer.ui.form_model import KEEP
+from sizer.ui.frame import show_tabs
 from sizer.ui.links import offer_copy, show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
-from sizer.ui.tabs import show_tabs
 
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import config
 
 from sizer.service.settings import framing_origins, is_public
-from sizer.ui.copying import COPY
+from sizer.ui.links import COPY
 from sizer.ui.preview import INDEX
 from sizer.ui.question import PRESS
 from sizer.ui.quotas import Quotas

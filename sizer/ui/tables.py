@@ -16,13 +16,11 @@ from sizer.report.kv_cache import PAGED_NOTE, describe_growth
 from sizer.report.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.report.report import Report
 from sizer.ui import defaults
-from sizer.ui.drawn import drawn_once, made_once
-from sizer.ui.focus import ask_peak_kind, look_at
-from sizer.ui.known import largest_batch
+from sizer.ui.focus import PeakKind, ask_peak_kind, look_at
+from sizer.ui.known_batches import largest_batch
+from sizer.ui.once import drawn_once, made_once, worked_out
 from sizer.ui.palette import MARKS, TINTS
-from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.scale import GIBIBYTES, scale_for
-from sizer.ui.styled import worked_out
 
 LARGEST = "Largest batch"
 LEGEND = (

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 import pandas as pd
 
-from sizer.device.comparison.comparison import Comparison
-from sizer.device.comparison.curve import Level
+from sizer.device.comparison.comparison import Comparison, Level
 from sizer.report.phases import PHASE_TITLES
 from sizer.ui.charts import HEADROOM, finish, size_axis
 from sizer.ui.palette import INK

@@ -12,7 +12,7 @@ from sizer.architecture.huggingface import huggingface_blueprint, read_architect
 from sizer.architecture.stand_in_loss import stand_in_loss
 from sizer.base.codec import LIMIT_TEXT
 from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from sizer.query.request import Request
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY
 

@@ -12,7 +12,7 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.vision import resized, vision_blueprint
 from sizer.architecture.vision_tasks import classification, detection, optical_flow, segmentation
 from sizer.base.errors import RequestError
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from sizer.query.text import parse_query
 from sizer.tracing.steps import place
 

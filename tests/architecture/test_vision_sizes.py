@@ -8,7 +8,7 @@ import torch
 from sizer.architecture.vision import vision_blueprint
 from sizer.base.errors import RequestError
 from sizer.base.versions import installed_version
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from tests.architecture.vision_facts import build_on_meta
 
 TOO_SMALL = (RuntimeError, ValueError, AssertionError)

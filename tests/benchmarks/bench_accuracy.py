@@ -22,12 +22,12 @@ import torch
 
 from sizer.base.config_json import read_config
 from sizer.base.errors import SizerError
-from sizer.commands.text import format_table
+from sizer.commands.terminal import format_table
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
+from sizer.device.ledger.rows import ErrorStatistics, SignedError, error_statistics
 from sizer.device.record.files import read_measured
 from sizer.device.record.recording import Measured
 from sizer.estimating.estimator import estimate_cell

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from sizer.allocator.allocator import replay
-from sizer.commands.text import format_table
+from sizer.commands.terminal import format_table
 from tests.benchmarks.published.arrivals import arrivals_of, in_threads
 from tests.benchmarks.published.rows import Run, read_runs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from sizer.catalogue.contexts import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, Context, context_of, libraries_of
-from sizer.commands.text import format_table
+from sizer.commands.terminal import format_table
 from tests.benchmarks.tables import read_table
 
 PUBLISHED = Path(__file__).parent.parent / "measured" / "published"

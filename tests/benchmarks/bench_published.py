@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from sizer.base.errors import SizerError
-from sizer.commands.text import format_table
+from sizer.commands.terminal import format_table
 from tests.benchmarks.published.cases import NEEDS
 from tests.benchmarks.published.errors import LIBRARIES, kind_of, summarize, write_errors
 from tests.benchmarks.published.held import Held, hold

@@ -7,7 +7,7 @@ import pytest
 from sizer.base.codec import decode, encode
 from sizer.base.config_json import encode_config
 from sizer.catalogue.gpus import GPUS
-from sizer.commands.which import format_devices
+from sizer.commands.decisions import format_devices
 from sizer.decision.devices import devices
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query

@@ -25,7 +25,7 @@ from sizer.decision.cells import Cells
 from sizer.decision.peak import peak, script
 from sizer.decision.script import write_script
 from sizer.decision.script_values import value_code
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from sizer.query.text import parse_query
 from sizer.report.peak import PeakReport
 from tests.architecture.tiny_configs import TINY

@@ -12,9 +12,7 @@ from sizer.base.codec import decode, encode
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS
-from sizer.commands.levers import format_levers
-from sizer.commands.ranks import format_ranks
-from sizer.commands.which import format_devices
+from sizer.commands.decisions import format_devices, format_levers, format_ranks
 from sizer.decision.devices import devices
 from sizer.decision.levers import levers
 from sizer.decision.ranks import ranks

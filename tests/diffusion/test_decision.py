@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sizer.catalogue.gpus import GPUS
-from sizer.commands.levers import format_levers
+from sizer.commands.decisions import format_devices, format_levers
 from sizer.commands.report_text import format_report
-from sizer.commands.which import format_devices
 from sizer.decision.devices import devices
 from sizer.decision.levers import levers
 from sizer.decision.limits import limits

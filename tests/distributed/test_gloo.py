@@ -13,7 +13,7 @@ from sizer.allocator.timeline import running_bytes
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import encode_config
 from sizer.device.record.recording import Measured
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from sizer.estimating.work import work_of
 from sizer.processes.environment import own_environment
 from sizer.processes.process import python_command

@@ -13,8 +13,8 @@ import sys
 
 import torch
 
-from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, load
+from sizer.device.trial.trial import generate_on
 from sizer.tracing.steps import weight_dtype
 from sizer.tracing.trace import repeatable
 from tests.null_driver.emptied import empty_the_allocator

@@ -24,9 +24,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
 from sizer.catalogue.modes import MODES
-from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, prepare
 from sizer.device.trial.rank import take_part
+from sizer.device.trial.trial import generate_on
 from sizer.distributed import passes
 from sizer.estimating.work import work_of
 from sizer.query.text import parse_query

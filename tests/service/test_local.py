@@ -184,7 +184,7 @@ def test_a_cell_that_was_kept_is_not_made_again_after_a_crash_of_the_file(tmp_pa
 
 
 def test_a_public_server_has_no_worker(monkeypatch):
-    from sizer.commands.job import answers_alone, start_client
+    from sizer.commands.waiting import answers_alone, start_client
 
     assert answers_alone(start_client)
     assert not answers_alone(lambda: None)

@@ -9,7 +9,7 @@ import pytest
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import encode_config
 from sizer.catalogue.adapters import ADAPTERS
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from sizer.estimating.work import work_of
 from sizer.query.text import parse_query
 from sizer.tracing.device import Device

@@ -10,9 +10,8 @@ from torch import Tensor
 from sizer.allocator.timeline import running_bytes
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.device.readers.cpu import CpuReader
-from sizer.device.trial.generating import generate_on
-from sizer.device.trial.limits import one_thread
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
+from sizer.device.trial.trial import generate_on, one_thread
 from sizer.tape.loops import written
 from sizer.tracing.generation import trace_generation
 from sizer.tracing.steps import Work, weight_dtype

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from sizer.architecture import make_blueprint
-from sizer.device.trial.limits import one_thread
+from sizer.device.trial.trial import one_thread
 from sizer.query.text import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work

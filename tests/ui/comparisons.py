@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.comparison import Comparison, Level
 from sizer.device.comparison.counterpart import gpu_of
-from sizer.device.comparison.curve import Level
 from sizer.device.comparison.divergence import Divergence, Scratch
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import (

@@ -14,7 +14,7 @@ from sizer.device.record.recording import Measured
 from sizer.query.request import Request
 from sizer.report.report import Report
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.ui import machine as here
+from sizer.ui import measuring as here
 from sizer.ui import service
 from tests.ui.clients import ScriptedClient, ScriptedJob
 from tests.ui.comparisons import CPU, comparison_of, measured_on

@@ -19,11 +19,10 @@ from sizer.query.text import format_query, parse_query
 from sizer.report.largest_batch import MaxBatch
 from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.ui import compare
-from sizer.ui.compare_charts import bars_chart, growth_chart
-from sizer.ui.compare_tables import LONGEST, figures_frame, keys_frame
-from sizer.ui.compared import address_of
+from sizer.ui.compare_figures import LONGEST, bars_chart, figures_frame, growth_chart, keys_frame
+from sizer.ui.compared import parameters_of
+from sizer.ui.focus import PEAK_KINDS
 from sizer.ui.links import LONGEST_ADDRESS
-from sizer.ui.peak_kinds import PEAK_KINDS
 from tests.ui.clients import ScriptedClient, ScriptedJob
 from tests.ui.conftest import install, markup, texts
 from tests.ui.reports import report_for
@@ -101,8 +100,8 @@ def test_what_cannot_be_read_is_named_and_leaves_the_others(client, open_page):
 
 
 def test_an_address_that_would_be_too_long_stays_empty():
-    assert address_of([FIRST, SECOND]) == {"q": [FIRST, SECOND]}
-    assert address_of([FIRST, f"arch=config:{'e' * LONGEST_ADDRESS}"]) == {}
+    assert parameters_of([FIRST, SECOND]) == {"q": [FIRST, SECOND]}
+    assert parameters_of([FIRST, f"arch=config:{'e' * LONGEST_ADDRESS}"]) == {}
 
 
 def test_more_than_four_are_refused(client, open_page):

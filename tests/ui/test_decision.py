@@ -13,10 +13,9 @@ from sizer.query.request import Request
 from sizer.query.text import parse_query
 from sizer.report.decision import describe_fewest
 from sizer.ui import service
-from sizer.ui.budget import budgets_chart, budgets_frame
 from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame, how_much
-from sizer.ui.ranks import ranks_chart, ranks_frame
-from sizer.ui.row_links import frame_csv
+from sizer.ui.decision_tables import budgets_chart, budgets_frame, ranks_chart, ranks_frame
+from sizer.ui.links import frame_csv
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 from tests.ui.decisions import budgets_for, devices_for, limits_for, ranks_for

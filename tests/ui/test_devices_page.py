@@ -16,7 +16,7 @@ from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Cost, 
 from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.ui import devices, machine
+from sizer.ui import devices, measuring
 from tests.ui.conftest import APP, markup, texts
 
 CPU = DeviceFacts(device="cpu", name="A Fast One", total_bytes=64 * GIB, free_bytes=32 * GIB)
@@ -192,7 +192,7 @@ def test_a_torch_that_does_not_work_is_said(script):
     ]
 
 
-@pytest.mark.parametrize(("variable", "value"), [(machine.MEASURING_VARIABLE, "off"), (PUBLIC_VARIABLE, "1")])
+@pytest.mark.parametrize(("variable", "value"), [(measuring.MEASURING_VARIABLE, "off"), (PUBLIC_VARIABLE, "1")])
 def test_where_strangers_use_the_app_nothing_runs(script, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     page = open_devices()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.device.ledger.filter import Filter
+from sizer.device.ledger.database import Filter
 from sizer.device.ledger.ledger import Ledger
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.ui import machine as here
+from sizer.ui import measuring as here
 from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
 from sizer.ui.ledger import LEDGER, PART, rows_frame, statistics_frame
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory

@@ -16,8 +16,8 @@ from sizer.base.units import format_bytes
 from sizer.device.ledger.ledger import Ledger
 from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.ui import importing, measuring
-from sizer.ui import machine as here
+from sizer.ui import measuring
+from sizer.ui import measuring as here
 from tests.ui.clients import ScriptedJob
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
 from tests.ui.conftest import markup, texts
@@ -441,10 +441,10 @@ def test_files_that_are_something_else_are_refused(monkeypatch, ledger, open_mea
 
 
 def test_file_that_is_too_large_is_refused(monkeypatch, ledger, open_measure):
-    monkeypatch.setattr(importing, "LIMIT_MIB", 1)
+    monkeypatch.setattr(measuring, "LIMIT_MIB", 1)
     install_machine(monkeypatch, ScriptedMachine(), ledger)
     page = open_measure(**SMALL)
-    monkeypatch.setattr(importing, "MIB", 1000)  # what a browser that knows no limit would send
+    monkeypatch.setattr(measuring, "MIB", 1000)  # what a browser that knows no limit would send
     page = upload(page, b" " * 1001)
     assert page.error[0].value == "This file was not imported."
     assert "Given: 1,001 bytes" in texts(page)

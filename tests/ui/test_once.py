@@ -8,8 +8,8 @@ from altair.utils import schemapi
 
 from sizer.ui import charts
 from sizer.ui.capacity import capacity_chart
+from sizer.ui.focus import PEAK_KINDS
 from sizer.ui.once import done_once
-from sizer.ui.peak_kinds import PEAK_KINDS
 from tests.ui.reports import report_for
 from tests.ui.test_tables import REQUEST
 

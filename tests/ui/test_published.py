@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.catalogue.gpus import GPUS
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.ledger.published import read_published
+from sizer.device.ledger.published_figures import read_published
 from sizer.ui.ledger import LEDGER, PART
 from sizer.ui.published import QUANTITIES, points_of, published_frame, statistics_frame
 from tests.benchmarks.bench_published import by_set

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sizer.allocator.timeline import Curve
-from sizer.ui.spread import LEAST_SHARE, spread
+from sizer.ui.charts import LEAST_SHARE, spread
 
 
 def curve_of(*phases: tuple[str, int]) -> Curve:

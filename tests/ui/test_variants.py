@@ -5,7 +5,7 @@ from __future__ import annotations
 from sizer.query.text import parse_query
 from sizer.ui import compared
 from sizer.ui.compare import headings
-from sizer.ui.variants import VARIANTS, titles, with_variant
+from sizer.ui.compared import VARIANTS, titles, with_variant
 
 LANGUAGE = "arch=hf:llama-3.1-8b&dtype=float32&batch=1&seq=64&gpu=rtx-4090"
 

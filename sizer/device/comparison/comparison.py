@@ -1,20 +1,22 @@
-"""The estimate held against the device: row by row, with signed errors, and what of the estimate is wrong. No torch."""
+"""Compare an estimate with a device: row by row with signed errors, as curves over the work, and for several ranks. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
+from sizer.allocator.allocator import replay_events
+from sizer.allocator.timeline import running_bytes
 from sizer.base.codec import Document
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.device.comparison.alignment import Alignment
-from sizer.device.comparison.curve import Level, curves_of
 from sizer.device.comparison.divergence import Divergence, Scratch, first_divergence, largest_divergences, scratch_of
-from sizer.device.comparison.family import Family, family_of
 from sizer.device.comparison.judgement import explain, notes_on, verdict_of, wrong_fit
 from sizer.device.comparison.row import Row, rows_of
-from sizer.device.comparison.sides import Sides
+from sizer.device.comparison.sides import Family, Sides, bounds_of, family_of
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import Measured
 from sizer.query.text import parse_query
@@ -22,6 +24,54 @@ from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.tape.loops import repeated_events, written
 from sizer.tape.tape import Tape
+
+PARTS = 39  # of a phase; five phases with their ends stay within 200 points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Allocated bytes at a place of the work: `at` is the phase's number plus the part of the phase that is done.
+
+    Both curves have their points at the same places. A point is the most that was allocated since the one before it; the
+    last one of a phase (`at` is a whole number) is the level at the phase's end.
+    """
+
+    at: float
+    phase: str
+    allocated_bytes: int
+
+
+def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
+    """Allocated bytes over the work, as either side's counter would show them, at places that both have in common."""
+    levels = running_bytes(sides.tape.order, replay_events(sides.tape, sides.kind).taken)
+    alignment, device_levels = sides.alignment, []
+    if alignment is not None:
+        device_levels = running_bytes(alignment.device.order, replay_events(alignment.device, sides.kind).taken)
+    curve, device_curve = [], []
+    for number, (_, phase) in enumerate(sides.tape.marks):
+        bounds = bounds_of(sides.tape, phase)
+        assert bounds is not None  # of a phase of this tape
+        begin, end = bounds
+        cuts = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
+        places = [(cut, 0) for cut in cuts]
+        on_device = bounds_of(alignment.device, phase) if alignment is not None and phase in alignment.phases else None
+        if alignment is not None and on_device is not None:
+            places = [alignment.corresponding("estimate", cut) for cut in cuts]
+            places[0] = begin, on_device[0]
+        for part, ((start, device_start), (stop, device_stop)) in enumerate(pairwise(places)):
+            at = number + (part + 1) / (PARTS + 1)
+            curve.append(Level(at=at, phase=phase, allocated_bytes=max(levels[start : stop + 1])))
+            if on_device:
+                most = max(device_levels[device_start : device_stop + 1])
+                device_curve.append(Level(at=at, phase=phase, allocated_bytes=most))
+        curve.append(Level(at=number + 1, phase=phase, allocated_bytes=levels[end]))
+        if on_device:
+            device_curve.append(Level(at=number + 1, phase=phase, allocated_bytes=device_levels[places[-1][1]]))
+    return tuple(curve), tuple(device_curve)
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
+
 
 SCHEMA = 1
 COMPARED_AT_MOST = 4_000_000  # events of a generation's steps that no tape holds
@@ -142,3 +192,32 @@ def _whole(tape: Tape) -> Tape:
             todo="measure fewer new tokens",
         )
     return written(tape)
+
+
+# ---------------------------------------------------------------------------------------------------------------- ranks
+
+
+PEAK = "peak_allocated_bytes"
+
+
+def rank_of(comparison: Comparison) -> int | None:
+    """The rank that was measured, None where there is one GPU."""
+    return parse_query(comparison.measurement.query).rank
+
+
+def world_of(comparison: Comparison) -> int:
+    """How many ranks trained together, 1 where there is one GPU."""
+    return parse_query(comparison.measurement.query).world
+
+
+def worst(comparisons: Iterable[Comparison]) -> Comparison:
+    """The comparison of a rank that did not come to its end, else of one where the estimate is wrong, else of that whose peak is
+    furthest off, or which needs most."""
+
+    def badness(comparison: Comparison) -> tuple[bool, bool, int, int]:
+        peak = comparison.find(PEAK)
+        if peak is None:
+            return True, False, 0, 0
+        return False, not comparison.holds, abs(peak.difference_bytes), peak.measured_bytes
+
+    return max(comparisons, key=badness)

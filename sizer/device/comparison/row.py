@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sizer.allocator.timeline import live_by_category, running_bytes
-from sizer.device.comparison.family import Family
-from sizer.device.comparison.sides import Sides
+from sizer.device.comparison.sides import Family, Sides
 from sizer.device.comparison.tape_index import TINY_BYTES
 from sizer.device.record.measurement import SAMPLED
 from sizer.tape.tape import Tape

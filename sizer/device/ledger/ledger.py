@@ -23,11 +23,17 @@ from sizer.base.codec import DecodeError
 from sizer.base.errors import JobError, RequestError, SizerError, quote
 from sizer.base.units import format_bytes
 from sizer.device.comparison.comparison import Comparison
+from sizer.device.ledger.database import BUSY_SECONDS, Filter, migrate, where
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, digest_of, read_items
-from sizer.device.ledger.filter import Filter, where
-from sizer.device.ledger.row import COLUMNS, LedgerRow, columns_of, row_from
-from sizer.device.ledger.schema import BUSY_SECONDS, migrate
-from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
+from sizer.device.ledger.rows import (
+    COLUMNS,
+    ErrorStatistics,
+    LedgerRow,
+    SignedError,
+    columns_of,
+    error_statistics,
+    row_from,
+)
 from sizer.device.record.recording import Measured
 from sizer.report.table import write_csv
 

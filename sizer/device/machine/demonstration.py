@@ -1,22 +1,183 @@
 """What allocated, reserved and the driver's figure do while a tensor is made, used and freed: shown on a real device.
 
-`demonstrate` asks a process of its own and imports no torch; run as a program this module is that process.
+`demonstrate` asks a process of its own and imports no torch; run as a program this module is that process. Its devices are handed
+the module torch.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sizer.base.codec import DecodeError, Document
 from sizer.base.errors import DeviceError, JobError, quote
-from sizer.base.units import GIB, MIB, format_bytes
-from sizer.device.machine.allocator_probes import AllocatorProbe, open_probe
+from sizer.base.units import GIB, KIB, MIB, format_bytes
+from sizer.device.machine.host import Host
 from sizer.device.machine.inventory import take_inventory
+from sizer.device.machine.nvml import open_nvml
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.processes.program import print_value, run_program
+
+
+class AllocatorProbe:
+    """One device: blocks of memory on it, which are tensors of float32, and its three figures. Tests script it.
+
+    `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
+    cached.
+    """
+
+    driver: str
+    emptying: str | None = None
+    remarks: tuple[str, ...] = ()
+
+    def __init__(self, torch: Any, device: str):
+        self._torch, self._device = torch, torch.device(device)
+
+    def read(self) -> tuple[int, int | None, int | None]:
+        """The bytes allocated, reserved, and taken from the system since the probe was made: each device's probe has its own."""
+        raise NotImplementedError
+
+    def make(self, size_bytes: int) -> Any:
+        """A block of so many bytes; freed when nobody refers to it."""
+        return self._torch.empty(size_bytes // 4, dtype=self._torch.float32, device=self._device)
+
+    def fill(self, block: Any) -> None:
+        """Write to all of the block."""
+        block.fill_(1)
+
+    def double(self, block: Any) -> Any:
+        """A new block with the sum of the block and itself."""
+        return block + block
+
+    def wait(self) -> None:
+        """Wait until the device is idle: the CPU always is."""
+
+    def empty_cache(self) -> None:
+        """Give cached memory back to the system, where there is a cache."""
+
+
+class CachingAllocatorProbe(AllocatorProbe):
+    """CUDA, ROCm and XPU: PyTorch's caching allocator, its counters, and the device's memory as the driver counts it."""
+
+    def __init__(self, torch: Any, facts: DeviceFacts, used_bytes: Callable[[], int | None]):
+        super().__init__(torch, facts.device)
+        self._backend = getattr(torch, facts.kind)
+        self._used_bytes = used_bytes
+        before = used_bytes()
+        self._backend.synchronize(self._device)  # makes the context
+        self.emptying = f"torch.{facts.kind}.empty_cache()"
+        self.driver = "used on the device as the driver counts it, less what was used before this process came to it"
+        if before is None:
+            self._used_bytes = self._used_by_runtime
+            before = self._used_by_runtime()
+            self.driver = (
+                "used on the device as the driver counts it, less what was used when it began (context not counted)"
+            )
+        self._before = before
+
+    def wait(self) -> None:
+        self._backend.synchronize(self._device)
+
+    def read(self) -> tuple[int, int | None, int | None]:
+        used = self._used_bytes()
+        driver = None if used is None else max(0, used - self._before)
+        return self._backend.memory_allocated(self._device), self._backend.memory_reserved(self._device), driver
+
+    def empty_cache(self) -> None:
+        self._backend.empty_cache()
+
+    def _used_by_runtime(self) -> int:
+        free, total = self._backend.mem_get_info(self._device)
+        return total - free
+
+
+class MpsProbe(AllocatorProbe):
+    """Apple's GPUs: PyTorch counts what tensors hold, Metal what the process holds; the difference is mostly cached heaps."""
+
+    driver = "what Metal holds for this process (torch.mps.driver_allocated_memory)"
+    emptying = "torch.mps.empty_cache()"
+    remarks = ("On MPS PyTorch has no counter of reserved memory of its own; Metal's figure shows the cache instead.",)
+
+    def wait(self) -> None:
+        self._torch.mps.synchronize()
+
+    def read(self) -> tuple[int, int | None, int | None]:
+        return self._torch.mps.current_allocated_memory(), None, self._torch.mps.driver_allocated_memory()
+
+    def empty_cache(self) -> None:
+        self._torch.mps.empty_cache()
+
+
+class CpuProbe(AllocatorProbe):
+    """The CPU: no caching allocator and no counters; the tensors are counted here, the process by the operating system."""
+
+    driver = "resident memory of the process, less what it was before"
+    remarks = (
+        "The CPU has no caching allocator in PyTorch: freed memory goes back to the C library, which returns blocks of this "
+        "size to the system at once. There is nothing reserved, and empty_cache() has nothing to do.",
+        "The system hands out memory when it is first written to, so that empty() alone takes next to none.",
+        "PyTorch keeps no count on the CPU: allocated is the size of the tensors that are alive.",
+    )
+
+    def __init__(self, torch: Any, host: Host):
+        super().__init__(torch, "cpu")
+        self._host, self._alive = host, 0
+        self._before = resident_bytes(host)
+
+    def make(self, size_bytes: int) -> Any:
+        return self._count(super().make(size_bytes))
+
+    def double(self, block: Any) -> Any:
+        return self._count(super().double(block))
+
+    def read(self) -> tuple[int, int | None, int | None]:
+        now = resident_bytes(self._host)
+        return self._alive, None, None if now is None or self._before is None else max(0, now - self._before)
+
+    def _count(self, tensor: Any) -> Any:
+        size = tensor.untyped_storage().nbytes()
+        self._alive += size
+        weakref.finalize(tensor, self._release, size)
+        return tensor
+
+    def _release(self, size: int) -> None:
+        self._alive -= size
+
+
+def resident_bytes(host: Host) -> int | None:
+    """The physical memory (bytes) of this process; None where the system does not tell (Windows)."""
+    if pages := host.read("/proc/self/statm"):
+        return int(pages.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    listed = host.run("ps", "-o", "rss=", "-p", str(os.getpid()))  # in KiB
+    return int(listed) * KIB if listed and listed.isdigit() else None
+
+
+def open_probe(torch: Any, facts: DeviceFacts) -> AllocatorProbe:
+    """The probe of a device that is there."""
+    if facts.kind == "cpu":
+        torch.set_num_threads(1)  # a pool of threads would show in the process's memory
+        return CpuProbe(torch, Host())
+    if facts.kind == "mps":
+        return MpsProbe(torch, "mps")
+    return CachingAllocatorProbe(torch, facts, _driver_bytes(torch, facts))
+
+
+def _driver_bytes(torch: Any, facts: DeviceFacts) -> Callable[[], int | None]:
+    """Bytes used on a device by all processes, as NVML says it, without a context; None where there is no NVML."""
+    nvml = open_nvml() if facts.kind == "cuda" and torch.version.cuda else None
+    if nvml is None:
+        return lambda: None
+    uuid = str(getattr(torch.cuda.get_device_properties(facts.device), "uuid", ""))
+    return lambda: memory.used_bytes if (memory := nvml.memory(uuid)) else None
+
+
+# -------------------------------------------------------------------------------------------------------- demonstration
+
 
 SECONDS = 120.0
 BLOCK_BYTES, SMALL_BLOCK_BYTES = 256 * MIB, 32 * MIB

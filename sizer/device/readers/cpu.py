@@ -11,9 +11,8 @@ from torch import nn
 from sizer.allocator.timeline import running_bytes
 from sizer.device.machine.host import Host
 from sizer.device.readers.events import LiveTensors, make_tape
-from sizer.device.readers.out_of_memory import read_error
 from sizer.device.readers.profiler import Profiled, Profiler
-from sizer.device.readers.reader import Reader
+from sizer.device.readers.reader import Reader, read_error
 from sizer.device.record.measurement import PROFILED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.tape.tape import Tape
 

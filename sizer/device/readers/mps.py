@@ -11,8 +11,7 @@ from torch.optim import optimizer as optimizers
 
 from sizer.base.units import format_bytes
 from sizer.device.readers.events import LiveTensors
-from sizer.device.readers.out_of_memory import read_error
-from sizer.device.readers.reader import Reader
+from sizer.device.readers.reader import Reader, read_error
 from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 
 

@@ -19,8 +19,7 @@ def open_reader(device: str) -> Reader:
 
         return CpuReader(facts)
     if facts.kind == "cuda":
-        from sizer.device.readers.cuda import CudaReader
-        from sizer.device.readers.cuda_runtime import CudaRuntime
+        from sizer.device.readers.cuda import CudaReader, CudaRuntime
 
         return CudaReader(facts, CudaRuntime(facts.device))
     if facts.kind == "mps":

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sizer.base.codec import DecodeError
-from sizer.device.record.kernels import KernelRecord
-from sizer.device.record.measurement import Measurement
+from sizer.device.record.measurement import KernelRecord, Measurement
 from sizer.device.record.recording import (
     Measured,
     read_facts,

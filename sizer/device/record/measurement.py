@@ -1,4 +1,4 @@
-"""What a real device showed while it did the work: plain values, readable where torch is not."""
+"""What a real device showed while it did the work, and what its kernels held: plain values, readable where torch is not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sizer.base.codec import Document
+from sizer.base.codec import DecodeError, Document, decode, encode
 
 SCHEMA = 1
 PROFILED = "torch.profiler's memory events"
@@ -176,3 +176,49 @@ class Measurement(Document):
 
 def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
+
+
+KERNELS_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """All calls of one operator with the same shapes, dtypes and plain arguments, in bytes as allocated.
+
+    `arguments` are texts: a tensor is its dtype and shape ("float32[32,3,224,224]", with "/" and the strides where it is not
+    contiguous), everything else its repr. `kept_bytes` is the least that a call left allocated, results included, and
+    `most_kept_bytes` the most: a library's workspace that stays appears in the first call alone. `inner_bytes` is the most
+    that a call held beyond what was allocated before it and what it left: the kernel's own workspace.
+    """
+
+    op: str
+    arguments: tuple[str, ...]
+    calls: int
+    kept_bytes: int
+    most_kept_bytes: int
+    inner_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecord:
+    """The kernels of two steps of one piece of work. `failure` says what ended it early, None where nothing did."""
+
+    schema: int = KERNELS_SCHEMA
+    query: str
+    device: DeviceFacts
+    versions: dict[str, str]
+    rows: tuple[KernelRow, ...]
+    failure: str | None = None
+
+    def to_dict(self) -> dict:
+        """Dicts, lists and scalars; a row is a list in the order of KernelRow's fields, which keeps files small."""
+        return encode(self) | {"rows": [list(encode(row).values()) for row in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: object) -> KernelRecord:
+        """The record that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
+            raise DecodeError("a record of kernels is an object with a list of rows")
+        names = KernelRow.__slots__
+        rows = [dict(zip(names, row, strict=False)) if isinstance(row, list) else row for row in data["rows"]]
+        return decode(cls, {**data, "rows": rows}, "kernels")

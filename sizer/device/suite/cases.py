@@ -1,4 +1,7 @@
-"""The cases of the suite: one query of the contract each, with exactly one dtype and one batch size."""
+"""The cases of the suite: one query each, with exactly one dtype and one batch size, and the configs of their models.
+
+The configs are in shapes that people use. No key in them is a default of transformers.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,85 @@ from functools import cache
 from typing import Any
 
 from sizer.base.config_json import encode_config
-from sizer.device.suite.shapes import (
-    LLAMA_1B,
-    LLAMA_8B,
-    MIXTRAL,
-    QWEN3,
-    QWEN3_MOE,
-    SMALL_GPT2,
-    SMALL_LLAMA,
-    SMALL_MIXTRAL,
-)
 from sizer.query.text import parse_query
+
+LLAMA_1B = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+QWEN3 = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "sliding_window": None,
+}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+LLAMA_8B = LLAMA_1B | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "tie_word_embeddings": False,
+}
+# The same families, small enough for a CPU.
+SMALL_GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 4096,
+    "n_embd": 256,
+    "n_head": 4,
+}
+SMALL_GPT2 |= {"n_layer": 4, "n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
+SMALL_LLAMA = LLAMA_1B | {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "vocab_size": 4096}
+SMALL_LLAMA |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512}
+SMALL_MIXTRAL = MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 2048}
+SMALL_MIXTRAL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+
+
+# ---------------------------------------------------------------------------------------------------------------- cases
+
 
 _ADAPTER = {"train": "adapter"}
 _ANSWER = {"mode": "inference"}

@@ -22,9 +22,9 @@ from sizer.architecture import make_blueprint
 from sizer.base.errors import DeviceError
 from sizer.catalogue.modes import MODES
 from sizer.device.readers.open import open_reader
-from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.trial.generating import generate_on
+from sizer.device.record.measurement import KernelRecord, KernelRow
 from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, loaded_on, prepare
+from sizer.device.trial.trial import generate_on
 from sizer.estimating.work import work_of
 from sizer.processes.program import print_value
 from sizer.query.request import Request

@@ -24,10 +24,10 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
     """
     bound = None
     if device.type == "cpu":
-        from sizer.device.trial import gloo  # which PyTorch may be built without
+        from sizer.device.trial import settled_gloo  # which PyTorch may be built without
 
-        gloo.register()
-        backend = f"cpu:{gloo.NAME}"
+        settled_gloo.register()
+        backend = f"cpu:{settled_gloo.NAME}"
     else:
         torch.cuda.set_device(device)
         backend, bound = "nccl", device

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.caches import cache_tensors
+from sizer.architecture.generation import check_cache, generate
 from sizer.architecture.subclasses import parts_of
 from sizer.base.codec import LIMIT_TEXT
-from sizer.base.units import format_bytes
+from sizer.base.units import KIB, format_bytes
 from sizer.catalogue.modes import KEPT, MODES
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
 from sizer.device.record.recording import Measured
-from sizer.device.trial.generating import generate_on
-from sizer.device.trial.limits import memory_limited, one_thread
 from sizer.device.trial.materialize import (
     Bring,
     allocate_parameters,
@@ -39,8 +44,67 @@ from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.tape.tape import FROZEN, KV_CACHE
 from sizer.tracing.pipelined import make_steps
-from sizer.tracing.steps import Steps, Work, backends_of, place, weight_dtype
+from sizer.tracing.steps import Steps, Work, autocast, backends_of, mover, place, weight_dtype
 from sizer.tracing.trace import repeatable
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the context, PyTorch's kernels work with one thread: with more, they hold buffers for each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def memory_limited(free_bytes: int | None) -> Iterator[None]:
+    """Within the context, an allocation fails that takes more than `free_bytes` beyond what the process holds now.
+
+    Without it Linux grants what it cannot back, and kills the process when it is used. None, or another system: no limit.
+    """
+    if free_bytes is None or sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    held = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert held is not None  # Linux says it of every process
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = int(held[1]) * KIB + free_bytes
+    known = [value for value in (limit, soft, hard) if value != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+# ----------------------------------------------------------------------------------------------------------- generation
+
+
+# Told the number of tokens that each sequence has got, from 1, the inputs on the device and the tensors of the cache.
+OnToken = Callable[[int, Example, list[Tensor]], None]
+
+
+def generate_on(module: nn.Module, example: Example, work: Work, device: torch.device, on_token: OnToken) -> None:
+    """Generate the tokens of `work` with a module that is on `device`. Raises RequestError where it has no such cache."""
+    check_cache(module, work.cache)
+    placed = place(example, weight_dtype(work.dtype), mover(device))
+
+    def told(number: int, cache: object) -> bool:
+        if number:
+            on_token(number, placed, cache_tensors(cache))
+        return number < work.new
+
+    with torch.no_grad(), autocast(device.type, work.dtype)():
+        generate(module.eval(), placed, new=work.new, cache=work.cache, on_token=told)
+
+
+# ---------------------------------------------------------------------------------------------------------------- trial
+
 
 Progress = Callable[[str], None]
 

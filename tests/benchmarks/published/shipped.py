@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from sizer.catalogue.gpus import GPUS
-from sizer.device.ledger.published import DATA, Published
+from sizer.device.ledger.published_figures import DATA, Published
 from tests.benchmarks.published.held import Held
 from tests.benchmarks.published.rows import Run
 from tests.benchmarks.tables import replace_rows

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from sizer.device.comparison.alignment import Alignment
+from sizer.device.comparison.alignment import Alignment, common_subsequence, longest_common_subsequence, operator_name
 from sizer.device.comparison.divergence import first_divergence, join_shares, largest_divergences, scratch_of, shares_at
-from sizer.device.comparison.pairing import common_subsequence, longest_common_subsequence, operator_name
 from sizer.tape.tape import Tape
 from tests.device.tapes import tape_of, training
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
+from sizer.device.ledger.rows import ErrorStatistics, SignedError, error_statistics
 
 PEAK = "peak_allocated_bytes"
 

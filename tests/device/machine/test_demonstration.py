@@ -10,9 +10,8 @@ import torch
 
 from sizer.base.errors import DeviceError, JobError
 from sizer.base.units import GIB, MIB
-from sizer.commands.devices import format_demonstration
+from sizer.commands.lists import format_demonstration
 from sizer.device.machine import demonstration
-from sizer.device.machine.allocator_probes import CachingAllocatorProbe, CpuProbe, MpsProbe, open_probe, resident_bytes
 from sizer.device.machine.demonstration import (
     BLOCK_BYTES,
     CACHED,
@@ -20,8 +19,13 @@ from sizer.device.machine.demonstration import (
     EMPTYING,
     RUNS,
     SMALL_BLOCK_BYTES,
+    CachingAllocatorProbe,
+    CpuProbe,
     Demonstration,
+    MpsProbe,
     demonstrate,
+    open_probe,
+    resident_bytes,
     show,
 )
 from sizer.device.machine.inventory import Inventory

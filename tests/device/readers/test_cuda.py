@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sizer.device.readers import cuda
-from sizer.device.readers.cuda import CudaReader
-from sizer.device.readers.cuda_runtime import CudaRuntime
+from sizer.device.readers.cuda import CudaReader, CudaRuntime
 from sizer.device.record.measurement import COUNTED, DeviceFacts, PhaseReading
 from tests.device.scripted_devices import ScriptedCuda, counters
 

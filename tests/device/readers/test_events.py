@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sizer.device.readers.cuda_events import read_trace
-from sizer.device.readers.events import AllocatorEvent, PhaseEnd, SegmentEvent, make_recording, make_tape
+from sizer.device.readers.events import AllocatorEvent, PhaseEnd, SegmentEvent, make_recording, make_tape, read_trace
 from sizer.device.record.recording import Segment
 from sizer.tape.tape import CATEGORIES, Tape
 

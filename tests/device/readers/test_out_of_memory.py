@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.device.readers.out_of_memory import read_error
+from sizer.device.readers.reader import read_error
 from sizer.device.record.measurement import DeviceOutOfMemory
 
 GIB, MIB = 2**30, 2**20

@@ -16,8 +16,7 @@ import pytest
 from sizer.base.codec import DecodeError
 from sizer.device.readers.cuda import CudaReader
 from sizer.device.record.files import CaseRecord, is_measured, read_measured, write_kernels, write_measured
-from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.record.measurement import DeviceFacts
+from sizer.device.record.measurement import DeviceFacts, KernelRecord, KernelRow
 from sizer.device.record.recording import Measured
 from sizer.tape.tape import Tape
 from tests.device.replayed import disagreements

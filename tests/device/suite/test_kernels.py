@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from sizer.base.codec import DecodeError
 from sizer.base.errors import DeviceError
-from sizer.device.record.kernels import KernelRecord
-from sizer.device.record.measurement import DeviceFacts
+from sizer.device.record.measurement import DeviceFacts, KernelRecord
 from sizer.device.suite import kernel_log
 from sizer.device.suite.kernel_log import KernelLog, PeakCounter, ProfileCounter, describe, open_counter, record_kernels
 from sizer.query.text import parse_query

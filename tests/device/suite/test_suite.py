@@ -12,19 +12,18 @@ import pytest
 from sizer.__main__ import main
 from sizer.base.errors import DeviceError, JobError, RequestError
 from sizer.catalogue.modes import MODES
-from sizer.commands import suite as command
-from sizer.device.comparison.family import family_of
+from sizer.commands import measurements as command
+from sizer.device.comparison.sides import family_of
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.files import read_measured
-from sizer.device.record.kernels import KernelRecord
-from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory
+from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory, KernelRecord
 from sizer.device.record.recording import Measured
-from sizer.device.suite import runner
+from sizer.device.suite import suite
 from sizer.device.suite.cases import Case, cases_for, list_cases, list_small_cases
-from sizer.device.suite.runner import Runner
 from sizer.device.suite.suite import (
     CASE_SECONDS,
     NOTHING,
+    Runner,
     choose_cases,
     delete_failures,
     folder_for,
@@ -305,7 +304,7 @@ def test_of_ranks_the_one_that_needs_most_is_kept_and_no_kernels(tmp_path, monke
         started.append((parse_query(query).parallel, device))
         return Done()
 
-    monkeypatch.setattr(runner, "start_ranks", start_ranks)
+    monkeypatch.setattr(suite, "start_ranks", start_ranks)
     case = Case(name="ranks", query=f"{slow_device.QUERY}&parallel=ddp&ranks=3")
     assert Runner(device="cuda:0", record=True).measure(case, 10) == ranks[1]
     assert started == [("ddp", "cuda"), ("cancelled", "")]

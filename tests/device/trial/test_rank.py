@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from sizer.base.errors import DeviceError
-from sizer.device.trial import child
+from sizer.device.trial import measuring_process
 
 GPU = torch.device("cuda", 1)
 
@@ -32,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
 
 def meet(path: Path, calls: list[tuple[str, object]]) -> None:
     reader = SimpleNamespace(device=GPU, note_others=lambda: calls.append(("note_others", None)))
-    child._join(reader, {"rank": 1, "world": 2, "file": str(path / "meeting")}, 5.0)
+    measuring_process._join(reader, {"rank": 1, "world": 2, "file": str(path / "meeting")}, 5.0)
 
 
 def test_others_are_noted_and_the_gpu_is_chosen_before_nccl_is_there(calls: list, tmp_path: Path) -> None:

@@ -1,0 +1,331 @@
+"""The commands `levers`, `limits`, `which`, `ranks` and `budget`: what to change, how far the work can go, and on which devices."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from sizer.base.units import format_bytes
+from sizer.commands.arguments import add_query
+from sizer.commands.terminal import format_table
+from sizer.commands.waiting import MakeClient, print_growing
+from sizer.report.decision import (
+    BudgetPoint,
+    BudgetReport,
+    Cell,
+    DeviceReport,
+    DeviceRow,
+    LeverReport,
+    LeverRow,
+    Limit,
+    LimitReport,
+    RankReport,
+    RankRow,
+    describe_budgets,
+    describe_fewest,
+    describe_fitting,
+    largest_batch,
+    saves,
+)
+from sizer.report.served import ServedFigures
+from sizer.serving.words import STARTS, describe_served_devices, describe_served_ranks, gib, verdict_words, want_line
+
+if TYPE_CHECKING:
+    from sizer.service.client import JobClient
+    from sizer.service.job import Job
+
+
+def add_levers_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
+    parser.add_argument("--with-compiled", action="store_true", help="compile eager training, too: its trace takes longest")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run_levers(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print what each change comes to, and the smallest set of them that makes the work fit."""
+    def submit(client: JobClient, query: str) -> Job:
+        return client.submit_levers(query, compiles=options.with_compiled)
+
+    return print_growing(options, make_client, submit, format_levers, plans=True)
+
+
+def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
+    """The levers as a table, the smallest set, what does not help, and the code of those that save something."""
+    if found.base is None:
+        yield from format_served_levers(found, width)
+        return
+    base = found.base
+    yield f"{base.dtype} at batch {base.batch}: process {format_bytes(base.process_bytes)}, {base.verdict}"
+    yield ""
+    rows = sorted(found.rows, key=lambda row: row.cell.process_bytes if row.cell else base.process_bytes)
+    yield from format_table(
+        ("change", "process", "saves", "verdict", "costs"), (_lever_cells(row, base.process_bytes) for row in rows), width=width
+    )
+    yield ""
+    if found.smallest is not None:
+        titles = {row.key: row.title for row in found.rows}
+        changes = ", ".join(titles[key] for key in found.smallest.keys)
+        yield f"To make it fit: {changes}, process {format_bytes(found.smallest.cell.process_bytes)}. {found.search}"
+        yield f"  {found.smallest.query}"
+    else:
+        yield found.search
+    for row in rows:
+        if row.cell is None:
+            yield f"{row.title}: {row.reason}"
+        elif row.effect and not saves(row, base):
+            yield f"{row.title} saves nothing: {row.effect}"
+        elif row.effect:
+            yield f"{row.title}: {row.effect}"
+    for text in found.useless:
+        yield f"Does not help: {text}"
+    for row in rows:
+        if row.cell is not None and row.cell.process_bytes < base.process_bytes:
+            yield f"\n{row.title}:"
+            yield from (f"    {line}" for line in row.code.splitlines())
+
+
+def _lever_cells(row: LeverRow, base_bytes: int) -> tuple[str, ...]:
+    if row.cell is None:
+        return row.title, "-", "-", "-", "see below"
+    saved = base_bytes - row.cell.process_bytes
+    text = format_bytes(saved) if saved >= 0 else f"-{format_bytes(-saved)}"
+    return row.title, format_bytes(row.cell.process_bytes), text, row.cell.verdict, row.cost
+
+
+# -------------------------------------------------------------------------------------------------------------- limits
+
+
+def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run_limits(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print how far each size of the work can go."""
+    return print_growing(options, make_client, lambda client, query: client.submit_limits(query), format_limits)
+
+
+def format_limits(found: LimitReport, width: int | None = None) -> Iterator[str]:
+    """A row for each size, all else being as it was asked for."""
+    yield from format_table(("", "largest", "process", "why"), map(_limit_cells, found.limits), width=width)
+
+
+def _limit_cells(limit: Limit) -> tuple[str, ...]:
+    process = format_bytes(limit.cell.process_bytes) if limit.cell else "-"
+    return limit.title, str(limit.interval), process, limit.reason
+
+
+# --------------------------------------------------------------------------------------------------------------- which
+
+
+def add_which_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(
+        parser, "as of estimate, focus=DTYPE:BATCH names one of several dtypes or batches; its gpu does not count"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run_which(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print where the work fits, what room it leaves, and the largest batch on each device."""
+    return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices, plans=True)
+
+
+def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
+    """A row for each device, smallest memory first, and the smallest that it fits; of a server those first that hold it."""
+    if found.serves:
+        yield from format_served_devices(found, width)
+        return
+    header = ("gpu", "memory", "process", "verdict", "left", "largest batch")
+    yield from format_table(header, map(_device_cells, found.rows), width=width)
+    yield ""
+    reasons: dict[str, list[str]] = {}
+    for row in found.rows:
+        if row.cell is None:
+            reasons.setdefault(row.reason, []).append(row.gpu)
+    for reason, keys in reasons.items():
+        yield f"{', '.join(keys)}: {reason}"
+    yield describe_fitting(found)
+
+
+def _device_cells(row: DeviceRow) -> tuple[str, ...]:
+    if row.cell is None:
+        return row.gpu, format_bytes(row.total_bytes), "-", "-", "-", "see below"
+    left = row.total_bytes - row.cell.process_bytes
+    room = format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}"
+    return (
+        row.gpu,
+        format_bytes(row.total_bytes),
+        format_bytes(row.cell.process_bytes),
+        row.cell.verdict,
+        room,
+        _largest(row),
+    )
+
+
+def _largest(row: DeviceRow) -> str:
+    """The largest batch of a row."""
+    return str(largest_batch(row)) if row.searched else "not known yet"
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+
+
+def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(
+        parser, "as of estimate, focus=DTYPE:BATCH names one of several dtypes or batches; its parallel does not count"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run_ranks(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print on how many GPUs the work fits, what each of them holds, and the largest batch on the fewest."""
+    return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks, plans=True)
+
+
+def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
+    """A row for each way of training on each number of GPUs, every figure of one of them; then the fewest that do."""
+    if found.serves:
+        yield from format_served_ranks(found, width)
+        return
+    header = ("GPUs", "by", "process", "allocated", "verdict", "largest at the peak")
+    yield from format_table(header, map(_rank_cells, found.rows), left=2, width=width)
+    yield ""
+    yield from describe_fewest(found)
+
+
+def _rank_cells(row: RankRow) -> tuple[str, ...]:
+    if row.cell is None:
+        return f"{row.gpus}", row.words, "-", "-", "-", row.reason[:60]
+    most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
+    sizes = (format_bytes(size) for size in (row.cell.process_bytes, row.cell.peak_allocated_bytes))
+    return f"{row.gpus}", row.words, *sizes, row.cell.verdict, most
+
+
+# -------------------------------------------------------------------------------------------------------------- budget
+
+
+_MOST = 4  # operators of a row
+
+
+def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate, of training; focus=DTYPE:BATCH names one of several dtypes or batches")
+    parser.add_argument("--json", action="store_true", help='print {"budget": …} as JSON')
+
+
+def run_budget(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print the eager step, checkpointing and the compiled step at each budget."""
+    return print_growing(
+        options, make_client, lambda client, query: client.submit_budget(query), format_budgets, under="budget"
+    )
+
+
+def format_budgets(found: BudgetReport, width: int | None = None) -> Iterator[str]:
+    """Return the steps as a table, and which of them has the lowest peak."""
+    rows: list[tuple[str, ...]] = [("eager", *_peaks(found.eager), "-", "")]
+    rows.append(("eager, checkpointing", *_peaks(found.checkpointing), "-", found.reason))
+    rows += [_budget_row(point) for point in found.points]
+    yield from format_table(("step", "allocated", "reserved", "computed again", "what is computed again"), rows, width=width)
+    yield ""
+    yield describe_budgets(found)
+    yield "Allocated and reserved are peaks. Computed again: in the backward pass, of the forward FLOPs of compiled regions."
+
+
+def _peaks(cell: Cell | None) -> tuple[str, str]:
+    return ("-", "-") if cell is None else (format_bytes(cell.peak_allocated_bytes), format_bytes(cell.peak_reserved_bytes))
+
+
+def _budget_row(point: BudgetPoint) -> tuple[str, ...]:
+    title = f"compiled, budget {point.budget:g}"
+    if point.peak_allocated_bytes is None or point.peak_reserved_bytes is None:
+        return title, "-", "-", "-", point.reason
+    share = "-" if point.recomputed_flops_share is None else f"{point.recomputed_flops_share:.0%}"
+    again = ", ".join(point.recomputed[:_MOST]) + (", …" if len(point.recomputed) > _MOST else "")
+    return title, format_bytes(point.peak_allocated_bytes), format_bytes(point.peak_reserved_bytes), share, again
+
+
+# ------------------------------------------------------------------------------------------------------------- servers
+
+
+FIGURES = ("verdict", "requests", "of tokens", "KV tokens", "longest", "weights", "KV cache")
+NONE = ("-",) * len(FIGURES)
+
+
+def format_served_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
+    """Yield a row for each device, those first that hold what is wanted, then why others have none, and the smallest."""
+    rows = ((row.gpu, format_bytes(row.total_bytes), *_figures(row.serve)) for row in found.rows)
+    yield from format_table(("gpu", "memory", *FIGURES), rows, width=width)
+    yield ""
+    yield from _reasons((row.gpu, row.reason) for row in found.rows)
+    yield describe_served_devices(found)
+
+
+def format_served_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
+    """Yield a row for each split of each number of GPUs, those first that hold what is wanted; then the fewest GPUs that do.
+
+    Requests are those of all GPUs; tokens, weights and cache those of one GPU.
+    """
+    rows = ((f"{row.gpus}", row.title, *_figures(row.serve)) for row in found.rows)
+    yield from format_table(("GPUs", "by", *FIGURES), rows, left=2, width=width)
+    yield ""
+    yield from _reasons((f"{row.title} on {row.gpus}", row.reason) for row in found.rows)
+    yield from describe_served_ranks(found)
+
+
+def format_served_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
+    """Yield the server as it is, each change with what the server then holds, and the question with it."""
+    if (base := found.serve) is None:
+        return
+    yield f"{STARTS[base.starts]} {base.requests_at_once:,.1f} requests of {base.length:,} tokens at once"
+    if base.want is not None:
+        yield want_line(base.want)
+    yield found.search
+    yield ""
+    levers = [(row, row.serve) for row in found.rows if row.serve is not None]
+    rows = (
+        (row.title, f"{one.requests_at_once:,.1f}", f"{one.gained:+,.1f}", f"{gib(one.kv_cache_bytes)} GiB", row.cost)
+        for row, one in levers
+    )
+    if not levers:
+        yield "Nothing that is known here makes room for more requests."
+        return
+    yield from format_table(("change", "requests", "gained", "KV cache", "costs"), rows, width=width)
+    yield ""
+    yield from (f"{row.title}: {row.query}" for row, _ in levers)
+
+
+def _figures(found: ServedFigures | None) -> tuple[str, ...]:
+    if found is None:
+        return NONE
+    return (
+        verdict_words(found),
+        f"{found.requests_at_once:,.1f}",
+        f"{found.length:,}",
+        f"{found.kv_tokens:,}",
+        f"{found.longest:,}",
+        f"{gib(found.weights_bytes)} GiB",
+        f"{gib(found.kv_cache_bytes)} GiB",
+    )
+
+
+def _reasons(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each reason once, with the names of the rows that have it."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in rows:
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+    yield from (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
+COMMANDS = {
+    "levers": (add_levers_arguments, run_levers),
+    "limits": (add_limits_arguments, run_limits),
+    "which": (add_which_arguments, run_which),
+    "ranks": (add_ranks_arguments, run_ranks),
+    "budget": (add_budget_arguments, run_budget),
+}

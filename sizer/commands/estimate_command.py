@@ -1,0 +1,102 @@
+"""The command `estimate`: print what a model needs, from its architecture alone.
+
+The text of an answer is kept. The same command then prints it again, and imports neither numpy nor what reads a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import TYPE_CHECKING
+
+from sizer.base.errors import TraceError
+from sizer.commands.arguments import add_query, query_of
+from sizer.commands.terminal import terminal_width
+from sizer.commands.waiting import MakeClient, answers_alone, shown_progress, wait
+from sizer.service.kept_reports import REPORT, KeptReports, is_whole
+from sizer.service.tape_folder import default_folder
+
+if TYPE_CHECKING:
+    from sizer.report.report import Report
+
+
+WORKER = "sizer.commands.estimate_worker"
+
+NO_FIT = 5  # exit status
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, 'such as "arch=torchvision:resnet50&batch=1,32&gpu=rtx-4090"')
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the report as JSON")
+    form.add_argument("--csv", action="store_true", help="print the estimates as CSV")
+    form.add_argument(
+        "--explain", action="store_true", help="say how it was computed: kernels, workspaces, what is modelled"
+    )
+    parser.add_argument(
+        "--fail-unless-fits", action="store_true", help="exit with 5 unless every dtype and batch surely fits"
+    )
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print the report on a query.
+
+    Raises:
+        TraceError: The model was counted, and no step could be traced.
+    """
+    query, kept, form, width = query_of(options), KeptReports(default_folder()), _form(options), terminal_width()
+    name = f"{form}-{width}"
+    judges = options.fail_unless_fits  # the text alone does not say whether all fits
+    if not judges and (text := kept.find_text(query, name)) is not None:
+        print(text, end="")
+        return 0
+    if (report := kept.find(query)) is not None or not answers_alone(make_client):
+        text, failures, fits = _ask_server(query, report, form, width, kept, make_client)
+    else:
+        text, failures, fits = _ask_worker(query, form, width, kept)
+    print(text, end="")
+    if failures:
+        raise TraceError(
+            "the model was counted, but no step could be traced",
+            given=", ".join(failures),
+            todo=next(iter(failures.values())),
+        )
+    return NO_FIT if judges and not fits else 0
+
+
+def _form(options: argparse.Namespace) -> str:
+    if options.json or options.csv:
+        return "json" if options.json else "csv"
+    return "explained" if options.explain else "text"
+
+
+def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> tuple[str, dict[str, str], bool]:
+    """Return what a worker makes: a report's text, its failures if no step could be traced, and whether all fits."""
+    from sizer.service.local.asking import ask
+
+    with shown_progress() as show:
+        answer = ask(WORKER, query, {"form": form, "width": width}, show)
+    if answer["report"] is not None:
+        kept.keep_text(query, REPORT, answer["report"])
+        kept.keep_text(query, f"{form}-{width}", answer["text"])
+    return answer["text"], answer["failures"], answer["fits"]
+
+
+def _ask_server(
+    query: str, report: Report | None, form: str, width: int | None, kept: KeptReports, make_client: MakeClient
+) -> tuple[str, dict[str, str], bool]:
+    """Return the same of a report that is known in another form, or that a job server makes."""
+    from sizer.commands.report_text import format_as
+
+    if report is None:
+        with contextlib.closing(make_client()) as client:
+            report = wait(client.submit(query))
+        kept.keep(query, report)
+    text = format_as(report, form, width)
+    if is_whole(report):
+        kept.keep_text(query, f"{form}-{width}", text)
+    return text, report.failures if not report.estimates else {}, report.all_fit
+
+
+COMMANDS = {"estimate": (add_arguments, run)}

@@ -1,0 +1,113 @@
+"""A job of the service as the command line waits for it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sizer.base.errors import SizerError
+from sizer.catalogue.modes import MODES
+from sizer.commands.arguments import query_of
+from sizer.commands.terminal import print_list, terminal_width, to_printable
+from sizer.query.request import check_traced
+from sizer.query.text import format_query, parse_query
+
+if TYPE_CHECKING:
+    from sizer.service.client import JobClient
+
+
+POLL_SECONDS = 0.1
+
+MakeClient = Callable[[], "JobClient"]
+Submit = Callable[["JobClient", str], Any]
+Lines = Callable[[Any, int | None], Iterable[str]]  # of an answer, for a terminal of so many columns
+
+
+def start_client() -> JobClient:
+    """Return a client with a job server of its own. An answer that is kept needs neither, nor the time to import them."""
+    from sizer.service.client import JobClient
+
+    return JobClient()
+
+
+def answers_alone(make_client: MakeClient) -> bool:
+    """Return True if a worker may answer instead of a job server: no other client was given, and this system has one user."""
+    if make_client is not start_client:
+        return False
+    from sizer.service.local.asking import is_private
+
+    return is_private()
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a line of progress where somebody looks on, and clear the line at the end."""
+    shown = sys.stderr.isatty()
+    try:
+        yield lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True) if shown else None
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def wait(job: Any) -> Any:
+    """The result of a job; shows its progress where somebody looks on. Raises what the job raises."""
+    with shown_progress() as show:
+        while (result := job.result(timeout=POLL_SECONDS)) is None:
+            show(job.progress)
+    return result
+
+
+def in_focus(client: JobClient, query: str, *, plans: bool = False) -> str:
+    """The query of one dtype and batch size: those it has or names with focus=, else those that the page opens with.
+
+    The latter are told on stderr. A server has neither; its query is returned as it is if the command `plans` servers.
+
+    Raises SizerError.
+    """
+    request = parse_query(query)
+    if plans and MODES[request.mode].serves:
+        return query
+    check_traced(request)
+    if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
+        return query
+    if (focus := wait(client.submit(query)).focus) is None:  # no step of it can be traced: asking for any says why
+        return format_query(replace(request, focus=(request.dtypes[0], request.batches[0])))
+    print(f"{focus.dtype} at batch {focus.batch}; name another with focus={focus.dtype}:{focus.batch}", file=sys.stderr)
+    return format_query(replace(request, focus=(focus.dtype, focus.batch)))
+
+
+def print_growing(
+    options: argparse.Namespace,
+    make_client: MakeClient,
+    submit: Submit,
+    lines: Lines,
+    *,
+    under: str | None = None,
+    plans: bool = False,
+) -> int:
+    """Print the answer of a job that grows, to the query of a command; as JSON `under` this key, if it is given.
+
+    `plans` says whether the command answers for a server, too. What was known of it by then is printed, too, where it ends early;
+    raises why.
+    """
+    from sizer.base.codec import encode
+
+    query, ended = query_of(options), None
+    with contextlib.closing(make_client()) as client:
+        job = submit(client, in_focus(client, query, plans=plans))
+        try:
+            found = wait(job)
+        except SizerError as error:
+            if (found := job.partial) is None:
+                raise
+            ended = error
+    plain = encode(found)
+    print_list(options, plain if under is None else {under: plain}, map(to_printable, lines(found, terminal_width())))
+    if ended is not None:
+        raise ended
+    return 0

@@ -1,0 +1,217 @@
+"""Tables and charts of questions that are compared: what tells them apart, their figures, memory over batch size, the peak as bars.
+
+Cells may quote a stranger: st.dataframe shows text as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.base.units import format_both, format_bytes
+from sizer.catalogue.gpus import Gpu
+from sizer.report.estimate import Estimate
+from sizer.report.report import Report
+from sizer.report.side_by_side import FIGURES, Side, SideBySide
+from sizer.ui.charts import HEIGHT, capacity_lines, finish, in_sight, size_axis, stacked_chart, top_of
+from sizer.ui.focus import PeakKind
+from sizer.ui.palette import marked
+from sizer.ui.quantities import quantity_title
+from sizer.ui.scale import scale_for
+from sizer.ui.tables import TO_COME
+
+NONE = "–"
+MINUS = "\N{MINUS SIGN}"
+LONGEST = 60  # characters of a value: a config has thousands
+
+
+def show_keys(found: SideBySide, numbers: Sequence[int]) -> None:
+    """Show the keys in which the questions differ as a table, those in which they do not as one line."""
+    if found.differ:
+        _show(keys_frame(found, numbers))
+    else:
+        st.caption("These questions are the same but for the cell that is looked at.")
+    same = ", ".join(f"{key} {clip(value)}" for key, value in found.same.items())
+    st.text(f"The same in all: {same}.")
+
+
+def show_figures(found: SideBySide, numbers: Sequence[int]) -> None:
+    """Show each question's cell in focus, with its differences from the first."""
+    _show(figures_frame(found, numbers))
+
+
+def _show(frame: pd.DataFrame) -> None:
+    st.dataframe(
+        frame,
+        height="content",
+        column_config=dict.fromkeys(frame.columns, st.column_config.TextColumn(alignment="right")),
+    )
+
+
+def keys_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
+    """A row for each key in which the questions differ, a column for each question."""
+    rows = [list(map(clip, values)) for values in found.differ.values()]
+    return pd.DataFrame(rows, index=list(found.differ), columns=list(map(str, numbers)))
+
+
+def clip(text: str) -> str:
+    """The text, or its beginning where it is too long for a table."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
+    """A row for each figure; for each question a column, and behind all but the first their differences from that one."""
+    first, *others = numbers
+    columns = [str(first), *(title for number in others for title in (str(number), f"{number} {MINUS} {first}"))]
+    rows = {
+        "cell": _cells(found, _cell),
+        **{
+            title(name): _cells(found, partial(_figure, name=name), name)
+            for name in FIGURES
+            if name != "largest_batch"
+        },
+        "verdict": _cells(found, _verdict),
+        "largest batch": _cells(found, _largest, "largest_batch"),
+    }
+    return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns)
+
+
+def title(name: str) -> str:
+    """What the page calls a figure."""
+    return quantity_title(name) if name.endswith("_bytes") else name
+
+
+def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = None) -> list[str]:
+    cells = [text(found.questions[0])]
+    for side in found.questions[1:]:
+        cells += [text(side), _difference(found.questions[0], side, figure)]
+    return cells
+
+
+def _difference(first: Side, side: Side, figure: str | None) -> str:
+    """A signed difference with its share of the first question's figure ("−1.43 GiB, −49 %"); nothing where there is none."""
+    if figure not in side.differences:
+        return ""
+    difference, whole = side.differences[figure], getattr(first, figure)
+    if not difference:
+        return "0"
+    size = format_bytes(abs(difference)) if figure.endswith("_bytes") else f"{abs(difference):,}"
+    sign = "+" if difference > 0 else MINUS
+    return f"{sign}{size}, {sign}{_percent(abs(difference) / whole)}" if whole else f"{sign}{size}"
+
+
+def _percent(share: float) -> str:
+    """A share in percent, with a decimal below ten."""
+    return f"{100 * share:,.{1 if share < 0.1 else 0}f}\N{NO-BREAK SPACE}%"
+
+
+def _cell(side: Side) -> str:
+    return _missing(side) if side.dtype is None else f"{side.dtype}, batch {side.batch:,}"
+
+
+def _figure(side: Side, name: str) -> str:
+    value = getattr(side, name)
+    if value is None:
+        return _missing(side)
+    return format_both(value) if name.endswith("_bytes") else f"{value:,}"
+
+
+def _verdict(side: Side) -> str:
+    return _missing(side) if side.verdict is None else marked(side.verdict)
+
+
+def _largest(side: Side) -> str:
+    if side.fits is None or not side.searched:
+        return _missing(side)
+    return str(side.interval)
+
+
+def _missing(side: Side) -> str:
+    return NONE if side.error else TO_COME
+
+
+# --------------------------------------------------------------------------------------------------------------- charts
+
+
+# Okabe and Ito's colours that stand out on white and near-black; the shapes say the same without colour.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+SHAPES = ("circle", "square", "triangle-up", "diamond")
+
+LEGEND_HEIGHT = 22  # of each question above the chart
+
+
+def focused(reports: Mapping[int, Report]) -> dict[int, Estimate]:
+    """The cell in focus of each question that has one."""
+    found = {
+        number: None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
+        for number, report in reports.items()
+    }
+    return {number: estimate for number, estimate in found.items() if estimate is not None}
+
+
+def devices(reports: Mapping[int, Report]) -> list[Gpu]:
+    """The devices of the questions, each once."""
+    return list(dict.fromkeys(report.gpu for report in reports.values()))
+
+
+def growth_chart(reports: Mapping[int, Report], headings: Mapping[int, str], kind: PeakKind) -> alt.LayerChart:
+    """One curve per question: the peak of its dtype in focus at each batch size, under the capacity of each device."""
+    rows: list[dict[str, Any]] = [
+        {"question": headings[number], "batch": row.batch, "bytes": kind.of(row)}
+        for number, cell in focused(reports).items()
+        for row in reports[number].estimates
+        if row.dtype == cell.dtype
+    ]
+    tallest = max(row["bytes"] for row in rows)
+    scale = scale_for([tallest])
+    frame = pd.DataFrame(rows)
+    frame["size"] = frame["bytes"] / scale.unit_bytes
+    frame["text"] = frame["bytes"].map(format_bytes)
+    names = list(dict.fromkeys(frame["question"]))
+    places = [list(headings.values()).index(name) for name in names]
+    legend = alt.Legend(orient="top", title=None, columns=1, labelLimit=0, symbolType="stroke")
+    batches = sorted(set(frame["batch"]))
+    x = alt.X(
+        "batch:Q",
+        title="batch size",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=12),
+        axis=alt.Axis(values=batches, grid=False, format=",d"),
+    )
+    colour = alt.Color(
+        "question:N", scale=alt.Scale(domain=names, range=[COLOURS[place] for place in places]), legend=legend
+    )
+    base = alt.Chart(frame).encode(x=x, y=size_axis(scale, top_of(tallest, devices(reports))), color=colour)
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(
+        shape=alt.Shape(
+            "question:N", scale=alt.Scale(domain=names, range=[SHAPES[place] for place in places]), legend=None
+        ),
+        tooltip=["question:N", alt.Tooltip("batch:Q", format=","), alt.Tooltip("text:N", title=kind.title.lower())],
+    )
+    layers = [base.mark_line(strokeWidth=2), points, *capacity_lines(tallest, devices(reports), scale)]
+    described = f"{kind.title} memory at the peak over batch size, one curve per question, in {scale.name}"
+    return finish(layers, described).properties(height=HEIGHT + LEGEND_HEIGHT * len(names))
+
+
+def bars_chart(reports: Mapping[int, Report], kind: PeakKind) -> alt.LayerChart:
+    """One stacked bar per question: the bytes of each category at the peak of its cell in focus."""
+    return stacked_chart(
+        focused(reports),
+        kind,
+        devices(reports),
+        field="question",
+        title="question",
+        description="Memory at the peak by category, one bar per question",
+    )
+
+
+def capacities(gpus: Sequence[Gpu], tallest: int) -> str:
+    """What the dashed lines of a chart are, and which devices are far above it."""
+    near = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if in_sight(tallest, gpu)]
+    far = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if not in_sight(tallest, gpu)]
+    told = [f"Dashed: what one device holds, {', '.join(near)}."] if near else []
+    return " ".join([*told, *([f"Far above this chart: {', '.join(far)}."] if far else [])])

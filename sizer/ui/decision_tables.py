@@ -1,0 +1,316 @@
+"""Tables and charts for decisions: the compiler's memory budget, ways of training on several GPUs, and a server on each device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.base.errors import SizerError
+from sizer.base.units import format_bytes
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
+from sizer.report.decision import (
+    BudgetReport,
+    DeviceReport,
+    DeviceRow,
+    RankReport,
+    RankRow,
+    describe_budgets,
+    describe_fewest,
+)
+from sizer.report.fit import VERDICTS, Verdict
+from sizer.report.served import ServedFigures, Starts
+from sizer.serving.words import describe_served_devices, describe_served_ranks, verdict_words
+from sizer.ui import service
+from sizer.ui.charts import finish
+from sizer.ui.exports import offer_download
+from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
+from sizer.ui.offers import offer
+from sizer.ui.palette import COLOURS, INK, MARKS, VERDICT_COLOURS, marked
+from sizer.ui.question import file_stem
+from sizer.ui.scale import GIBIBYTES
+
+
+def show_budgets(found: BudgetReport, request: Request) -> None:
+    """Show the peak at each budget as a chart and as a table with what is computed again."""
+    if told := describe_budgets(found):
+        st.markdown(f"**{told}**")
+    if any(point.peak_allocated_bytes is not None for point in found.points):
+        st.altair_chart(budgets_chart(found), key="budgets_chart")
+    frame = budgets_frame(found)
+    size = st.column_config.NumberColumn(format="%.2f GiB")
+    columns = {
+        "Allocated": size,
+        "Reserved": size,
+        "Computed again": st.column_config.NumberColumn(format="percent"),
+        LINK: LINK_COLUMN,
+    }
+    st.dataframe(frame, key="budgets_table", hide_index=True, column_config=columns)
+    offer_download("CSV", lambda: frame_csv(frame), f"{file_stem(request)}-budgets.csv", "text/csv")
+    st.caption(
+        "Allocated and reserved are peaks, each row by its own trace. Computed again: in the backward pass, as a share of the "
+        "forward FLOPs of compiled regions. A smaller budget does not always need less memory."
+    )
+
+
+def budgets_frame(found: BudgetReport) -> pd.DataFrame:
+    """Return a row for each step; sizes are in GiB."""
+    eager = [("eager", found.eager, ""), ("eager, checkpointing", found.checkpointing, found.reason)]
+    rows = [
+        {
+            "Step": title,
+            "Allocated": None if cell is None else GIBIBYTES.of(cell.peak_allocated_bytes),
+            "Reserved": None if cell is None else GIBIBYTES.of(cell.peak_reserved_bytes),
+            "Computed again": None,
+            "Operators": reason,
+            LINK: "",
+        }
+        for title, cell, reason in eager
+    ]
+    rows += [
+        {
+            "Step": f"compiled, budget {point.budget:g}",
+            "Allocated": None if point.peak_allocated_bytes is None else GIBIBYTES.of(point.peak_allocated_bytes),
+            "Reserved": None if point.peak_reserved_bytes is None else GIBIBYTES.of(point.peak_reserved_bytes),
+            "Computed again": point.recomputed_flops_share,
+            "Operators": point.reason or ", ".join(point.recomputed),
+            LINK: link_of(point.query),
+        }
+        for point in found.points
+    ]
+    frame = pd.DataFrame(rows)
+    numbers = ["Allocated", "Reserved", "Computed again"]
+    return frame.astype(dict.fromkeys(numbers, "Float64"))
+
+
+def budgets_chart(found: BudgetReport) -> alt.LayerChart:
+    """Return the peak of allocated memory over the budget, with a rule each for the eager step and for checkpointing."""
+    points = [
+        {"budget": point.budget, "peak": GIBIBYTES.of(point.peak_allocated_bytes)}
+        for point in found.points
+        if point.peak_allocated_bytes is not None
+    ]
+    frame = pd.DataFrame(points, columns=["budget", "peak"])
+    line = (
+        alt.Chart(frame)
+        .mark_line(point=alt.OverlayMarkDef(color=COLOURS["activation"]), color=COLOURS["activation"])
+        .encode(
+            x=alt.X("budget:Q", title="activation memory budget", scale=alt.Scale(domain=[0, 1])),
+            y=alt.Y("peak:Q", title="peak allocated, GiB", scale=alt.Scale(zero=False)),
+            tooltip=["budget:Q", alt.Tooltip("peak:Q", format=".2f")],
+        )
+    )
+    cells = {"eager": found.eager, "checkpointing": found.checkpointing}
+    rules = pd.DataFrame(
+        [{"step": name, "peak": GIBIBYTES.of(cell.peak_allocated_bytes)} for name, cell in cells.items() if cell is not None]
+    )
+    rule = alt.Chart(rules).mark_rule(strokeDash=[4, 4], color=INK).encode(y="peak:Q")
+    label = (
+        alt.Chart(rules)
+        .mark_text(align="left", dx=4, dy=-6, color=INK)
+        .encode(x=alt.value(0), y="peak:Q", text="step:N")
+    )
+    return finish([line, rule, label], "Peak of allocated memory by budget, in GiB")
+
+
+# --------------------------------------------------------------------------------------------------------- several GPUs
+
+
+# Of Okabe and Ito, as the categories' are: the ways of training in the order in which they come.
+WAY_COLOURS = ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9", "#F0E442")
+
+
+def show_ranks(found: RankReport, request: Request) -> None:
+    """Show what each GPU holds by how many there are, and the fewest that do."""
+    if not found.rows:
+        return
+    for line in describe_fewest(found):
+        st.text(line)
+    for row in found.rows:
+        if row.searched and row.cell is not None and row.cell.fits is True and row.gpus > 1:
+            offer(f"Ask for {row.words} on {row.gpus} GPUs", row.query, request, f"ranks_{row.words}_{row.gpus}")
+    _offer_scripts(found, request)
+    st.altair_chart(ranks_chart(found.rows, find_gpu(request.gpu).total_bytes), key="ranks_chart")
+    number = st.column_config.NumberColumn(format="%.2f GiB")
+    frame = ranks_frame(found.rows)
+    st.dataframe(
+        frame,
+        key="ranks_table",
+        hide_index=True,
+        column_config=dict.fromkeys(("Process", "Allocated"), number) | {LINK: LINK_COLUMN},
+    )
+    offer_download("CSV", lambda: frame_csv(frame), f"{file_stem(request)}-gpus.csv", "text/csv")
+    st.caption(
+        "Every figure is of each GPU, whose batch is that of the question; a pipeline works on as many microbatches of it as it "
+        "has stages. Each row is traced by itself."
+    )
+
+
+def _offer_scripts(found: RankReport, request: Request) -> None:
+    """Offer the programs that do the work on the fewest GPUs, and on those that the question names."""
+    asked = {f"{row.words} on {row.gpus} GPUs": row.query for row in found.rows if row.gpus > 1 and row.searched}
+    if request.parallel != "none":
+        asked = {"this question": format_query(request)} | asked
+    with st.container(horizontal=True):
+        for title, query in asked.items():
+            make = functools.partial(_script, query)
+            offer_download(f"torchrun script: {title}", make, f"{file_stem(parse_query(query))}.py", "text/x-python")
+
+
+def _script(query: str) -> str:
+    """The program, or why there is none."""
+    try:
+        return service.get_client().submit_script(query).result()
+    except SizerError as error:
+        return f"# There is no script: {error}\n"
+
+
+def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
+    """The rows as a table, those that fit first: sizes in GiB, and the two kinds of memory that are most at the peak."""
+    verdicts = [*VERDICTS, None]
+    rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.verdict if row.cell else None)))
+    return pd.DataFrame(
+        {
+            "GPUs": [row.gpus for row in rows],
+            "By": [row.words for row in rows],
+            "Verdict": [marked(row.cell.verdict) if row.cell else row.reason for row in rows],
+            "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
+            "Allocated": [GIBIBYTES.of(row.cell.peak_allocated_bytes) if row.cell else None for row in rows],
+            "Most of it": [
+                ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
+                for row in rows
+            ],
+            "Between the GPUs in a step": [
+                ", ".join(f"{told.kind} {format_bytes(told.bytes)}" for told in row.communication) for row in rows
+            ],
+            LINK: [link_of(row.query) for row in rows],
+        }
+    )
+
+
+def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
+    """A line for each way of training: the process of each GPU by how many there are, and the memory that a GPU has."""
+    frame = pd.DataFrame(
+        {
+            "gpus": row.gpus,
+            "by": row.title,
+            "process": GIBIBYTES.of(row.cell.process_bytes),
+            "verdict": row.cell.verdict,
+        }
+        for row in rows
+        if row.cell is not None and not row.change
+    )
+    titles = [*dict.fromkeys(row.title for row in rows)]
+    base = alt.Chart(frame).encode(
+        x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("process:Q", title="process of each GPU, GiB"),
+        color=alt.Color("by:N", title=None, scale=alt.Scale(domain=titles, range=WAY_COLOURS[: len(titles)])),
+        tooltip=["by:N", "gpus:O", alt.Tooltip("process:Q", title="GiB", format=".2f"), "verdict:N"],
+    )
+    points = base.mark_point(filled=True, size=60).encode(
+        shape=alt.Shape("by:N", title=None, scale=alt.Scale(domain=titles))
+    )
+    held = alt.Chart(pd.DataFrame({"process": [GIBIBYTES.of(total_bytes)]})).mark_rule(strokeDash=[4, 4], color=INK)
+    return finish(
+        [base.mark_line(), points, held.encode(y="process:Q")], "Process of each GPU by how many there are, in GiB"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- servers
+
+
+SIGNS: dict[Starts, Verdict] = {True: "fits", "uncertain": "may not fit", False: "does not fit"}  # the marks of other work
+SIZES = ("Memory", "Weights", "KV cache")
+REQUESTS = "Requests at once"
+
+
+def show_served_devices(found: DeviceReport, request: Request) -> None:
+    """Show on which devices the server holds what is wanted, and what each holds."""
+    if not found.rows:
+        return
+    st.markdown(f"**{describe_served_devices(found)}**")
+    if any(row.serve is not None for row in found.rows):
+        st.altair_chart(served_devices_chart(found.rows), key="served_devices_chart")
+    memory = [GIBIBYTES.of(row.total_bytes) for row in found.rows]
+    frame = _frame({"Device": [row.name for row in found.rows], "Memory": memory}, found.rows)
+    _show_table(frame, "served_devices_table")
+    offer_download("CSV", lambda: frame_csv(frame), f"{file_stem(request)}-devices.csv", "text/csv")
+
+
+def show_served_ranks(found: RankReport, request: Request) -> None:
+    """Show on how many GPUs the server holds what is wanted, by each split."""
+    if not found.rows:
+        return
+    for line in describe_served_ranks(found):
+        st.text(line.strip())
+    frame = _frame({"GPUs": [row.gpus for row in found.rows], "By": [row.title for row in found.rows]}, found.rows)
+    _show_table(frame, "served_ranks_table")
+    offer_download("CSV", lambda: frame_csv(frame), f"{file_stem(request)}-gpus.csv", "text/csv")
+    st.caption("Requests are those of all GPUs; tokens those of one copy, weights and cache those of one GPU.")
+
+
+def _frame(first: dict[str, list], rows: Sequence[DeviceRow] | Sequence[RankRow]) -> pd.DataFrame:
+    """Return rows as a table in their order, which is that of what they hold; sizes are in GiB."""
+    figures = [row.serve for row in rows]
+    verdicts = [f"{MARKS[SIGNS[row.serve.fits]]} {verdict_words(row.serve)}" if row.serve else row.reason for row in rows]
+
+    def column(name: str, kind: str = "Int64") -> pd.api.extensions.ExtensionArray:
+        return pd.array([None if one is None else getattr(one, name) for one in figures], dtype=kind)
+
+    return pd.DataFrame(
+        first
+        | {
+            "Verdict": verdicts,
+            REQUESTS: column("requests_at_once", "Float64"),
+            "Tokens of each": column("length"),
+            "KV tokens": column("kv_tokens"),
+            "Longest request": column("longest"),
+            "Weights": _gib(figures, "weights_bytes"),
+            "KV cache": _gib(figures, "kv_cache_bytes"),
+            LINK: [link_of(row.query) for row in rows],
+        }
+    )
+
+
+def _gib(figures: Sequence[ServedFigures | None], name: str) -> list[float | None]:
+    return [None if one is None else GIBIBYTES.of(getattr(one, name)) for one in figures]
+
+
+def _show_table(frame: pd.DataFrame, key: str) -> None:
+    size = st.column_config.NumberColumn(format="%.2f GiB")
+    columns = {name: size for name in SIZES if name in frame} | {LINK: LINK_COLUMN}
+    columns[REQUESTS] = st.column_config.NumberColumn(format="%.1f")
+    st.dataframe(frame, key=key, hide_index=True, height=420, column_config=columns)
+
+
+def served_devices_chart(rows: Sequence[DeviceRow]) -> alt.Chart:
+    """Return a point for each device: its memory across, requests at once upwards."""
+    frame = pd.DataFrame(
+        {
+            "device": row.name,
+            "memory": GIBIBYTES.of(row.total_bytes),
+            "requests": row.serve.requests_at_once,
+            "verdict": SIGNS[row.serve.fits],
+        }
+        for row in rows
+        if row.serve is not None
+    )
+    domain = [*SIGNS.values()]
+    colours = alt.Scale(domain=domain, range=[VERDICT_COLOURS[name] for name in domain])
+    return (
+        alt.Chart(frame)
+        .mark_point(filled=True, size=60)
+        .encode(
+            x=alt.X("memory:Q", title="memory of the device, GiB", scale=alt.Scale(type="log")),
+            y=alt.Y("requests:Q", title="requests at once"),
+            color=alt.Color("verdict:N", title=None, scale=colours),
+            shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=domain)),
+            tooltip=["device:N", "verdict:N", alt.Tooltip("memory:Q", format=".1f"), alt.Tooltip("requests:Q", format=",.1f")],
+        )
+        .properties(height=240, description="Requests at once of a server on each device, by the memory of the device")
+    )
