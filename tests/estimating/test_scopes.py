@@ -134,5 +134,5 @@ def test_questions_share_what_the_key_does_not_affect(key: str):
 @pytest.mark.parametrize("key", ["optimizer", "train", "seq"])
 def test_a_key_with_a_wrong_row_is_caught(key: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(KEYS, key, replace(KEYS[key], affects=REPLAY))
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="assert"):
         test_nothing_is_shared_that_the_key_changes(key)
