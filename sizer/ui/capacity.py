@@ -64,7 +64,7 @@ def _segments(sizes: dict[str, int], scale: Scale) -> pd.DataFrame:
     rows, start = [], 0
     for name, size in sizes.items():
         ends = {"start": scale.of(start), "end": scale.of(start + size)}
-        rows.append({"part": name, "size": format_bytes(size), "bytes": size, **ends})
+        rows.append({"part": name, "size": scale.text(size), "bytes": size, **ends})
         start += size
     return pd.DataFrame(rows)
 
@@ -118,6 +118,7 @@ def share_of(estimate: Estimate, gpu: Gpu) -> str:
 def show_capacity(report: Report, estimate: Estimate) -> None:
     """Show the bar, what its colours are with their sizes, and what is left."""
     draw(capacity_chart(estimate, report.gpu), "capacity_chart")
-    sizes = {name: format_bytes(size) for name, size in capacity_parts(estimate, report.gpu).items() if name != FREE}
-    st.html(legend(sizes, sizes))
+    parts = {name: size for name, size in capacity_parts(estimate, report.gpu).items() if name != FREE}
+    scale = scale_for(parts.values())
+    st.html(legend(parts, {name: scale.text(size) for name, size in parts.items()}))
     st.caption(balance(estimate, report.gpu))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from itertools import pairwise
 
 import altair as alt
@@ -150,7 +151,7 @@ def legend(names: Iterable[str], sizes: Mapping[str, str] | None = None) -> str:
     keys = (
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:0.75em;height:0.75em;border-radius:2px;'
         f'margin-right:0.4em;background:{COLOURS[name]}"></span>{words}</span>'
-        for name, words in ((name, f"{name} {sizes.get(name, '')}".rstrip()) for name in names)
+        for name, words in ((name, escape(f"{name} {sizes.get(name, '')}".rstrip())) for name in names)
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.2em;font-size:0.875rem">{"".join(keys)}</div>'
 

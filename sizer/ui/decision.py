@@ -41,7 +41,7 @@ from sizer.ui.offers import offer, rerun_if_applied
 from sizer.ui.palette import MARKS, VERDICT_COLOURS, marked
 from sizer.ui.question import file_stem
 from sizer.ui.remarks import show_error
-from sizer.ui.scale import GIBIBYTES
+from sizer.ui.scale import GIBIBYTES, scale_for
 from sizer.ui.turns import result_of
 
 POLL_SECONDS = 0.5
@@ -220,12 +220,13 @@ def _show_lever(row: LeverRow, base: Cell, request: Request) -> None:
         return
     useful = saves(row, base)
     (title.markdown if useful else title.caption)(f"**{row.title}**" if useful else row.title)
-    comes_to.text(f"{MARKS[row.cell.verdict]} {format_bytes(row.cell.process_bytes)}")
+    scale = scale_for([base.process_bytes])  # of all rows
+    comes_to.text(f"{MARKS[row.cell.verdict]} {scale.text(row.cell.process_bytes)}")
     if not useful:
         saved.caption("saves nothing")
         costs.caption(row.effect)
         return
-    saved.text(f"−{format_bytes(base.process_bytes - row.cell.process_bytes)}")
+    saved.text(scale.text(row.cell.process_bytes - base.process_bytes))
     costs.caption(f"{row.cost[0].upper()}{row.cost[1:]}. {row.effect}".strip())
     with code.popover("Code"):
         st.code(row.code, language="python")

@@ -10,7 +10,6 @@ import pandas as pd
 import streamlit as st
 
 from sizer.base.errors import SizerError
-from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
@@ -182,11 +181,11 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Allocated": [GIBIBYTES.of(row.cell.peak_allocated_bytes) if row.cell else None for row in rows],
             "Most of it": [
-                ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
+                ", ".join(f"{kind} {GIBIBYTES.text(size)}" for kind, size in list(row.at_peak.items())[:2])
                 for row in rows
             ],
             "Between the GPUs in a step": [
-                ", ".join(f"{told.kind} {format_bytes(told.bytes)}" for told in row.communication) for row in rows
+                ", ".join(f"{told.kind} {GIBIBYTES.text(told.bytes)}" for told in row.communication) for row in rows
             ],
             LINK: [link_of(row.query) for row in rows],
         }

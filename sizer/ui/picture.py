@@ -14,6 +14,7 @@ from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport
 from sizer.ui.focus import PEAK_KINDS, parts
 from sizer.ui.palette import COLOURS
+from sizer.ui.scale import scale_for
 
 WIDTH, HEIGHT, EDGE = 1200, 630, 56  # pixels; the shape in which chat programs show pictures of links
 PAPER, INK, FAINT, WARNING = "#FFFFFF", "#1B1F24", "#57606A", "#B3261E"
@@ -85,8 +86,10 @@ def _draw_bar(draw: ImageDraw.ImageDraw, estimate: Estimate, gpu: Gpu) -> None:
 def _draw_legend(draw: ImageDraw.ImageDraw, estimate: Estimate) -> int:
     """Where the legend ends, with the colour, the name and the bytes of each part in as many lines as they need."""
     left, top = EDGE, BAR_BOTTOM + 46
-    for name, size in _largest_first(estimate).items():
-        text = f"{name} {format_bytes(size)}"
+    parts = _largest_first(estimate)
+    scale = scale_for(parts.values())
+    for name, size in parts.items():
+        text = f"{name} {scale.text(size)}"
         width = 26 + round(_font(18, False).getlength(text)) + 26
         if left + width > WIDTH - EDGE:
             left, top = EDGE, top + LINE

@@ -19,6 +19,12 @@ class Scale:
         """A number of bytes in this unit."""
         return size_bytes / self.unit_bytes
 
+    def text(self, size_bytes: int) -> str:
+        """Return a number of bytes as text in this unit, to three digits or more: "1,024.00 GiB", "0.052 GiB", "<0.001 GiB"."""
+        size = abs(self.of(size_bytes))
+        number = "<0.001" if 0 < size < 0.001 else f"{size:,.{3 if 0 < size < 0.9995 else 2}f}"
+        return f"{'−' if size_bytes < 0 else ''}{number} {self.name}"
+
 
 GIBIBYTES = Scale(name="GiB", unit_bytes=GIB)
 _SCALES = (GIBIBYTES, Scale(name="MiB", unit_bytes=MIB), Scale(name="KiB", unit_bytes=KIB))

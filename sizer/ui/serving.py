@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.base.units import GIB, counted, format_bytes
+from sizer.base.units import GIB, counted
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS
 from sizer.catalogue.sources import Source
@@ -23,6 +23,7 @@ from sizer.ui.form_model import KEEP
 from sizer.ui.frame import show_tabs
 from sizer.ui.links import offer_copy, show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
+from sizer.ui.scale import GIBIBYTES
 
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
@@ -189,7 +190,7 @@ def budget_chart(served: Served) -> alt.LayerChart:
     """The budget's parts side by side, with a dashed line where the budget ends."""
     parts, start, rows = budget_parts(served), 0, []
     for name, size in parts.items():
-        rows.append({"part": name, "start": start / GIB, "end": (start + size) / GIB, "size": format_bytes(size)})
+        rows.append({"part": name, "start": start / GIB, "end": (start + size) / GIB, "size": GIBIBYTES.text(size)})
         start += size
     colours = alt.Scale(domain=list(parts), range=[BAR[name] for name in parts])
     bars = (
