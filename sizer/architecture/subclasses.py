@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold a tensor's bytes: those inside a traceable wrapper subclass, however deep, else itself."""
+    """Yield the tensors that hold a tensor's bytes: those inside a traceable wrapper subclass, however deep, else itself.
+
+    Under `torch.func.grad`, `vmap` and their kin a tensor stands for the one that it wraps.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return

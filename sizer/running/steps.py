@@ -161,6 +161,8 @@ class Steps:
         if not isinstance(tensor, Tensor):
             return
         with torch._C.DisableTorchFunction():
-            local = getattr(tensor, "_local_tensor", tensor)
+            local: Tensor = getattr(tensor, "_local_tensor", tensor)
+            while torch._C._functorch.is_functorch_wrapped_tensor(local):  # within torch.func.grad, vmap and their kin
+                local = torch._C._functorch.get_unwrapped(local)
             if local.is_cuda and local.layout == torch.strided:
                 self.labels.append((stamp, local.untyped_storage().data_ptr(), category, module))

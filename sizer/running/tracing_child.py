@@ -9,6 +9,7 @@ Values on the device are unknown: what reads them goes by the tracer's stand-ins
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -16,6 +17,7 @@ import pickle
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -81,9 +83,26 @@ class Steps:
         if any(parameter.is_meta for parameter in module.parameters()):
             self.begin()
 
+    def begun_by(self, wrap: Callable[[Callable], Callable]) -> staticmethod:
+        """Return `Optimizer.profile_hook_step` such that a step ends the setup before PyTorch iterates over its hooks.
+
+        A step with a closure may come before any forward pass. The end of the setup registers hooks of optimizers.
+        """
+
+        def wrapped(step: Callable) -> Callable:
+            hooked = wrap(step)
+
+            @functools.wraps(hooked)
+            def begin_and_step(*args: Any, **kwargs: Any) -> Any:
+                self.begin()
+                return hooked(*args, **kwargs)
+
+            return begin_and_step
+
+        return staticmethod(wrapped)
+
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer will step."""
-        self.begin()
         self._leader = id(optimizer) if self._leader is None else self._leader
         if self._limit and self.counts.get(id(optimizer), 0) >= self._limit:
             raise Stop
@@ -134,6 +153,8 @@ def main() -> NoReturn:
         ):
             stack.callback(handle.remove)
         stack.enter_context(mock.patch.object(torch, "save", steps.save))
+        steps_of = torch.optim.Optimizer.profile_hook_step
+        stack.enter_context(mock.patch.object(torch.optim.Optimizer, "profile_hook_step", steps.begun_by(steps_of)))
         recorder.host.setting_up = True
         setup.enter_context(OnMeta(recorder.host, recorder.deferred))
         setup.enter_context(devices_told(recorder.host, recorder.deferred))

@@ -6,11 +6,13 @@ function mode is above autograd and the dispatcher, so PyTorch allocates the sam
 
 A small tensor is in one of three states:
 - true: it holds the value that a device would hold;
-- assumed: it follows from a value that was not computed, which is 0;
+- assumed: it follows from a value that was not computed, which is 0. Choices among a few such values (`topk`, `argmax`, `max`) are
+  spread evenly instead, as in a trace (sizer.tracing.values.routing), so that every expert gets as many tokens as the next;
 - unknown: it is not followed. Large tensors are always unknown.
 
 PyTorch's kernels that count elements (nonzero, unique) copy the number to the host. The driver returns the number that Python
-computed, so PyTorch allocates the result itself. If the mask is unknown, all its elements count as selected; `assumed` lists these.
+computed, so PyTorch allocates the result itself. A mask that follows from spread choices is counted. If another mask is unknown,
+all its elements count as selected. `assumed` lists both.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from sizer.tracing.values.routing import spread
+
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
 FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
 ZEROED_BYTES = 2**16  # an unknown result of so many bytes is 0, not what its block held before
@@ -52,6 +56,13 @@ _SCATTERED = frozenset({torch.masked_scatter, Tensor.masked_scatter})  # counted
 _NONZERO = frozenset({torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere})
 _REPEATED = frozenset({torch.repeat_interleave, Tensor.repeat_interleave})
 _UNIQUE = frozenset({torch.unique, Tensor.unique, torch.unique_consecutive, Tensor.unique_consecutive})
+# Choices among values, each with the position of its dimension, and which that is by default.
+_CHOOSING: dict[Any, tuple[int, int | None]] = {
+    **dict.fromkeys((torch.topk, Tensor.topk), (2, -1)),
+    **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), (1, None)),
+    **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
+}
+CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
 _BINS = frozenset({torch.bincount, Tensor.bincount, torch.nn.functional.one_hot})
 _COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _SCATTERED | _NONZERO | _REPEATED | _UNIQUE
 
@@ -99,6 +110,7 @@ class Values(TorchFunctionMode):
         self.assumed: Counter[str] = Counter()
         self._driver, self._skip_draws = driver, skip_draws
         self._known, self._tainted = _Storages(), _Storages()
+        self._spread = _Storages()  # of those tainted: what follows from evenly spread choices
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -175,19 +187,40 @@ class Values(TorchFunctionMode):
         fresh = [tensor for tensor in results if _key(tensor) not in held]
         written = [tensor for tensor in results if _key(tensor) in held]
         if (given or func in _FACTORIES) and all(map(self._is_known, given)) and all(map(_is_small, results)):
-            assumed = any(tensor.is_cuda and tensor in self._tainted for tensor in given)
-            if self._compute(func, args, kwargs, out, fresh):
-                for tensor in (*fresh, *written) if assumed else ():
-                    self._tainted.add(tensor)
+            states = [s for s in (self._tainted, self._spread) if any(t.is_cuda and t in s for t in given)]
+            if not (states and func in _CHOOSING) and self._compute(func, args, kwargs, out, fresh):
+                for state in states:
+                    for tensor in (*fresh, *written):
+                        state.add(tensor)
                 return
         for tensor in fresh:
             self._assume(tensor, zero=True)
+        if func in _CHOOSING:
+            self._choose(args, kwargs, out, *_CHOOSING[func])
         if getattr(func, "__name__", "").endswith("_") and not func.__name__.startswith("__"):
             for tensor in written:  # in place, by a value that was not computed
                 self._assume(tensor, zero=False)
 
+    def _choose(self, args: tuple, kwargs: dict, out: Any, position: int, usual: int | None) -> None:
+        """Spread the places that `topk`, `argmax`, `max` and their opposites have chosen along a dimension."""
+        places = out if isinstance(out, Tensor) else out[1]
+        values = args[0] if args else kwargs["input"]
+        dim = args[position] if len(args) > position else kwargs.get("dim", usual)
+        if places.dtype != torch.int64 or not _is_small(places) or not isinstance(dim, int) or values.dim() == 0:
+            return
+        dim %= values.dim()
+        size = values.shape[dim]
+        if not places.numel() or size > CHOICES:
+            return
+        shape = [*values.shape]
+        shape[dim] = places.numel() * size // values.numel()
+        on_host(places).copy_(spread(torch.Size(shape), dim, size, 1).view(places.shape))
+        for state in (self._known, self._tainted, self._spread):
+            state.add(places)
+
     def _assume(self, tensor: Tensor, *, zero: bool) -> None:
-        self._known.discard(tensor)
+        for state in (self._known, self._spread):
+            state.discard(tensor)
         if not _is_small(tensor) or not 0 < tensor.untyped_storage().nbytes() <= ZEROED_BYTES:
             return
         if zero:
@@ -225,21 +258,30 @@ class Values(TorchFunctionMode):
         elif func in _SCATTERED:
             tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
             mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
-            masks = [mask] if self._is_true(mask) else []
+            masks = [mask] if self._is_true(mask) or (self._is_known(mask) and mask in self._spread) else []
         elif func in _INDEXED or func in _PUT:
             masks = [leaf for leaf in pytree.tree_leaves(args[1]) if _is_mask(leaf)]
         else:
             masks = [args[0]]
         return [self._selected(mask, func) for mask in masks if mask.is_cuda] or None
 
+    def _is_countable(self, tensor: Tensor, func: Any) -> bool:
+        """Return True if a tensor's values can be counted; note where they follow from spread choices."""
+        if self._is_true(tensor):
+            return True
+        if not (self._is_known(tensor) and tensor in self._spread):
+            return False
+        self.assumed[f"{call_site()}: {func.__name__} counts choices that are spread evenly"] += 1
+        return True
+
     def _selected(self, mask: Tensor, func: Any) -> int:
-        if self._is_true(mask):
+        if self._is_countable(mask, func):
             return int(on_host(mask.detach()).count_nonzero())
         self.assumed[f"{call_site()}: {func.__name__} selects all {mask.numel():,} elements"] += 1
         return mask.numel()
 
     def _distinct(self, tensor: Tensor, func: Any) -> int:
-        if self._is_true(tensor):
+        if self._is_countable(tensor, func):
             return len(torch.unique(on_host(tensor.detach())))
         self.assumed[f"{call_site()}: {func.__name__} finds {tensor.numel():,} distinct elements"] += 1
         return tensor.numel()
@@ -248,14 +290,14 @@ class Values(TorchFunctionMode):
         repeats = next((t for t in reversed(_tensors((args, kwargs))) if not t.dtype.is_floating_point), None)
         if repeats is None or not repeats.is_cuda or kwargs.get("output_size") is not None:
             return None
-        if self._is_true(repeats):
+        if self._is_countable(repeats, func):
             return [int(on_host(repeats).sum())]
         self.assumed[f"{call_site()}: {func.__name__} repeats each element once"] += 1
         return [repeats.numel()]
 
     def _bins(self, func: Any, given: list[Tensor]) -> list[int]:
         """Return the least and the largest integer, in the order in which PyTorch reads them."""
-        if not self._is_true(given[0]) or not given[0].numel():
+        if not given[0].numel() or not self._is_countable(given[0], func):
             self.assumed[f"{call_site()}: {func.__name__} finds zeros only"] += 1
             return [0, 0]
         values = on_host(given[0].detach())

@@ -32,6 +32,7 @@ from sizer.tracing.compiled.install import compile_failures
 from sizer.tracing.compiled.modules import WRAPPED, compiling, module_compiled
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
+from sizer.tracing.cuda.recurrent import weights_flattened
 from sizer.tracing.device import Device
 from sizer.tracing.libraries import libraries_called
 from sizer.tracing.loading import Loading
@@ -286,6 +287,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(resizes_seen(recorder.resized))
         stack.enter_context(buckets_seen(recorder.log))
         stack.enter_context(offloading_seen(recorder.host, recorder.leave))
+        if device.kind == "cuda":
+            stack.enter_context(weights_flattened(recorder.block_of))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
             stack.enter_context(bitsandbytes_on_cpu())

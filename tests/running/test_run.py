@@ -129,9 +129,27 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
     assert done.figures["peak_allocated_bytes"] > 4 * 4 * ELEMENTS
 
 
-def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner):
-    done = dry_run("--route", "both", "--", "train.py")
+@pytest.mark.parametrize("script", ["train.py", "functional.py", pytest.param("recurrent.py", marks=pytest.mark.exhaustive)])
+def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):
+    done = dry_run("--route", "both", "--", script)
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json
+
+
+def test_tokens_are_spread_evenly_over_experts_on_both_routes(dry_run: DryRunner):
+    done = dry_run("--route", "both", "--", "experts.py")
+    assert done.status == 0, done.stderr
+    allocated = re.search(r"allocated ([\d,]+) and ([\d,]+) bytes", done.json["route_reason"])
+    assert allocated is not None and allocated[1] == allocated[2], done.json["route_reason"]
+    assert {line.split()[1] for line in done.stdout.splitlines() if re.fullmatch(r"\d 128", line)} == {"128"}
+    (assumed,) = done.json["assumed_counts"]
+    assert assumed["count"] == 24 and assumed["where"].endswith("where counts choices that are spread evenly")
+
+
+@pytest.mark.exhaustive
+def test_a_step_with_a_closure_may_come_first(dry_run: DryRunner):
+    done = dry_run("--route", "meta", "--", "closures.py")
+    assert done.status == 0, done.stderr
+    assert [use["phase"] for use in done.figures["phases"]] == ["load", "step1", "step2", "step3", "rest"]
 
 
 @pytest.mark.exhaustive

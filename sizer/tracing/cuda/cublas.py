@@ -60,6 +60,7 @@ class Blas:
     lt_kept: bool
     lt_takes_a_row: bool
     lt_takes_a_matrix: bool  # a bias [M, N] of a half dtype
+    outer_by_triton: bool = False  # bmm of [B, M, 1] and [B, 1, N] is a Triton kernel (torch/_native/ops/bmm_outer_product)
 
     def needs(
         self, func: object, args: tuple, out: Tensor, *, beta: float = 1
@@ -69,6 +70,8 @@ class Blas:
         Those are copies of operands that cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products
         do without. `beta` scales what is added to the product.
         """
+        if self.outer_by_triton and func is _aten.bmm.default and _is_outer(*args):
+            return (), ()
         copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
         if out.numel() == 0 or any(t.numel() == 0 for t in args[-2:] if isinstance(t, Tensor)):
             return copies, ()
@@ -88,6 +91,10 @@ class Blas:
         halves = first.dtype in (torch.float16, torch.bfloat16) and bias.dtype == first.dtype
         whole = bias.shape == (first.shape[0], second.shape[1]) and bias.is_contiguous() and bias is not out
         return self.lt_takes_a_matrix and beta != 0 and halves and whole and min(*second.shape) > 1
+
+
+def _is_outer(first: Tensor, second: Tensor) -> bool:
+    return first.shape[2] == 1 and second.shape[1] == 1 and not first.is_complex()
 
 
 def blas_of(capability: Capability, version: Version) -> Blas:
@@ -112,6 +119,7 @@ def blas_with(size: int, version: Version) -> Blas:
         lt_kept=(2, 11) <= version < (2, 12),
         lt_takes_a_row=version >= (2, 11),
         lt_takes_a_matrix=version >= (2, 15),
+        outer_by_triton=version >= (2, 15),
     )
 
 

@@ -9,11 +9,13 @@ the activations of the gates, the cells, and what goes from layer to layer. Its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sizer.tracing.allocations import Held, after_results
 from sizer.tracing.device import Device
@@ -24,6 +26,7 @@ _aten = torch.ops.aten
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 _NAMES = {_RELU: "rnn_relu", _TANH: "rnn_tanh", _LSTM: "lstm", _GRU: "gru"}
 _KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 4}  # values kept per hidden unit and step: gates, for LSTM the cell too
+_FLATTENED = {torch.half, torch.float, torch.double}  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 
@@ -116,6 +119,34 @@ def workspace(device: Device, args: tuple, kwargs: dict, out: Any) -> list[list[
     both_ways = args[17] if backward else args[13]
     steps = args[0].shape[0] if packed else args[0].shape[0] * args[0].shape[1]
     return [[steps * hidden * _GATES[mode] * (2 if both_ways else 1) * args[0].itemsize]]
+
+
+@contextmanager
+def weights_flattened(block_of: Callable[[Tensor], int | None]) -> Iterator[None]:
+    """Within the context `RNNBase.flatten_parameters` makes the weights on the device views of one new buffer, as cuDNN wants them.
+
+    PyTorch calls it when a module has moved to the device, and again whenever code does. Meta tensors have no address, so PyTorch's
+    own method leaves them as they are. Source: torch/nn/modules/rnn.py, and copy_weights_to_flat_buf_views in native/cudnn/RNN.cpp.
+
+    Args:
+        block_of: Return the block of a tensor on the device; None for other tensors.
+    """
+    flatten = nn.RNNBase.flatten_parameters
+
+    def flatten_parameters(module: nn.RNNBase) -> None:
+        weights = [weight for weight in module._flat_weights if isinstance(weight, Tensor)]
+        if len(weights) != len(module._flat_weights_names) or {weight.dtype for weight in weights} - _FLATTENED:
+            return
+        if any(not weight.is_meta or block_of(weight) is None for weight in weights):
+            flatten(module)
+            return
+        with torch.no_grad():
+            buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
+            for weight, part in zip(weights, buffer.split([weight.numel() for weight in weights]), strict=True):
+                weight.data = part.view(weight.shape)
+
+    with mock.patch.object(nn.RNNBase, "flatten_parameters", flatten_parameters):
+        yield
 
 
 KERNELS = {
