@@ -47,16 +47,23 @@ from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.service.access import Access, access_of
-from sizer.service.cost import cells_of
 from sizer.service.edition import edition_of
-from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow, without_memory
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
-from sizer.service.job_process import ForkedJob, SpawnedJob
+from sizer.service.job_process import (
+    ForkedJob,
+    SpawnedJob,
+    explain_end,
+    is_crash,
+    over_budget,
+    too_large,
+    too_slow,
+    without_memory,
+)
 from sizer.service.memory_budget import private_bytes
 from sizer.service.memory_group import GROUP, MemoryGroup
+from sizer.service.messages import cells_of, texts_of
 from sizer.service.preload import preload
-from sizer.service.question import texts_of
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore

@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 
 from sizer.processes.sandbox import die_with
-from sizer.service.child import run_forked
+from sizer.service.job_child import run_forked
 from sizer.service.settings import Settings
 
 _QUESTION, _FORKED, _STATUS = struct.Struct("=cq"), struct.Struct("=q"), struct.Struct("=?i")

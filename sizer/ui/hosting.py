@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from sizer.base.errors import JobError, SizerError
 from sizer.service.client import JobClient, shared_client
-from sizer.service.logs import set_up_logging
+from sizer.service.monitoring import set_up_logging
 from sizer.service.settings import is_public
 from sizer.ui.once import done_once
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from celery import Celery
 
-from sizer.service.cost import cells_of
 from sizer.service.fair_queue import CELL_SECONDS
+from sizer.service.messages import cells_of
 
 NEXT = "sizer.next"  # the one task
 QUEUES = ("short", "long")

@@ -1,6 +1,9 @@
-"""A question as it goes to whoever answers it: the texts that its answer depends on."""
+"""Messages to a job server: the texts that an answer depends on, and how much work a question is."""
 
 from __future__ import annotations
+
+from sizer.base.errors import RequestError
+from sizer.query.text import parse_query
 
 # "part" is of a task that can be split: "2/3" is the second of three parts. Of "levers" it is None, or COMPILED.
 COMPILED = "compiled"  # with the lever that compiles eager code
@@ -13,3 +16,15 @@ def texts_of(message: dict) -> dict[str, str | None]:
     if not isinstance(texts["task"], str) or any(not isinstance(text, str | None) for text in texts.values()):
         raise ValueError(f"{', '.join(TEXTS)} must be texts, and the task must be there")
     return texts
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+def cells_of(job: dict) -> int:
+    """How many dtypes and batch sizes a job asks for."""
+    try:
+        request = parse_query(job["query"] or "")
+    except RequestError:  # the job says why; or it is about something else
+        return 1
+    return len(request.dtypes) * len(request.batches)

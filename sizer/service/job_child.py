@@ -1,6 +1,6 @@
 """One job in one process: confine it, call its function, write progress and one result as JSON lines, end.
 
-`run_forked` is what a freshly forked child calls. `python -m sizer.service.child` is the same in a fresh process, for
+`run_forked` is what a freshly forked child calls. `python -m sizer.service.job_child` is the same in a fresh process, for
 systems without fork: it reads its job as one line from stdin.
 """
 
