@@ -1,4 +1,4 @@
-"""Run a script under Sizer's tracer, on meta tensors, and write what was found. Imports torch; `sizer.running.launch` starts it.
+"""Run a script under Sizer's tracer, on meta tensors, and write what was found. Imports torch; `sizer.running.starting` starts it.
 
 This is the route without CUDA libraries: it needs no Linux and no CUDA build of PyTorch. `torch.cuda` answers for the described
 device, and tensors of the device are meta tensors.
@@ -34,8 +34,7 @@ from sizer.catalogue.hardware import HARDWARE
 from sizer.distributed.devices import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.running.history import LOAD, REST, phase_of_step
-from sizer.running.program import main_function
-from sizer.running.settings import Settings
+from sizer.running.run_settings import Settings, main_function
 from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device

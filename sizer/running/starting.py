@@ -21,7 +21,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
 from sizer.running.command_line import Command
 from sizer.running.driver.build import built_driver, driver_environment
-from sizer.running.settings import NO_KERNELS, Settings
+from sizer.running.run_settings import NO_KERNELS, Settings
 from sizer.tape.tape import Tape
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def run_child(
     with tempfile.TemporaryDirectory(prefix="sizer-run-") as folder:
         out = Path(folder) / "found.json"
         environment = child_environment(gpu, devices=devices, strict=strict) | dict(command.environment)
-        arguments = _arguments("child", command, settings, gpu, out)
+        arguments = _arguments("script_child", command, settings, gpu, out)
         with _descendants_ended():
             status, interrupted = _wait(subprocess.Popen(arguments, env=environment))
         if not out.exists():

@@ -1,4 +1,4 @@
-"""Run a script over the null driver and write what was found. Imports torch; `sizer.running.launch` starts it.
+"""Run a script over the null driver and write what was found. Imports torch; `sizer.running.starting` starts it.
 
 The script runs as `python` would run it, in this process. Nothing of it is changed: hooks of PyTorch count its steps, PyTorch's own
 counters and memory history are read at its end.
@@ -31,13 +31,12 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from sizer.running import ranks
+from sizer.running import other_ranks
+from sizer.running.driver.build import kernels_for
 from sizer.running.history import columns_of
-from sizer.running.kernels import kernels_for
-from sizer.running.program import main_function
-from sizer.running.settings import NO_KERNELS, Settings
-from sizer.running.steps import Steps, Stop
-from sizer.running.values import Values
+from sizer.running.optimizer_steps import Steps, Stop
+from sizer.running.run_settings import NO_KERNELS, Settings, main_function
+from sizer.running.small_values import Values
 
 VARIABLE = "SIZER_DRY_RUN"
 MOST_EVENTS = 4_000_000  # of the memory history
@@ -85,7 +84,7 @@ class Run:
         self._values.__enter__()
         self._skip_saves()
         if self.settings.world > 1:
-            ranks.install(self.settings.world, self.settings.rank, self.settings.local, self.driver)
+            other_ranks.install(self.settings.world, self.settings.rank, self.settings.local, self.driver)
         if self.settings.seconds:
             timer = threading.Timer(self.settings.seconds, self._out_of_time)
             timer.daemon = True

@@ -1,8 +1,12 @@
-"""The settings that the parent process of a dry run gives its child, as JSON."""
+"""What a dry run's parent process tells its child, as JSON, and the user's program as a function. No torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 NO_KERNELS = 71  # the exit status of a child that cannot run the device
@@ -40,3 +44,22 @@ class Settings:
         """Return the settings that `to_json` wrote."""
         data = json.loads(text)
         return cls(**{**data, "arguments": tuple(data["arguments"]), "capability": tuple(data["capability"])})
+
+
+# ------------------------------------------------------------------------------------------------------------- program
+
+
+def main_function(settings: Settings) -> Callable[[], object]:
+    """Set sys.argv and sys.path for the program, and return the function that runs it."""
+    target = settings.target
+    sys.argv = [target, *settings.arguments]
+    if settings.kind == "code":
+        sys.argv[0] = "-c"
+        sys.path.insert(0, "")
+        names = {"__name__": "__main__", "__builtins__": __builtins__}
+        return lambda: exec(compile(target, "<string>", "exec"), names)
+    if settings.kind == "module":
+        sys.path.insert(0, os.getcwd())
+        return lambda: runpy.run_module(target, run_name="__main__", alter_sys=True)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
+    return lambda: runpy.run_path(target, run_name="__main__")
