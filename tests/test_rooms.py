@@ -226,7 +226,7 @@ BRINGS = {
         "sizer.running.driver.*",
     ),
     (*HEAVY, "streamlit"): (
-        *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.service.*"),
+        *("sizer.architecture", "sizer.architecture.hub_files", "sizer.catalogue.*", "sizer.service.*"),
         *("sizer.tape.*", "sizer.allocator.*", "sizer.report.*", "sizer.serving.*"),
     ),
     HEAVY: ("sizer.ui.*",),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from sizer.architecture.adapters import adapted_layers, add_adapter, base_of, is_adapted
+from sizer.architecture.peft_adapters import adapted_layers, add_adapter, base_of, is_adapted
 from sizer.architecture.quantization import elements_of
 from sizer.base.errors import BuildError
 from sizer.base.units import format_bytes

@@ -18,17 +18,21 @@ from torchvision.models import WeightsEnum, get_model, get_model_builder, list_m
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.checkpointing import checkpoint_blocks
-from sizer.architecture.vision_sizes import check_size, check_training, format_size, needs_two_samples, usual_size
-from sizer.architecture.vision_tasks import (
+from sizer.architecture.vision_inputs import (
     GOOGLENET_AUXILIARY,
     INCEPTION_AUXILIARY,
     OBJECTS_PER_IMAGE,
     Task,
+    check_size,
+    check_training,
     classification,
     detection,
+    format_size,
+    needs_two_samples,
     optical_flow,
     predict,
     segmentation,
+    usual_size,
 )
 from sizer.base.errors import RequestError, quote, suggest
 from sizer.query.request import Request

@@ -218,7 +218,7 @@ _ROWS = (
         title_of=lambda name: find_preset(name).title,
         refuses=_OF_TORCHVISION,
         package="transformers",
-        blueprint="sizer.architecture.from_config:from_preset",
+        blueprint="sizer.architecture.huggingface:from_preset",
         preload=(
             "transformers.modeling_utils",
             "transformers.models.auto.modeling_auto",
@@ -233,8 +233,8 @@ _ROWS = (
         read=_read_hub,
         refuses=_OF_TORCHVISION,
         package="transformers",
-        blueprint="sizer.architecture.from_config:from_config",
-        fetch="sizer.architecture.hub:fetch_config",
+        blueprint="sizer.architecture.huggingface:from_config",
+        fetch="sizer.architecture.hub_files:fetch_config",
     ),
     Source(
         key="config",
@@ -244,7 +244,7 @@ _ROWS = (
         read=_read_config,
         refuses=_OF_TORCHVISION,
         package="transformers",
-        blueprint="sizer.architecture.from_config:from_config",
+        blueprint="sizer.architecture.huggingface:from_config",
     ),
     Source(
         key="diffusers",

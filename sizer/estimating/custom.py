@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import RefusedValueError, RequestError
 from sizer.base.versions import parse_version
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.distributed.devices import accelerator_of, devices_answer
+from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.distributed.world import world_of
 from sizer.estimating.cautions import cautions, target, versions
 from sizer.query.values import read_torch

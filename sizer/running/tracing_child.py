@@ -27,11 +27,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.run_settings import Settings, main_function

@@ -16,7 +16,7 @@ from torch import nn
 
 from sizer.allocator.allocator import replay
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import check_cache, compress_rates, empty_cache
+from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache
 from sizer.base.errors import RequestError, TraceError
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.loops import (

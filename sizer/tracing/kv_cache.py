@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import check_cache, compress_rates, empty_cache, is_text, window_lengths
+from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache, is_text, window_lengths
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED
 from sizer.report.kv_cache import KvSegment
 from sizer.tracing.depth import Repeated

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from sizer.catalogue.recipes import is_library
-from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.tracing.compiled.install import hardware_of_capability
 from sizer.tracing.compiled.launches import Launches
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks

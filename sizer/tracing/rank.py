@@ -11,8 +11,8 @@ from torch import nn
 
 from sizer.allocator.cuda import rounded
 from sizer.allocator.timeline import peak_bytes
-from sizer.distributed.devices import Accelerator
-from sizer.distributed.plan import Plan
+from sizer.distributed.described_gpus import Accelerator
+from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.world import world_of
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device

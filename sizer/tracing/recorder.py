@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_map_only
 
-from sizer.architecture.caches import cache_tensors
-from sizer.architecture.subclasses import parts_of
+from sizer.architecture.held_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.block_notes import Tensor as NotedTensor

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.caches import cache_tensors
-from sizer.architecture.generation import (
+from sizer.architecture.greedy_generation import (
     compress_rates,
     generate,
     indexed_lengths,
@@ -20,6 +19,7 @@ from sizer.architecture.generation import (
     residual_length,
     window_lengths,
 )
+from sizer.architecture.held_tensors import cache_tensors
 from sizer.tape.affine import beginning
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.loops import NotRepeatedError

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.held_tensors import parts_of
+from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_objects
-from sizer.architecture.subclasses import parts_of
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.distributed.sharding import replicate, split

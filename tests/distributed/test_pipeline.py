@@ -13,7 +13,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.decision.cells import Cells
-from sizer.distributed.devices import Accelerator
+from sizer.distributed.described_gpus import Accelerator
 from sizer.distributed.pipeline import layers_by_stage
 from sizer.distributed.world import world_of
 from sizer.estimating.work import plan_of

@@ -16,17 +16,13 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.examples import (
     audio,
     documents,
-    encoders,
     labels,
     multimodal_text,
-    patches,
     prompts,
-    proteins,
-    series,
+    sequences,
     speech,
     submodules,
     text,
-    video_tracking,
     vision,
     vision_towers,
 )
@@ -34,22 +30,22 @@ from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, transd
 from sizer.architecture.examples.multimodal_inputs import MultimodalInput
 
 FAMILIES: dict[str, Recipe] = {
-    "autoformer": series.lagged_series,
-    "DecisionTransformerModel": series.episode,
-    "informer": series.lagged_series,
-    "patchtsmixer": series.patched_series,
-    "patchtst": series.patched_series,
-    "time_series_transformer": series.lagged_series,
-    "timesfm": series.plain_series,
-    "timesfm2_5": series.plain_series,
+    "autoformer": sequences.lagged_series,
+    "DecisionTransformerModel": sequences.episode,
+    "informer": sequences.lagged_series,
+    "patchtsmixer": sequences.patched_series,
+    "patchtst": sequences.patched_series,
+    "time_series_transformer": sequences.lagged_series,
+    "timesfm": sequences.plain_series,
+    "timesfm2_5": sequences.plain_series,
     **submodules.FAMILIES,
     **vision_towers.FAMILIES,
-    **encoders.FAMILIES,
+    **audio.FAMILIES,
     **speech.FAMILIES,
     **documents.FAMILIES,
     **prompts.FAMILIES,
-    **video_tracking.FAMILIES,
-    **proteins.FAMILIES,
+    **vision.FAMILIES,
+    **sequences.FAMILIES,
 }
 
 
@@ -127,7 +123,7 @@ def by_parameter(spec: ExampleSpec) -> dict[str, Any]:
     omitted = multimodal_text.left_out(spec)
     made = {name: make(spec) for name, make in BY_PARAMETER.items() if spec.takes(name) and name not in omitted}
     if spec.takes("spatial_shapes"):
-        made |= patches.naflex(spec)
+        made |= vision.naflex(spec)
     return {name: value for name, value in made.items() if value is not None}
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.examples import text, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones, zeros
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read, zeros
 
 REGIONS = 36  # regions of an image, as the detector in front of LXMERT and VisualBERT yields them
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.examples import text, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read
 
 CLS, SEP, FULL_STOP = 101, 102, 1012  # in BERT's vocabulary
 CLASSES = 4  # names of objects to look for in every image

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from sizer.architecture.examples import audio, text
 from sizer.architecture.examples.audio import mel_bins
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, read
 
 CODES = 250  # steps of codec codes: 5 s at 50 a second
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.examples import text, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read
 
 SAM_SIDE = 72  # patches of 14 along each side of SAM 3's image of 1008 pixels
 PROMPT = 32  # tokens of a prompt

@@ -9,8 +9,17 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from sizer.architecture.examples.example_spec import CACHE, ExampleSpec, read, takes
-from sizer.architecture.examples.tensors import integers, ones, special_tokens, words, zeros
+from sizer.architecture.examples.example_spec import (
+    CACHE,
+    ExampleSpec,
+    integers,
+    ones,
+    read,
+    special_tokens,
+    takes,
+    words,
+    zeros,
+)
 
 CHOICES = 4  # answers per question of a multiple-choice head, as in SWAG
 

@@ -12,7 +12,7 @@ from torch import nn
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.compilation import BLOCKS, MODEL
-from sizer.distributed.devices import accelerator_of, devices_answer
+from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.tracing.compiled.install import Compiler
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from sizer.architecture.compilation import compiled_when_called
+from sizer.architecture.compile_later import compiled_when_called
 from sizer.tracing.values.handler import HandlerContext
 
 PACKAGE = "bitsandbytes"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.architecture.compilation import compiled_when_called
+from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
 

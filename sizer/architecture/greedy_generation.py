@@ -49,7 +49,7 @@ def generation_options(module: nn.Module, *, new: int, cache: str, read_first: i
     """
     own = module.generation_config
     ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-    # A token that no prompt has (sizer.architecture.examples.tensors.words): what has it, `generate` masks out.
+    # A token that no prompt has (sizer.architecture.examples.example_spec.words): what has it, `generate` masks out.
     padding = next((token for token in (own.pad_token_id, *ends, own.bos_token_id) if isinstance(token, int)), 0)
     return {
         "max_new_tokens": new,

@@ -1,12 +1,28 @@
-"""The tensors of transformers' caches. transformers is not imported here: a cache exists only if somebody else has done that."""
+"""The tensors that hold the bytes of others, inside wrapper subclasses (torchao's and quanto's weights) and transformers' caches.
+
+transformers is not imported here: a cache exists only if somebody else has done that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from sizer.architecture.subclasses import parts_of
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold a tensor's bytes: those inside a traceable wrapper subclass, however deep, else itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, Tensor):  # a DTensor names its mesh among them since PyTorch 2.15
+            yield from parts_of(part)
+
+
+# -------------------------------------------------------------------------------------------------------------- caches
 
 
 def cache_tensors(cache: object) -> list[Tensor]:

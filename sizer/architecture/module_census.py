@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sizer.architecture.adapters import base_of
+from sizer.architecture.peft_adapters import base_of
 from sizer.architecture.quantization import elements_of, quantization_objects, quantization_states, weight_bytes
 from sizer.base.errors import BuildError
 from sizer.report.census import Census, DtypeRow, ModuleRow, TensorRow
