@@ -39,9 +39,8 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
-from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
-from sizer.tracing.meta.own_code import compiling_refused, refuse_low_bits
+from sizer.tracing.meta.own_code import checkpoints_read_at_once, compiling_refused, refuse_low_bits
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace

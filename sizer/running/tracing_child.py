@@ -39,7 +39,7 @@ from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told
-from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
+from sizer.tracing.meta.own_code import checkpoints_read_at_once
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
 from sizer.tracing.watch import StepWatcher

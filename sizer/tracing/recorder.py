@@ -1,7 +1,7 @@
 """The dispatch mode that watches a step run on meta tensors and logs every allocation and release.
 
 A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage dies
-(`storages.py`). What the mode itself would change is undone (`meta/in_place.py`).
+(`blocks.py`). What the mode itself would change is undone (`meta/in_place.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sizer.base.versions import by_address
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.block_notes import Tensor as NotedTensor
 from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading, tensors_in
@@ -38,10 +39,8 @@ from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import memoized
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
-from sizer.tracing.storages import Storages
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
-from sizer.tracing.workspaces import Workspaces
 
 _CONTIGUOUS = torch.contiguous_format
 _META = torch.device("meta")

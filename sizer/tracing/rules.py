@@ -17,7 +17,7 @@ from sizer.tracing.allocations import Held
 from sizer.tracing.cpu import attention as cpu_attention
 from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
 from sizer.tracing.cpu import convolution as cpu_convolution
-from sizer.tracing.cpu import copies, gloo, products
+from sizer.tracing.cpu import copies, products
 from sizer.tracing.cpu import normalization as cpu_normalization
 from sizer.tracing.cpu import reductions as cpu_reductions
 from sizer.tracing.cuda import (
@@ -25,19 +25,16 @@ from sizer.tracing.cuda import (
     attention_workspaces,
     bitsandbytes,
     convolution,
-    dropout,
-    embedding,
     encoder,
+    many_tensors,
     normalization,
-    packed_copies,
+    random_draws,
     recurrent,
     reductions,
-    sampling,
     scans,
     softmax,
 )
 from sizer.tracing.cuda import copies as cuda_copies
-from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda import losses as cuda_losses
 from sizer.tracing.cuda.by_capability import shared_blas
@@ -46,36 +43,32 @@ from sizer.tracing.device import Device
 from sizer.tracing.meta import (
     collectives,
     composite,
-    ctc,
     dtypes,
-    formulas,
-    grouped,
     in_place,
     losses,
-    missing_kernels,
-    norm_shortcuts,
-    quanto,
+    matrix_products,
+    quantized_operators,
+    sequence_losses,
     shortcuts,
     strides,
 )
 from sizer.tracing.tables import join
-from sizer.tracing.values import boxes, indexing, routing, stand_ins
+from sizer.tracing.values import boxes, indexing, stand_ins
 from sizer.tracing.values.handler import Handler
 
 _EVERYWHERE = (
-    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, formulas, missing_kernels,
-    norm_shortcuts, quanto, shortcuts,
+    stand_ins, indexing, boxes, collectives, sequence_losses, matrix_products, in_place, composite, dtypes, shortcuts,
+    quantized_operators,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
-        *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
-        cuda_copies, cuda_grouped, cuda_indexing, cuda_losses, losses, normalization, packed_copies, recurrent, reductions,
-        sampling, scans, softmax,
+        *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, random_draws, encoder, cuda_copies,
+        many_tensors, cuda_indexing, cuda_losses, losses, normalization, recurrent, reductions, scans, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (
-        *_EVERYWHERE, strides, losses, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, gloo, products,
+        *_EVERYWHERE, strides, losses, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
         cpu_reductions,
     ),
 }  # fmt: skip

@@ -1,14 +1,22 @@
-"""A generation traced token by token: its tape, and what its cache holds with each."""
+"""A generation traced token by token: its tape, and what its cache holds with each.
+
+Layers of transformers' caches that lie on the host but for the one that is at work, on meta tensors.
+
+transformers/cache_utils.py (Cache.update, CacheLayerMixin.offload and .prefetch, 5.23) copies the layer that was at work to the
+host, and the next one to the device, on a second stream. A copy on the host is a meta tensor that no trace has seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers.cache_utils import CacheLayerMixin
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.greedy_generation import (
@@ -27,11 +35,10 @@ from sizer.tape.tape import KV_CACHE, Tape
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
-from sizer.tracing.meta.offloading import is_on_host, layers_offloaded
-from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work, autocast, place, weight_dtype
 from sizer.tracing.trace import bring, explained, on_rank, recording, repeatable, unchanged
+from sizer.tracing.traced_rank import world_of_work
 
 _TOKEN = "token"  # the mark of a token's end, in a tape that is unfolded
 
@@ -177,3 +184,36 @@ def _end_phase(recorder: Recorder, phase: str) -> None:
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+# ---------------------------------------------------------------------------------------------------------- offloading
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Whether a tensor of a cache is on the host."""
+    return getattr(tensor, "is_on_host", False)
+
+
+@contextmanager
+def layers_offloaded() -> Iterator[None]:
+    """Within the context the layers of an offloaded cache go to the host and come back."""
+    with mock.patch.multiple(CacheLayerMixin, offload=_offload, prefetch=_prefetch):
+        yield
+
+
+def _offload(layer: CacheLayerMixin) -> None:
+    if layer.is_initialized:
+        layer.keys, layer.values = _to_host(layer.keys), _to_host(layer.values)
+
+
+def _prefetch(layer: CacheLayerMixin) -> None:
+    if layer.is_initialized and is_on_host(layer.keys):
+        layer.keys = torch.empty_like(layer.keys)
+        layer.values = torch.empty_like(layer.values)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    with _disable_current_modes():
+        out = torch.empty_like(tensor)
+    out.is_on_host = True
+    return out

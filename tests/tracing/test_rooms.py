@@ -18,14 +18,12 @@ FOLDER = Path(sizer.tracing.__file__).parent
 TABLES = {"KERNELS", "FORMULAS", "HANDLERS", "RESULTS", "HELD", "CHECKS", "SHORTCUTS"}
 
 # Each room, a folder or a module, with all that it may import from; a room stands below those, so that no way leads back.
-_GROUND = ("tables", "capability", "device", "stream_order", "log")
+_GROUND = ("tables", "device", "log")
 _BELOW = (*_GROUND, "values", "allocations", "meta")
 ROOMS: dict[str, tuple[str, ...]] = {
     "tables": (),
-    "capability": (),
-    "device": ("capability",),
-    "stream_order": (),
-    "log": ("stream_order",),
+    "device": (),
+    "log": (),
     "modules": (),
     "loading": ("log", "modules"),
     "values": _GROUND,
@@ -35,22 +33,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cpu": _BELOW,
     "mps": _BELOW,
     "rules": (*_BELOW, "cuda", "cpu", "mps"),
-    "storages": ("log",),
-    "workspaces": ("log", "modules", "allocations"),
-    "recorder": (*_BELOW, "modules", "loading", "cuda", "rules", "storages", "workspaces"),
-    "batch_lines": ("capability", "device"),
-    "depth": ("capability", "device"),
+    "blocks": ("log", "modules", "allocations"),
+    "recorder": (*_BELOW, "modules", "loading", "cuda", "rules", "blocks"),
+    "batch_lines": ("device",),
+    "depth": ("device",),
     "steps": _BELOW,
-    "compiled": (*_BELOW, "storages", "cuda", "recorder", "steps"),
-    "libraries": (*_BELOW, "recorder", "compiled"),
+    "compiled": (*_BELOW, "blocks", "cuda", "recorder", "steps"),
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
-    "rank": (*_BELOW, "steps"),
+    "traced_rank": (*_BELOW, "steps"),
     "pipelined": (*_BELOW, "steps"),
-    "stages": (*_BELOW, "steps", "rank"),
-    "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "compiled", "libraries", "rank", "pipelined"),
-    "tokens": (*_BELOW, "loading", "recorder", "depth", "steps", "rank", "trace"),
-    "kv_cache": (*_BELOW, "loading", "depth", "steps", "tokens"),
+    "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "compiled", "traced_rank", "pipelined"),
+    "tokens": (*_BELOW, "loading", "recorder", "depth", "steps", "traced_rank", "trace"),
+    "cache_growth": (*_BELOW, "loading", "depth", "steps", "tokens"),
     "generation": (*_BELOW, "loading", "depth", "steps", "tokens"),
     "rollouts": ("recorder", "generation"),
 }

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from sizer.base.errors import TraceError
-from sizer.tracing.compiled.findings import Findings
+from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.graphs import Frontend
 from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes
 

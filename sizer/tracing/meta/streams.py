@@ -2,7 +2,7 @@
 
 `torch.Stream()` and `torch.cuda.current_stream()` ask the driver, which a machine without a GPU does not have. What stands in for
 them waits for nothing: what another stream was asked for is done; what it is done for certain by is noted beside
-(sizer.tracing.stream_order). CUDA's allocator keeps the blocks of its streams apart.
+(sizer.tracing.log). CUDA's allocator keeps the blocks of its streams apart.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from unittest import mock
 
 import torch
 
-from sizer.tracing.log import BlockLog
-from sizer.tracing.stream_order import Mark
+from sizer.tracing.log import BlockLog, Mark
 from sizer.tracing.values.known import tensors_of
 
 # c10/cuda/CUDAStream.cpp (kStreamsPerPoolBits, max_compile_time_stream_priorities), PyTorch 2.6 to 2.15: new streams of a priority

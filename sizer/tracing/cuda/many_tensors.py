@@ -1,4 +1,11 @@
-"""Copies of many tensors in one kernel on CUDA, as FSDP2 packs and unpacks what ranks tell each other: what they hold inside.
+"""Kernels over many tensors on CUDA: grouped matrix products, and copies of many tensors in one kernel.
+
+Grouped matrix products on CUDA: what they hold beside their results.
+
+Source: aten/src/ATen/native/cuda/GroupedBlas.cpp, GroupMM.cu, and CUTLASS's get_workspace_size, asked over the host code of PyTorch
+2.11 and 2.15: descriptors of tensors for each multiprocessor, and on 10.x barriers between its warps.
+
+Copies of many tensors in one kernel on CUDA, as FSDP2 packs and unpacks what ranks tell each other: what they hold inside.
 
 Source: aten/src/ATen/native/cuda/TensorShape.cu, and TensorShape.cpp for what no kernel takes, PyTorch 2.11 and 2.15.
 """
@@ -6,15 +13,70 @@ Source: aten/src/ATen/native/cuda/TensorShape.cu, and TensorShape.cpp for what n
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from math import ceil, prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
-from sizer.tracing.cuda.processors import processors_of
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results, round_up
 from sizer.tracing.device import Device
+
+
+def processors_of(device: Device) -> int:
+    """The multiprocessors of the largest GPU of the device's capability, of the next lower one where there is none.
+
+    *Known limitation*: of a smaller one the few kernels that ask for them hold a little less.
+    """
+    return next((count for capability, count in _most() if device.capability >= capability), _most()[-1][1])
+
+
+@cache
+def _most() -> tuple[tuple[tuple[int, int], int], ...]:
+    """Capabilities, the highest first, each with the most multiprocessors."""
+    found: dict[tuple[int, int], int] = {}
+    for row in HARDWARE.values():
+        found[row.capability] = max(found.get(row.capability, 0), row.processors)
+    return tuple(sorted(found.items(), reverse=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- grouped
+
+
+# Bytes for each multiprocessor: on 9.x, on 10.x in tiles for few rows or columns, and in others.
+SM90, SM100_SMALL, SM100 = 512, 5_376, 5_888
+SMALL = 128  # rows or columns of a group, at most
+
+
+def grouped_mm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """aten._grouped_mm: aten/src/ATen/native/cuda/GroupMM.cu for bfloat16 on 9.x and 10.x, CUTLASS's arguments and workspace; else
+    group by group by cuBLAS."""
+    first, second = args[0], args[1]
+    groups = args[2] if len(args) > 2 else kwargs.get("offs")
+    dtypes = {first.dtype, second.dtype, out.dtype}
+    if dtypes != {torch.bfloat16} or not (device.capability[0] == 9 or device.capability[0] == 10):
+        return [[PRODUCT]]
+    count = first.shape[0] if groups is None else groups.shape[0]
+    # pointers to both matrices and the result, as many as are 16 bytes; three strides; rows, columns and depth as int32
+    arguments = round_up(count, 2) * 3 * 8 + count * (3 * 8 + 3 * 4)
+    each = SM90 if device.capability[0] == 9 else SM100_SMALL if _is_small(first, second, count) else SM100
+    return [[arguments, processors_of(device) * each]]
+
+
+def _is_small(first: Tensor, second: Tensor, groups: int) -> bool:
+    """Whether a group has few rows or columns, where all are as large."""
+    rows, columns = first.shape[-2], second.shape[-1]
+    if first.dim() == 2 and second.dim() == 3:
+        rows //= groups
+    elif first.dim() == 3 and second.dim() == 2:
+        columns //= groups
+    return rows <= SMALL or columns <= SMALL
+
+
+# ------------------------------------------------------------------------------------------------------- packed copies
+
 
 # BLOCK_SIZE and TILE_SIZE: threads of a block, and the bytes that they copy at a time, 16 each.
 BLOCK_THREADS, TILE_BYTES = 128, 2048
@@ -74,6 +136,7 @@ def _are_dense(tensors: Iterable[Tensor]) -> bool:
 
 # By name: PyTorch defines them as FSDP2 is imported.
 HELD: dict[Any, Held] = {
+    torch.ops.aten._grouped_mm.default: after_results(grouped_mm),
     "fsdp.chunk_cat.default": chunk_cat,
     "fsdp.chunk_cat_mixed_dtype.default": chunk_cat_mixed_dtype,
     "fsdp.split_with_sizes_copy.default": split_with_sizes_copy,

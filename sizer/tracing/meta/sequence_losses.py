@@ -1,4 +1,10 @@
-"""The loss of an RNN transducer: an operator of torchaudio, which has no meta kernel and is often not installed.
+"""Losses of sequences that have no meta kernel: connectionist temporal classification, and an RNN transducer's.
+
+Connectionist temporal classification: PyTorch has no meta kernel for its loss.
+
+Source: aten/src/ATen/native/cuda/LossCTC.cu. The cuDNN path (int32 targets on the CPU) is not taken by what is traced here.
+
+The loss of an RNN transducer: an operator of torchaudio, which has no meta kernel and is often not installed.
 
 Source: torchaudio 2.11, RnntLoss in functional/functional.py, and workspace.h, cpu/compute.cpp and gpu/compute.cu of
 src/libtorchaudio/rnnt.
@@ -18,6 +24,46 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.values.handler import HandlerContext
+
+_aten = torch.ops.aten
+
+
+def ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_ctc_loss: (loss [batch], log_alpha [batch, time, 2 * longest target + 1]) from log_probs [time, batch, classes]."""
+    log_probs, targets, target_lengths = args[0], args[1], args[3]
+    if log_probs.device.type != "meta":
+        return NotImplemented
+    time, batch = log_probs.shape[0], log_probs.shape[1]
+    longest = _longest(recorder, targets, target_lengths)
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
+
+
+def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> int:
+    if isinstance(lengths, torch.Tensor):
+        real = recorder.values.get(lengths)
+        if real is not None:
+            return int(real.max())
+        recorder.stand_in("the longest target of a CTC loss was taken to fill its row")
+        return targets.shape[-1]
+    return max(lengths)
+
+
+def ctc_loss_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_ctc_loss_backward: the gradient of log_probs, of its shape."""
+    log_probs = args[1]
+    return torch.empty_like(log_probs) if log_probs.device.type == "meta" else NotImplemented
+
+
+HANDLERS = {
+    _aten._ctc_loss.default: ctc_loss,
+    _aten._ctc_loss.Tensor: ctc_loss,
+    _aten._ctc_loss_backward.default: ctc_loss_backward,
+    _aten._ctc_loss_backward.Tensor: ctc_loss_backward,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------- rnnt
+
 
 LIKE_TORCHAUDIO = "the loss of a transducer was taken to hold what torchaudio's operator holds"
 FLOATS_PER_PLACE = 5  # of the lattice of frames and labels: denominator, two probabilities, alpha, beta
