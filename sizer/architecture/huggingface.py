@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.blueprint import Blueprint, Example, stand_in_loss
 from sizer.architecture.calls import REPAIRED, REPAIRS, call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
@@ -35,7 +35,6 @@ from sizer.architecture.sizes import (
     usual_length,
 )
 from sizer.architecture.special_tokens import with_special_tokens
-from sizer.architecture.stand_in_loss import stand_in_loss
 from sizer.base.config_json import read_config
 from sizer.base.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 from sizer.catalogue.modes import MODES, TEXT

@@ -303,6 +303,6 @@ def _dtype(module: nn.Module) -> str:
 
 
 def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
-    from sizer.architecture.stand_in_loss import stand_in_loss
+    from sizer.architecture.blueprint import stand_in_loss
 
     return stand_in_loss(output, module) if loss is None else loss(output)

@@ -31,7 +31,7 @@ from sizer.tape.archive import Traced
 from sizer.tracing.batch_lines import FITTED_AT
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build, build_loaded
 
 COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for

@@ -13,8 +13,8 @@ from sizer.base.errors import JobError, TimeLimitError
 from sizer.base.units import format_bytes
 from sizer.processes.process import kill, kill_group, python_command, signal_group
 from sizer.processes.wire import to_line
+from sizer.service.job_child import Template
 from sizer.service.settings import Settings, is_public
-from sizer.service.template import Template
 from sizer.service.variables import JOB_SECONDS
 
 REAP_SECONDS = 0.005

@@ -2,8 +2,8 @@
 
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
-    tables, device, log, modules, loading ← values ← allocations, blocks ← meta
-        ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled ← traced_rank, pipelined
+    tables, device, log, modules ← values ← allocations, blocks ← meta
+        ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled ← traced_rank
         ← trace, watch, explain, batch_lines, depth ← tokens ← cache_growth, generation ← rollouts
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
@@ -22,11 +22,11 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - dtypes that every device refuses: CHECKS, `meta/dtypes.py`;
 - a slow meta kernel: SHORTCUTS, `meta/shortcuts.py`;
 - a dtype under autocast: the lists of `meta/autocast.py`;
-- which attention backend CUDA chooses: CONDITIONS, `cuda/attention_backend.py`;
-- how quantised weights come to the device: `loading.py` and `trace.build_loaded`;
-- what an operator of bitsandbytes does: `meta/bitsandbytes.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
+- which attention backend CUDA chooses: CONDITIONS, `cuda/attention.py`;
+- how quantised weights come to the device: `modules.py` and `trace.build_loaded`;
+- what an operator of bitsandbytes does: `meta/quantized_operators.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
 - which rank of several is traced, and in which world: `traced_rank.py`;
-- what a schedule does in the place of a step's passes, and when it is told: `pipelined.py`;
+- what a schedule does in the place of a step's passes, and when it is told: `traced_rank.py`;
 - which layers of a deep model are traced, and when all are: `depth.py`, `sizer/tape/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;
 - how a generation is traced token by token: `tokens.py`; which of its steps are, and how the others follow: `generation.py`;

@@ -14,7 +14,7 @@ from sizer.catalogue.modes import OFFLOADED, QUANTIZED
 from sizer.report.kv_cache import KvSegment
 from sizer.tracing.depth import Repeated
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
 from sizer.tracing.tokens import TokenTrace, trace_tokens
 

@@ -33,7 +33,7 @@ from sizer.tape.windows import ALIKE as WINDOWS_ALIKE
 from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
 from sizer.tracing.tokens import TokenTrace, trace_deep_tokens, trace_tokens
 

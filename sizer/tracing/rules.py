@@ -45,10 +45,9 @@ from sizer.tracing.meta import (
     composite,
     dtypes,
     in_place,
-    losses,
+    loss_operators,
     matrix_products,
     quantized_operators,
-    sequence_losses,
     shortcuts,
     strides,
 )
@@ -57,18 +56,18 @@ from sizer.tracing.values import boxes, indexing, stand_ins
 from sizer.tracing.values.handler import Handler
 
 _EVERYWHERE = (
-    stand_ins, indexing, boxes, collectives, sequence_losses, matrix_products, in_place, composite, dtypes, shortcuts,
+    stand_ins, indexing, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, shortcuts,
     quantized_operators,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, random_draws, encoder, cuda_copies,
-        many_tensors, cuda_indexing, cuda_losses, losses, normalization, recurrent, reductions, scans, softmax,
+        many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (
-        *_EVERYWHERE, strides, losses, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
+        *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
         cpu_reductions,
     ),
 }  # fmt: skip

@@ -34,7 +34,7 @@ from sizer.tape.loops import NotRepeatedError
 from sizer.tape.tape import KV_CACHE, Tape
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work, autocast, place, weight_dtype
 from sizer.tracing.trace import bring, explained, on_rank, recording, repeatable, unchanged

@@ -25,7 +25,6 @@ from sizer.ui.charts import draw
 from sizer.ui.exports import offer_download
 from sizer.ui.frame import show_tabs
 from sizer.ui.links import measure_command
-from sizer.ui.palette import HELD, TINTS
 from sizer.ui.quantities import (
     PEAKS,
     TENSORS,
@@ -35,6 +34,7 @@ from sizer.ui.quantities import (
     marked_error,
     quantity_title,
 )
+from sizer.ui.styling import HELD, TINTS
 from sizer.ui.timelines import timelines_chart, timelines_legend
 
 SIGNS = "Differences are estimated less measured: + is an estimate that was too high."

@@ -33,15 +33,20 @@ from sizer.report.estimate import Estimate
 from sizer.report.fit import VERDICTS
 from sizer.ui import service
 from sizer.ui.charts import finish
-from sizer.ui.decision_tables import show_budgets, show_ranks, show_served_devices, show_served_ranks
+from sizer.ui.decision_tables import (
+    offer,
+    rerun_if_applied,
+    show_budgets,
+    show_ranks,
+    show_served_devices,
+    show_served_ranks,
+)
 from sizer.ui.exports import offer_download
 from sizer.ui.known_batches import learn
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
-from sizer.ui.offers import offer, rerun_if_applied
-from sizer.ui.palette import MARKS, VERDICT_COLOURS, marked
 from sizer.ui.question import file_stem
 from sizer.ui.remarks import show_error
-from sizer.ui.scale import GIBIBYTES, scale_for
+from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, marked, scale_for
 from sizer.ui.turns import result_of
 
 POLL_SECONDS = 0.5

@@ -13,8 +13,7 @@ from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demons
 from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.ui import measuring, remarks
 from sizer.ui.charts import draw
-from sizer.ui.palette import COLOURS
-from sizer.ui.scale import GIBIBYTES, Scale
+from sizer.ui.styling import COLOURS, GIBIBYTES, Scale
 
 KNOWN_SECONDS = 60  # how long a list of devices, with what is free on them, is believed
 SHOWN = "demonstrated"  # session state: the device that was last demonstrated

@@ -12,18 +12,16 @@ import streamlit as st
 
 from sizer.base.errors import JobError
 from sizer.base.units import GIB, counted
-from sizer.device.ledger.database import Filter
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
+from sizer.device.ledger.rows import ErrorStatistics, Filter, LedgerRow
 from sizer.ui import measuring, remarks
 from sizer.ui.charts import draw
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison
-from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import pick
 from sizer.ui.links import show_estimate_link
 from sizer.ui.measuring import ask_import
-from sizer.ui.published import show_published
+from sizer.ui.published import FIGURES, errors_chart, points_of, show_published
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}

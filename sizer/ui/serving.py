@@ -23,7 +23,7 @@ from sizer.ui.form_model import KEEP
 from sizer.ui.frame import show_tabs
 from sizer.ui.links import offer_copy, show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
-from sizer.ui.scale import GIBIBYTES
+from sizer.ui.styling import GIBIBYTES
 
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names

@@ -19,8 +19,7 @@ from sizer.ui import defaults
 from sizer.ui.focus import PeakKind, ask_peak_kind, look_at
 from sizer.ui.known_batches import largest_batch
 from sizer.ui.once import drawn_once, made_once, worked_out
-from sizer.ui.palette import MARKS, TINTS
-from sizer.ui.scale import GIBIBYTES, scale_for
+from sizer.ui.styling import GIBIBYTES, MARKS, TINTS, scale_for
 
 LARGEST = "Largest batch"
 LEGEND = (

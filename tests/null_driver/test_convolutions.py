@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sizer.catalogue.gpus import GPUS
-from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize

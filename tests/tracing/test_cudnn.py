@@ -20,7 +20,7 @@ from sizer.catalogue.hardware import HARDWARE
 from sizer.report.bounds import CONTEXT, ENGINES, MODELS, Margin
 from sizer.report.report import Report
 from sizer.tracing.cuda import convolution, cudnn, cudnn_convolution, deviceless
-from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.cuda.cudnn_graph import dense_strides
 from sizer.tracing.cuda.deviceless import NoImportError, replace_import
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of

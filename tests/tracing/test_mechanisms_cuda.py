@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sizer.catalogue.gpus import GPUS
 from sizer.tape.tape import CATEGORIES, Tape
 from sizer.tracing.cuda import normalization
-from sizer.tracing.cuda.attention_backend import CONDITIONS, choose, order, refusal
+from sizer.tracing.cuda.attention import CONDITIONS, choose, order, refusal
 from sizer.tracing.cuda.cublas import (
     DEFAULT_WORKSPACE,
     LARGE_WORKSPACE,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sizer.allocator.timeline import running_bytes
-from sizer.device.machine.host import Host
+from sizer.device.machine.computer import Host
 from sizer.device.readers.events import LiveTensors, make_tape
 from sizer.device.readers.profiler import Profiled, Profiler
 from sizer.device.readers.reader import Reader, read_error

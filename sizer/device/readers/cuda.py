@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sizer.base.units import counted, format_bytes
-from sizer.device.machine.nvml import open_nvml
+from sizer.device.machine.computer import open_nvml
 from sizer.device.readers.events import LiveTensors, PhaseEnd, make_recording, read_trace
 from sizer.device.readers.profiler import Profiled, Profiler
 from sizer.device.readers.reader import Reader, read_error

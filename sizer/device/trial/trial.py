@@ -42,9 +42,9 @@ from sizer.estimating.work import blueprint_of, work_of
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.tape.tape import FROZEN, KV_CACHE
-from sizer.tracing.pipelined import make_steps
 from sizer.tracing.steps import Steps, Work, autocast, backends_of, mover, place, weight_dtype
 from sizer.tracing.trace import repeatable
+from sizer.tracing.traced_rank import make_steps
 
 
 @contextmanager

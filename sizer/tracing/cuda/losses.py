@@ -14,7 +14,7 @@ from torch import Tensor
 from sizer.tracing.allocations import Held, Steps, after_results, round_up
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
-from sizer.tracing.meta.losses import elements_of, is_reduced
+from sizer.tracing.meta.strides import elements_of, is_reduced
 from sizer.tracing.tables import Results, listed
 
 

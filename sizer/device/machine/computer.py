@@ -1,20 +1,165 @@
-"""CUDA, ROCm, MPS and XPU devices as their drivers describe them, and in a sentence each why they are not there.
+"""The computer and its accelerators: processor and memory as the operating system tells, CUDA, ROCm, MPS and XPU as drivers do.
 
-Importing this imports no torch; the module itself is handed in.
+Importing this imports no torch; the module itself is handed in. A device that is not there has a reason in a sentence.
+
+NVIDIA's management library is asked without making a context on any GPU: its own memory would count as used otherwise. The library
+comes with the driver (libnvidia-ml.so.1, nvml.dll), so it is there wherever CUDA works. Functions and structs are those of nvml.h
+(API version 2, in every driver since R295).
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 import re
+import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sizer.base.errors import quote
-from sizer.device.machine.host import Host
-from sizer.device.machine.nvml import Nvml, open_nvml
+from sizer.base.units import KIB
 from sizer.device.record.measurement import DeviceFacts
+
+COMMAND_SECONDS = 10
+_CGROUP = "/sys/fs/cgroup"
+
+
+class Host:
+    """What the operating system says. Tests put another one in its place."""
+
+    def read(self, path: str) -> str | None:
+        """The text of a file of the system; None where there is none."""
+        try:
+            return Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def run(self, *command: str) -> str | None:
+        """What a program of the system prints; None where it is missing or fails."""
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() or None
+
+    def environment(self, name: str) -> str | None:
+        """An environment variable; None where it is not set."""
+        return os.environ.get(name)
+
+    def macos(self) -> str | None:
+        """The version of macOS; None on other systems."""
+        return platform.mac_ver()[0] or None
+
+    def processor_name(self) -> str:
+        """The processor as its maker calls it, else the architecture."""
+        listed = re.search(r"^model name\s*:\s*(.+)$", self.read("/proc/cpuinfo") or "", re.MULTILINE)
+        if listed:
+            return listed[1].strip()
+        named = self.run("sysctl", "-n", "machdep.cpu.brand_string") if self.macos() else None
+        return named or platform.processor() or platform.machine()
+
+    def total_bytes(self) -> int | None:
+        """The memory (bytes) of this computer; None where the system does not tell (Windows)."""
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            return None
+
+    def free_bytes(self) -> int | None:
+        """What new work may use (bytes): the kernel's own guess, less where a container's limit comes first.
+
+        None where the system does not tell (macOS, Windows).
+        """
+        listed = re.search(r"^MemAvailable:\s*(\d+) kB", self.read("/proc/meminfo") or "", re.MULTILINE)
+        if not listed:
+            return None
+        limit, used = (self.read(f"{_CGROUP}/memory.{name}") or "" for name in ("max", "current"))
+        available = int(listed[1]) * KIB
+        if limit.strip().isdigit() and used.strip().isdigit():
+            cache = re.search(r"^inactive_file (\d+)$", self.read(f"{_CGROUP}/memory.stat") or "", re.MULTILINE)
+            room = int(limit) - int(used) + (int(cache[1]) if cache else 0)
+            return max(0, min(available, room))
+        return available
+
+
+# -------------------------------------------------------------------------------------------------------- accelerators
+
+
+_VERSION_CHARACTERS = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
+_INSUFFICIENT_SIZE = 7  # NVML_ERROR_INSUFFICIENT_SIZE: there are more than fit in the list, which was none
+_LIBRARY = "nvml.dll" if os.name == "nt" else "libnvidia-ml.so.1"
+
+
+class _Memory(ctypes.Structure):  # nvmlMemory_t
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """One GPU's memory in bytes as the driver counts it, over all processes."""
+
+    total_bytes: int
+    free_bytes: int
+    used_bytes: int
+
+
+class Nvml:
+    """The driver's own view of the machine's NVIDIA GPUs. Use `open_nvml`."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+
+    def driver_version(self) -> str | None:
+        """The driver's version, such as "570.86.15"; None where it does not say."""
+        text = ctypes.create_string_buffer(_VERSION_CHARACTERS)
+        try:
+            status = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_VERSION_CHARACTERS))
+        except AttributeError:  # a library in parts, as on Jetson
+            return None
+        if status:
+            return None
+        return text.value.decode("ascii", "replace")
+
+    def memory(self, uuid: str) -> GpuMemory | None:
+        """The memory of the GPU with this UUID ("GPU-..." or as PyTorch gives it, without the prefix); None if unknown."""
+        handle, found = self._handle(uuid), _Memory()
+        if handle is None or self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)):
+            return None
+        return GpuMemory(total_bytes=found.total, free_bytes=found.free, used_bytes=found.used)
+
+    def processes(self, uuid: str) -> int | None:
+        """How many processes compute on the GPU with this UUID; None where the driver does not say."""
+        handle, count = self._handle(uuid), ctypes.c_uint(0)
+        if handle is None:
+            return None
+        try:
+            status = self._library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+        except AttributeError:  # a driver before R510
+            return None
+        return count.value if status in (0, _INSUFFICIENT_SIZE) else None
+
+    def _handle(self, uuid: str) -> ctypes.c_void_p | None:
+        handle = ctypes.c_void_p()
+        for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
+            if not self._library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)):
+                return handle
+        return None
+
+
+def open_nvml(library: str = _LIBRARY) -> Nvml | None:
+    """The management library, None where there is no NVIDIA driver or it does not answer."""
+    try:
+        loaded = ctypes.CDLL(library)
+        return None if loaded.nvmlInit_v2() else Nvml(loaded)
+    except (OSError, AttributeError):
+        return None
+
+
+# -------------------------------------------------------------------------------------------------------- accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
