@@ -4,7 +4,7 @@ cuDNN loads two libraries at run time: cuBLASLt, which multiplies for some of it
 out those that it compiles at run time. Where there is no driver both fail, and these engines silently leave its list; on a real
 device they often come first. So cuDNN's imports of `dlopen` and `dlsym` are replaced (interposed) by functions of this module:
 
-* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` go to `sizer.tracing.cuda.cublaslt`. What describes the product (layouts,
+* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` are answered here. What describes the product (layouts,
   preferences) are cuBLASLt's own functions, which need no device.
 * a driver that cannot be loaded is replaced by one that can do nothing: enough for cuDNN to name the engines that it would
   compile and their workspaces. Nothing is compiled.
