@@ -14,8 +14,8 @@ from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient
 from sizer.running.command_line import Command, read_command
 from sizer.running.difference import read_size
-from sizer.running.outcome import Outcome, format_outcome
 from sizer.running.routes import ROUTES, run_script
+from sizer.running.run_outcome import Outcome, format_outcome
 
 MOST_RANKS = 65536
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.checkpointing import repeated_blocks
-from sizer.architecture.vision import auxiliary_weight_of, build_options, class_name_of, task_name_of
+from sizer.architecture.torchvision_models import auxiliary_weight_of, build_options, class_name_of, task_name_of
 from sizer.architecture.vision_inputs import FLOW_GAMMA, FLOW_LIMIT, SEGMENTATION_AUXILIARY
 from sizer.base.errors import BuildError
 from sizer.catalogue.sources import SOURCES

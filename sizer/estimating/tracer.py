@@ -40,8 +40,8 @@ from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
+from sizer.tracing.meta.device_optimizers import check_installed
 from sizer.tracing.meta.dtypes import missing_kernel
-from sizer.tracing.meta.optimizers import check_installed
 from sizer.tracing.steps import EACH, Work
 from sizer.tracing.trace import trace
 from sizer.tracing.traced_rank import StageTraces

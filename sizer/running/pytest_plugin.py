@@ -200,7 +200,7 @@ def _run_outside(item: pytest.Item, mark: pytest.Mark) -> list[pytest.TestReport
 
 def _judge(item: pytest.Item, gpu: Gpu, limits: dict[str, Any], found: dict[str, Any], call: pytest.TestReport) -> str:
     """Return the faults of a test's memory."""
-    from sizer.running.outcome import read_outcome
+    from sizer.running.run_outcome import read_outcome
 
     outcome = read_outcome(found, gpu=gpu, route="driver", reason="", notes=(), expandable=False)
     row = outcome.estimate

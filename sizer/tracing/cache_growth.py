@@ -16,7 +16,7 @@ from sizer.tracing.depth import Repeated
 from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
-from sizer.tracing.tokens import TokenTrace, trace_tokens
+from sizer.tracing.token_trace import TokenTrace, trace_tokens
 
 SHORT_PROMPT, TOKENS_OF_A_LINE = 8, 3  # tokens; the cache's bytes at the last two give a line
 _MADE = TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet

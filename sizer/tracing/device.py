@@ -113,7 +113,7 @@ KINDS = ("cuda", "mps", "cpu")
 
 class Device:
     """The facts of a device: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA; the version (major, minor) of the
-    PyTorch whose rules are followed, the installed one where none is given. The rules themselves are `sizer.tracing.rules`.
+    PyTorch whose rules are followed, the installed one where none is given. The rules themselves are `sizer.tracing.device_rules`.
     Where its traces are `shared`, sizes that go by the capability alone are left to size queries (`cuda.by_capability`).
     `compiles_for` is the GPU that PyTorch's compiler decides for, None if its traces are eager.
 

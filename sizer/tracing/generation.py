@@ -35,7 +35,7 @@ from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
-from sizer.tracing.tokens import TokenTrace, trace_deep_tokens, trace_tokens
+from sizer.tracing.token_trace import TokenTrace, trace_deep_tokens, trace_tokens
 
 UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release what it has left
 ALIKE = 3  # steps that show a line: two growths, which must be the same

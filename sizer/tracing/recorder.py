@@ -30,6 +30,7 @@ from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
+from sizer.tracing.device_rules import rules_for
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import collectives, composite, in_place, strides
 from sizer.tracing.meta.deferred import Deferred
@@ -37,7 +38,6 @@ from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import memoized
 from sizer.tracing.modules import Loading, ModulePaths, tensors_in
-from sizer.tracing.rules import rules_for
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
 

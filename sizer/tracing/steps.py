@@ -37,7 +37,7 @@ from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
 from sizer.recipes.preferences import policy_of, reference_in
-from sizer.tracing.meta.optimizers import Optimizers, build_optimizers, build_optimizers_of
+from sizer.tracing.meta.device_optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 if TYPE_CHECKING:
     from sizer.recipes.grpo import GroupSteps

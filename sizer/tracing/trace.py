@@ -33,20 +33,20 @@ from sizer.tracing.compiled.launches import libraries_called
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
+from sizer.tracing.device_rules import kernels_installed
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.cuda_graphs import graphs_seen
+from sizer.tracing.meta.device_optimizers import optimizers_on, state_of
 from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.host_memory import offloading_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.loss_operators import chunked_loss_on, transducers_on
-from sizer.tracing.meta.optimizers import optimizers_on, state_of
 from sizer.tracing.meta.quantized_operators import fp8_products
-from sizer.tracing.meta.streams import streams_seen
+from sizer.tracing.meta.stream_calls import streams_seen
 from sizer.tracing.meta.unseen_calls import buckets_seen, emptied_caches_seen, resizes_seen
 from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
-from sizer.tracing.rules import kernels_installed
 from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
 from sizer.tracing.traced_rank import make_steps, world_of_work
 from sizer.tracing.values.boxes import boxes_assumed

@@ -26,7 +26,7 @@ from sizer.tape.block_notes import BlockNotes
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta
-from sizer.tracing.meta.optimizers import build_optimizers
+from sizer.tracing.meta.device_optimizers import build_optimizers
 from sizer.tracing.steps import Steps, Work, weight_dtype
 
 # What torch.cuda answers on the CPU: a GPU for which there is no kernel.

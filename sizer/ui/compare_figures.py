@@ -21,8 +21,8 @@ from sizer.report.side_by_side import FIGURES, Side, SideBySide
 from sizer.ui.charts import HEIGHT, capacity_lines, finish, in_sight, size_axis, stacked_chart, top_of
 from sizer.ui.focus import PeakKind
 from sizer.ui.quantities import quantity_title
+from sizer.ui.report_tables import TO_COME
 from sizer.ui.styling import marked, scale_for
-from sizer.ui.tables import TO_COME
 
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"

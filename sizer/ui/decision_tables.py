@@ -32,7 +32,7 @@ from sizer.ui.charts import finish
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import look_at
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
-from sizer.ui.question import file_stem
+from sizer.ui.question_words import file_stem
 from sizer.ui.styling import COLOURS, GIBIBYTES, INK, MARKS, VERDICT_COLOURS, marked
 
 APPLIED = "applied"  # session state: a change was put into the form, and the page has not run since

@@ -36,7 +36,7 @@ from sizer.service.settings import framing_origins, is_public
 from sizer.service.variables import SESSION_UPLOADS, SESSIONS, UPLOADS, read_limit
 from sizer.ui.links import COPY
 from sizer.ui.preview import INDEX
-from sizer.ui.question import PRESS
+from sizer.ui.question_words import PRESS
 
 OWN = ("127.0.0.1", "::1")
 STREAM = re.compile(r"/_stcore/stream/?$")

@@ -13,7 +13,7 @@ from torch import nn
 
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.architecture.module_census import take_census
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.torchvision_models import vision_blueprint
 from sizer.report.census import Census
 
 

@@ -37,7 +37,7 @@ MAY_ASK = {
     "tracing/compiled/names.py",  # the compiler that runs is the installed one
     "tracing/device.py",
     "tracing/cuda/builds.py",
-    "tracing/values/indexing.py",
+    "tracing/values/masks.py",
 }
 
 

@@ -12,16 +12,16 @@ from types import ModuleType
 import pytest
 
 import sizer.tracing
-from sizer.tracing import rules
+from sizer.tracing import device_rules
 
 FOLDER = Path(sizer.tracing.__file__).parent
 TABLES = {"KERNELS", "FORMULAS", "HANDLERS", "RESULTS", "HELD", "CHECKS", "SHORTCUTS"}
 
 # Each room, a folder or a module, with all that it may import from; a room stands below those, so that no way leads back.
-_GROUND = ("tables", "device", "log")
+_GROUND = ("operator_tables", "device", "log")
 _BELOW = (*_GROUND, "values", "allocations", "meta")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "tables": (),
+    "operator_tables": (),
     "device": (),
     "log": (),
     "modules": ("log",),
@@ -30,21 +30,21 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "meta": (*_GROUND, "values", "allocations"),
     "cuda": _BELOW,
     "cpu": _BELOW,
-    "mps": _BELOW,
-    "rules": (*_BELOW, "cuda", "cpu", "mps"),
+    "mps_kernels": _BELOW,
+    "device_rules": (*_BELOW, "cuda", "cpu", "mps_kernels"),
     "blocks": ("log", "modules", "allocations"),
-    "recorder": (*_BELOW, "modules", "cuda", "rules", "blocks"),
+    "recorder": (*_BELOW, "modules", "cuda", "device_rules", "blocks"),
     "batch_lines": ("device",),
     "depth": ("device",),
     "steps": _BELOW,
     "compiled": (*_BELOW, "blocks", "cuda", "recorder", "steps"),
     "watch": (*_BELOW, "recorder"),
-    "explain": (*_BELOW, "cuda", "rules"),
+    "explain": (*_BELOW, "cuda", "device_rules"),
     "traced_rank": (*_BELOW, "steps"),
-    "trace": (*_BELOW, "modules", "cuda", "cpu", "rules", "recorder", "steps", "compiled", "traced_rank"),
-    "tokens": (*_BELOW, "modules", "recorder", "depth", "steps", "traced_rank", "trace"),
-    "cache_growth": (*_BELOW, "modules", "depth", "steps", "tokens"),
-    "generation": (*_BELOW, "modules", "depth", "steps", "tokens"),
+    "trace": (*_BELOW, "modules", "cuda", "cpu", "device_rules", "recorder", "steps", "compiled", "traced_rank"),
+    "token_trace": (*_BELOW, "modules", "recorder", "depth", "steps", "traced_rank", "trace"),
+    "cache_growth": (*_BELOW, "modules", "depth", "steps", "token_trace"),
+    "generation": (*_BELOW, "modules", "depth", "steps", "token_trace"),
     "rollouts": ("recorder", "generation"),
 }
 
@@ -122,7 +122,7 @@ def tables_of(module: ModuleType) -> set[str]:
 
 
 def test_every_table_is_among_the_rules():
-    families = {family for kind in rules.FAMILIES.values() for family in kind}
+    families = {family for kind in device_rules.FAMILIES.values() for family in kind}
     assert all(tables_of(family) for family in families)
     named = {family.__name__ for family in families}
     pattern = re.compile(rf"^({'|'.join(TABLES)})\b.* = ", re.MULTILINE)

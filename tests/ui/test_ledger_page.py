@@ -14,7 +14,7 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.rows import Filter
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import measuring as here
-from sizer.ui.ledger import LEDGER, PART, rows_frame, statistics_frame
+from sizer.ui.ledger_view import LEDGER, PART, rows_frame, statistics_frame
 from sizer.ui.published import FIGURES, errors_chart, points_of
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
 from tests.ui.conftest import markup, texts

@@ -14,7 +14,7 @@ from sizer.base.units import format_bytes
 from sizer.query.request import Request
 from sizer.query.text import parse_query
 from sizer.report.peak import ModuleBytes
-from sizer.ui.peak import DEPTH, WHOLE, boxes, icicle_chart, ink_on, modules_frame, tensors_frame
+from sizer.ui.peak_view import DEPTH, WHOLE, boxes, icicle_chart, ink_on, modules_frame, tensors_frame
 from sizer.ui.picture import HEIGHT, WIDTH, Summary, alt_text, draw_picture
 from sizer.ui.styling import COLOURS
 from tests.ui.conftest import install, open_tab, texts

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from sizer.catalogue.gpus import GPUS
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.published_figures import read_published
-from sizer.ui.ledger import LEDGER, PART
+from sizer.ui.ledger_view import LEDGER, PART
 from sizer.ui.published import QUANTITIES, published_frame, published_points, statistics_frame
 from tests.benchmarks.bench_published import by_set
 from tests.benchmarks.published.errors import read_errors

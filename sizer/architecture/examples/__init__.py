@@ -22,7 +22,7 @@ from sizer.architecture.examples import (
     sequences,
     speech,
     submodules,
-    text,
+    token_inputs,
     vision,
     vision_towers,
 )
@@ -51,16 +51,16 @@ FAMILIES: dict[str, Recipe] = {
 
 def text_or_audio_mask(spec: ExampleSpec) -> Tensor | None:
     """The mask that a tokenizer or a feature extractor returns with the inputs; None where there is none."""
-    return text.token_mask(spec) if spec.takes("input_ids", "inputs") else audio.audio_mask(spec)
+    return token_inputs.token_mask(spec) if spec.takes("input_ids", "inputs") else audio.audio_mask(spec)
 
 
 BY_PARAMETER = {
-    "input_ids": text.sentence,
+    "input_ids": token_inputs.sentence,
     "attention_mask": text_or_audio_mask,
-    "bbox": text.boxes_of_words,
-    "lang_ids": text.language,
-    "xpath_tags_seq": text.xpath_tags,
-    "xpath_subs_seq": text.xpath_subscripts,
+    "bbox": token_inputs.boxes_of_words,
+    "lang_ids": token_inputs.language,
+    "xpath_tags_seq": token_inputs.xpath_tags,
+    "xpath_subs_seq": token_inputs.xpath_subscripts,
     "pixel_values": vision.image,
     "bool_masked_pos": vision.hidden_patches,
     "input_values": audio.waveform,
@@ -84,7 +84,7 @@ def make_example(spec: ExampleSpec) -> Example:
 def inputs_of(spec: ExampleSpec) -> dict[str, Any]:
     """The keyword arguments of the class's forward without labels."""
     if "MultipleChoice" in spec.class_name:
-        return text.as_choices(_plain_inputs(replace(spec, batch=spec.batch * text.CHOICES)), spec.batch)
+        return token_inputs.as_choices(_plain_inputs(replace(spec, batch=spec.batch * token_inputs.CHOICES)), spec.batch)
     return _plain_inputs(spec)
 
 
@@ -101,8 +101,8 @@ def _plain_inputs(spec: ExampleSpec) -> dict[str, Any]:
             if multimodal_input is None
             else multimodal_text.text_with_placeholders(spec, multimodal_input)
         )
-    if spec.takes("decoder_input_ids") and not (spec.training and text.derives_decoder_input(spec)):
-        write = labels.transcript_so_far if transduces(spec.cls) else text.translation
+    if spec.takes("decoder_input_ids") and not (spec.training and token_inputs.derives_decoder_input(spec)):
+        write = labels.transcript_so_far if transduces(spec.cls) else token_inputs.translation
         inputs.setdefault("decoder_input_ids", write(spec, inputs))
     return inputs
 

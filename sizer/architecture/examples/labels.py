@@ -21,7 +21,7 @@ from sizer.architecture.examples.example_spec import (
     special_tokens,
     words,
 )
-from sizer.architecture.examples.text import translation
+from sizer.architecture.examples.token_inputs import translation
 from sizer.architecture.examples.vision import BOXES, boxes
 
 MASKED_SHARE = 7  # every 7th token is hidden from a masked language model: the 15 % of BERT's training

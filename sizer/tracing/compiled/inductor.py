@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sizer.base.errors import TraceError
 from sizer.catalogue.hardware import Hardware
 from sizer.tracing.compiled.compile_findings import Findings
-from sizer.tracing.compiled.graphs import Frontend, move
+from sizer.tracing.compiled.moved_graphs import Frontend, move
 from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.meta.imports import usual_imports
 from sizer.tracing.recorder import Recorder

@@ -28,8 +28,8 @@ from sizer.tape.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
 from sizer.tracing.compiled.compile_findings import Findings, line_of_stack, reason_of
 from sizer.tracing.compiled.dynamo import dynamo_on, hide_modes
-from sizer.tracing.compiled.graphs import Frontend
 from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
+from sizer.tracing.compiled.moved_graphs import Frontend
 from sizer.tracing.compiled.names import check_compiler
 from sizer.tracing.compiled.trees import trees_on
 

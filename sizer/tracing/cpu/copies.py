@@ -18,7 +18,7 @@ from torch import Tensor
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format, memory_format
-from sizer.tracing.tables import Results, listed
+from sizer.tracing.operator_tables import Results, listed
 from sizer.tracing.values.known import tensors_of
 
 _aten = torch.ops.aten

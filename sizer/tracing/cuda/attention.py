@@ -33,7 +33,7 @@ from sizer.tracing.meta.attention import (
     math_attention,
 )
 from sizer.tracing.meta.dtypes import check_bias
-from sizer.tracing.tables import Results
+from sizer.tracing.operator_tables import Results
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take

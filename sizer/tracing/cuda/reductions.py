@@ -25,7 +25,7 @@ from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.tables import listed
+from sizer.tracing.operator_tables import listed
 from sizer.tracing.values.handler import HandlerContext
 
 _WARP = 32

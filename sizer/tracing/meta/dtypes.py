@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizer.tracing.tables import operator
+from sizer.tracing.operator_tables import operator
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)

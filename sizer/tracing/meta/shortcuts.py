@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sizer.tracing.meta.autocast import names
 from sizer.tracing.meta.strides import plain_strides
-from sizer.tracing.tables import join, listed, operator
+from sizer.tracing.operator_tables import join, listed, operator
 from sizer.tracing.values.known import LARGEST_FLOATS
 
 _aten = torch.ops.aten

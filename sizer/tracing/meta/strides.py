@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from sizer.tracing.tables import Results, listed
+from sizer.tracing.operator_tables import Results, listed
 
 _aten = torch.ops.aten
 _LAST = (torch.channels_last, torch.channels_last_3d)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
-from sizer.tracing.values.indexing import found_places
 from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
+from sizer.tracing.values.masks import found_places
 
 NONZERO = "nonzero of unknown values was taken to find every element"
 FINITE = "unknown values were taken to be finite numbers"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sizer.base.codec import DecodeError
-from sizer.device.readers.cuda import CudaReader
+from sizer.device.readers.cuda_reader import CudaReader
 from sizer.device.record.measurement import DeviceFacts, KernelRecord, KernelRow
 from sizer.device.record.recording import (
     CaseRecord,

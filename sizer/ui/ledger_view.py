@@ -16,7 +16,7 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.rows import ErrorStatistics, Filter, LedgerRow
 from sizer.ui import measuring, remarks
 from sizer.ui.charts import draw
-from sizer.ui.comparison import SIGNS, format_moment, show_comparison
+from sizer.ui.comparison_view import SIGNS, format_moment, show_comparison
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import pick
 from sizer.ui.links import show_estimate_link

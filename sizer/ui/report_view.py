@@ -20,22 +20,22 @@ from sizer.report.phases import inside
 from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE
-from sizer.ui import charts, remarks, service, serving, tables
+from sizer.ui import charts, remarks, report_tables, server_view, service
 from sizer.ui.capacity import show_capacity
 from sizer.ui.charts import draw
 from sizer.ui.compared import offer_comparison, offer_variants
-from sizer.ui.decision import show_decision, show_served_decision
+from sizer.ui.decision_view import show_decision, show_served_decision
 from sizer.ui.exports import offer_download, show_modules_export
 from sizer.ui.focus import PEAK_KINDS, PeakKind
 from sizer.ui.frame import show_tabs
 from sizer.ui.headline import sentence, show_badge, show_counts, show_figures, show_headline
 from sizer.ui.links import LONGEST_ADDRESS, offer_copy, show_link, show_measure_link
 from sizer.ui.once import drawn_once
-from sizer.ui.peak import show_peak, summary_of
+from sizer.ui.peak_view import show_peak, summary_of
 from sizer.ui.picture import draw_picture
-from sizer.ui.question import file_stem, summary
+from sizer.ui.question_words import file_stem, summary
 from sizer.ui.remarks import show_explanation
-from sizer.ui.tables import fits_frame
+from sizer.ui.report_tables import fits_frame
 
 DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
 
@@ -43,9 +43,9 @@ DETAILS = "details"  # key of the tabs below an answer, which holds the name of 
 def show_report(request: Request, report: Report, *, growing: bool) -> None:
     """Show everything a report says, the most important first; whether it is `growing` yet."""
     if report.serve is not None:
-        serving.show(request, report, report.serve)
+        server_view.show(request, report, report.serve)
         show_served_decision(request)
-        serving.show_details(request, report, report.serve)
+        server_view.show_details(request, report, report.serve)
         return
     remarks.show_failures(report)
     focus = None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
@@ -59,14 +59,14 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
     if focus is not None:
         _show_estimates(request, report, focus, growing)
     elif report.pending:
-        tables.show_fits(request, report, None)
+        report_tables.show_fits(request, report, None)
     _show_details(request, report, focus)
 
 
 def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     show_headline(request, report, focus)
     if MODES[request.mode].generates:
-        serving.offer_server(request)
+        server_view.offer_server(request)
     show_badge(report, focus)
     show_capacity(report, focus)
     show_figures(report, focus)
@@ -80,7 +80,7 @@ def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
 
 
 def _show_estimates(request: Request, report: Report, focus: Estimate, growing: bool) -> None:
-    kind = tables.show_fits(request, report, focus)
+    kind = report_tables.show_fits(request, report, focus)
     with st.container():  # there from the first, so that what follows stays where it is
         show_decision(request, focus, to_come=growing)
     left, right = st.columns(2, gap="medium")
@@ -125,14 +125,14 @@ def _show_step(report: Report, estimate: Estimate) -> None:
 
 
 def _show_modules(request: Request, report: Report) -> None:
-    tables.show_modules(report.model)
+    report_tables.show_modules(report.model)
     show_modules_export(request, report)
 
 
 def _show_details(request: Request, report: Report, focus: Estimate | None) -> None:
     """Show the tabs, of which the open one alone is drawn."""
     phases = (
-        partial(tables.show_phases, focus)
+        partial(report_tables.show_phases, focus)
         if focus
         else partial(st.caption, "Phases are known where a step was traced.")
     )
@@ -143,14 +143,14 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
     )
     details: dict[str, Callable[[], object]] = {"Phases": phases, "At the peak": peak}
     if report.kv_caches:
-        details["KV cache"] = partial(tables.show_kv_cache, report, focus)
+        details["KV cache"] = partial(report_tables.show_kv_cache, report, focus)
     if focus and focus.communication:
-        details["Communication"] = partial(tables.show_communication, focus)
+        details["Communication"] = partial(report_tables.show_communication, focus)
     if report.loop:
-        details["Training loop"] = partial(tables.show_loop, report)
+        details["Training loop"] = partial(report_tables.show_loop, report)
     details |= {
         "Modules": partial(_show_modules, request, report),
-        "Tensors": partial(tables.show_tensors, report.model),
+        "Tensors": partial(report_tables.show_tensors, report.model),
         "Not counted": partial(remarks.show_remarks, report),
         "How this was computed": partial(show_explanation, report),
         "Copy link": partial(show_link, request),

@@ -15,7 +15,7 @@ from sizer.tracing.allocations import Held, Steps, after_results, round_up
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import elements_of, is_reduced
-from sizer.tracing.tables import Results, listed
+from sizer.tracing.operator_tables import Results, listed
 
 
 def _reduced(shape: torch.Size, like: Tensor) -> list[int]:

@@ -44,7 +44,7 @@ from sizer.ui.decision_tables import (
 from sizer.ui.exports import offer_download
 from sizer.ui.known_batches import learn
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
-from sizer.ui.question import file_stem
+from sizer.ui.question_words import file_stem
 from sizer.ui.remarks import show_error
 from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, marked, scale_for
 from sizer.ui.turns import result_of

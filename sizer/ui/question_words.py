@@ -19,7 +19,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.ui import pipelines, serving
+from sizer.ui import pipeline_fields, server_view
 
 EXAMPLES_KEY = "examples"  # of the row of examples
 EDIT = "edit_question"  # key of the button that opens the form
@@ -120,7 +120,7 @@ def _facts(request: Request) -> Iterator[str]:
     yield model_name(request)
     yield mode.title
     if mode.serves:
-        yield from serving.facts(request)
+        yield from server_view.facts(request)
         return
     yield ", ".join(request.dtypes)
     yield f"batch {', '.join(map(str, request.batches))}"
@@ -154,7 +154,7 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.pp} stages, {SCHEDULES[request.schedule].title}, microbatch {request.microbatch}"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
-    yield from pipelines.facts(request)
+    yield from pipeline_fields.facts(request)
     yield from (f"{row.label} {row.write(request)}" for row in KEYS.values() if row.label and not row.is_default(request))
 
 

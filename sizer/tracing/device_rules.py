@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sizer.base.versions import Version
-from sizer.tracing import mps
+from sizer.tracing import mps_kernels
 from sizer.tracing.allocations import Held
 from sizer.tracing.cpu import attention as cpu_attention
 from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
@@ -36,7 +36,7 @@ from sizer.tracing.cuda import (
 )
 from sizer.tracing.cuda import copies as cuda_copies
 from sizer.tracing.cuda import indexing as cuda_indexing
-from sizer.tracing.cuda import losses as cuda_losses
+from sizer.tracing.cuda import loss_kernels as cuda_losses
 from sizer.tracing.cuda.by_capability import shared_blas
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
@@ -51,12 +51,12 @@ from sizer.tracing.meta import (
     shortcuts,
     strides,
 )
-from sizer.tracing.tables import join
-from sizer.tracing.values import boxes, indexing, stand_ins
+from sizer.tracing.operator_tables import join
+from sizer.tracing.values import boxes, masks, stand_ins
 from sizer.tracing.values.handler import Handler
 
 _EVERYWHERE = (
-    stand_ins, indexing, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, shortcuts,
+    stand_ins, masks, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, shortcuts,
     quantized_operators,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, random_draws, encoder, cuda_copies,
         many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans, softmax,
     ),
-    "mps": (*_EVERYWHERE, mps),
+    "mps": (*_EVERYWHERE, mps_kernels),
     "cpu": (
         *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
         cpu_reductions,
