@@ -155,7 +155,6 @@ _ALWAYS_SINGLE_POSITION = {
 # -------------------------------------------------------------------------------------------------------- vision tasks
 
 
-
 # Weights of the auxiliary classifiers' losses: GoogLeNet 0.3 (arXiv:1409.4842, section 5), Inception v3 0.4 (PyTorch's
 # fine-tuning tutorial), segmentation 0.5 (torchvision references/segmentation/train.py, read at torchvision 0.29).
 GOOGLENET_AUXILIARY, INCEPTION_AUXILIARY, SEGMENTATION_AUXILIARY = 0.3, 0.4, 0.5

@@ -205,8 +205,6 @@ EVENLY = (
 )
 
 
-
-
 def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
     """Places in [0, size), int64 of this shape: along `dim` different ones, over the other dimensions as often as each other."""
     rest = [length for axis, length in enumerate(shape) if axis != dim]
