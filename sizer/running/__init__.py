@@ -2,6 +2,6 @@
 
 `driver` is the null driver, which runs PyTorch's own CUDA code without a GPU. `starting` runs a script over it in a child process;
 `script_child` has the script run there, `optimizer_steps` counts its steps, `small_values` follows small values, `other_ranks`
-answers for the other ranks. PyTorch's memory history becomes a tape (`history`), and its replay the report (`run_outcome`). Only the
-child process imports torch.
+answers for the other ranks. PyTorch's memory history becomes a tape (`history`), and its replay the report (`run_outcome`).
+Only the child process imports torch.
 """

@@ -8,7 +8,7 @@
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device
-does. In these three an operator's family has one module, whose tables `device_rules` joins (`FAMILIES`). Where does a change belong?
+does. In these three an operator's family has one module, whose tables `device_rules` joins. Where does a change belong?
 
 - a composite operator that a device runs with a kernel of its own: KERNELS of the family, `meta/composite.py` for all devices;
 - a result with other strides or another dtype than the meta kernel's: RESULTS of the family, `meta/strides.py`;
