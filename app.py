@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.ui import endpoint, frame, hosting, preview, surface, turns
+from sizer.ui import frame, hosting, preview, surface, turns
 
 # Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
 ICON = (
@@ -47,7 +47,7 @@ if __name__ == "__main__":  # as Streamlit runs this file, for each visitor
 else:  # as its server imports this file, once
     app = st.App(
         __file__,
-        routes=[*preview.routes(), *hosting.routes(), *endpoint.routes()],
+        routes=[*preview.routes(), *hosting.routes(), *hosting.endpoint_routes()],
         lifespan=hosting.lifespan,
         middleware=surface.middleware(),
     )

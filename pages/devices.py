@@ -4,7 +4,7 @@ import streamlit as st
 
 from sizer.base.errors import SizerError
 from sizer.ui import frame, remarks
-from sizer.ui.devices import show_devices
+from sizer.ui.devices_view import show_devices
 from sizer.ui.links import leave_address
 
 frame.need_frame("devices")

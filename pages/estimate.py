@@ -3,24 +3,24 @@
 import streamlit as st
 
 from sizer.base.errors import SizerError
-from sizer.ui import form, links, pasting, question, remarks, report_page, service
-from sizer.ui.report_page import show_report
+from sizer.ui import form, links, pasting, question_words, remarks, report_view, service
+from sizer.ui.report_view import show_report
 
 names = service.listed_names()
 if link := links.follow_link():
     form.fill(link.request)
 
 try:
-    question.offer_form()
+    question_words.offer_form()
     with st.sidebar:
         st.title("How much device memory does it need?", anchor=False)
         request = form.ask(names)
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
-    question.show_examples()
+    question_words.show_examples()
     pasting.offer_box()
-    question.show_question(request)
+    question_words.show_question(request)
     remarks.show_link_refusals(links.keep_address(request))
     place = st.container()  # of the progress line, so that what follows stays where it is
     request, answer = service.begin_or_preset(request)
@@ -28,16 +28,16 @@ try:
     if answer.report is not None:
         show_report(request, answer.report, growing=answer.job is not None)
     if answer.report is None or answer.report.focus is None:  # as long as there is no figure yet
-        report_page.show_last_answer()
+        report_view.show_last_answer()
     else:
-        report_page.keep_answer(request, answer.report)
+        report_view.keep_answer(request, answer.report)
     with place:
         service.follow(answer)
 except SizerError as error:
     pasting.show_found(None)
     remarks.show_error(error)
     service.offer_again(error)
-    report_page.show_last_answer()
+    report_view.show_last_answer()
 
 if not names:
     service.await_names()

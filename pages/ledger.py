@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sizer.ui import frame
-from sizer.ui.ledger import go_to_ledger
+from sizer.ui.ledger_view import go_to_ledger
 
 frame.need_frame("ledger")
 go_to_ledger()

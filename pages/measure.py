@@ -3,24 +3,24 @@
 import streamlit as st
 
 from sizer.base.errors import SizerError
-from sizer.ui import form, frame, ledger, links, measure, question, remarks, service
+from sizer.ui import form, frame, ledger_view, links, measure, question_words, remarks, service
 
 frame.need_frame("measure")
 names = service.listed_names()
-opened = ledger.open_comparison()
-part = ledger.RUN if opened is not None else ledger.ask_part()
-if opened is not None or part == ledger.LEDGER:
+opened = ledger_view.open_comparison()
+part = ledger_view.RUN if opened is not None else ledger_view.ask_part()
+if opened is not None or part == ledger_view.LEDGER:
     links.leave_address()
     try:
-        ledger.show_ledger() if opened is None else ledger.show_one(opened)
+        ledger_view.show_ledger() if opened is None else ledger_view.show_one(opened)
     except SizerError as error:
-        remarks.show_error(error, ledger.TITLES)
+        remarks.show_error(error, ledger_view.TITLES)
     st.stop()
 
 if link := links.follow_link("measure"):
     form.fill(link.request)
 try:
-    question.offer_form()
+    question_words.offer_form()
     with st.sidebar:
         st.title("What should be measured?", anchor=False)
         request = form.ask(names, for_device=False)
@@ -28,7 +28,7 @@ try:
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
-    question.show_question(request, for_device=False)
+    question_words.show_question(request, for_device=False)
     remarks.show_link_refusals(links.keep_address(request))
     measure.show_measure(request)
 except SizerError as error:

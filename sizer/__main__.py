@@ -59,7 +59,7 @@ COMMANDS = {
     "measure": ("measurements", "run the work on a real device and hold the estimate against it"),
     "ledger": ("ledger_command", "every comparison of an estimate with a device, and how far off they were"),
     "suite": ("measurements", "measure a list of models on a device, one process each; can be repeated"),
-    "cache": ("cache", "the folder of kept traces and reports; --clear empties it"),
+    "cache": ("cache_command", "the folder of kept traces and reports; --clear empties it"),
     "app": ("app", "the page, in a browser"),
 }
 INTERRUPTED = 130  # what a shell reports for Ctrl-C

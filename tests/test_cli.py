@@ -27,7 +27,7 @@ from sizer.query.keys import KEYS
 from sizer.query.text import format_query, parse_query, query_keys
 from sizer.report.report import Report
 from sizer.service.client import JobClient
-from sizer.service.question import COMPILED
+from sizer.service.messages import COMPILED
 from sizer.service.settings import Settings
 from sizer.service.tasks import TASKS
 from tests.processes.running import TESTS

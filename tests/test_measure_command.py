@@ -15,9 +15,8 @@ from sizer.commands import measurements as command
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.record.files import write_measured
 from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
-from sizer.device.record.recording import Measured
+from sizer.device.record.recording import Measured, write_measured
 from sizer.query.text import format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings

@@ -46,7 +46,7 @@ def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded 
         blueprint = _beside_checkpoint(blueprint, quantization)
     if not MODES[request.mode].trains:
         return blueprint
-    from sizer.architecture.training import describe_pages, describe_training, limit_training, uncounted_of
+    from sizer.architecture.trained_part import describe_pages, describe_training, limit_training, uncounted_of
 
     limit = (lambda module: limit_training(module, request)) if request.train != "all" else None
     trained = describe_training if limit is not None else (lambda module, request: ())

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.blueprint import Blueprint, Example, stand_in_loss
 from sizer.architecture.calls import REPAIRED, REPAIRS, call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
-from sizer.architecture.generation import generates
-from sizer.architecture.heads import choose_head, choose_part
-from sizer.architecture.refusals import no_batch, no_step, no_training
+from sizer.architecture.greedy_generation import generates
+from sizer.architecture.guard import clean_config
+from sizer.architecture.heads import choose_head, choose_part, no_batch, no_step, no_training
+from sizer.architecture.quantization_settings import PLACES
 from sizer.architecture.sizes import (
     RECURRENT_TYPES,
     config_image,
@@ -34,9 +35,11 @@ from sizer.architecture.sizes import (
     usual_length,
 )
 from sizer.architecture.special_tokens import with_special_tokens
-from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.base.config_json import read_config
 from sizer.base.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 from sizer.catalogue.modes import MODES, TEXT
+from sizer.catalogue.presets import find_preset
+from sizer.query.request import Request
 
 ERROR_LIMIT = 400
 GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."
@@ -305,3 +308,48 @@ def _short(error: Exception) -> str:
     line = _LONG_VALUE.sub(r"\1\2...", line)
     half = ERROR_LIMIT // 2
     return line if len(line) <= ERROR_LIMIT else f"{line[:half]} ... {line[-half:]}"
+
+
+# --------------------------------------------------------------------------------------------------------- from config
+
+
+NOTE_LIMIT = 10_000  # characters; an answer takes no text of more than sizer.base.codec.LIMIT_TEXT
+
+
+def from_preset(request: Request, config: dict | None) -> Blueprint:
+    """The blueprint of a preset, with the head of its checkpoint unless another is asked for."""
+    preset = find_preset(request.name)
+    return from_config(replace(request, head=request.head or preset.head), preset.config)
+
+
+def from_config(request: Request, config: dict | None) -> Blueprint:
+    """The blueprint of a config, by default of the one that the request holds. Raises ConfigError where there is none."""
+    if config is None and request.config is not None:
+        config = read_config(request.config)
+    if config is None:
+        raise ConfigError("the config of this model is missing", todo="fetch it from the hub or paste it")
+    clean = clean_config(config)
+    blueprint = huggingface_blueprint(
+        clean.config,
+        name=request.name or str(clean.config.get("model_type", "config")),
+        head=request.head,
+        sequence_length=request.sequence_length,
+        image_size=request.image_size,
+        attention=request.attention,
+        mode=request.mode,
+        text_alone=request.inputs == TEXT,
+        classes=request.classes,
+    )
+    unread = tuple(key for key in clean.dropped if key.rpartition(".")[2] not in PLACES)
+    dropped = (f"not read from the config: {_listed(unread)}",) if unread else ()
+    return replace(blueprint, notes=(*clean.notes, *dropped, *blueprint.notes))
+
+
+def _listed(keys: tuple[str, ...]) -> str:
+    """The keys with commas between, as many of them as a note has room for, and how many more there are."""
+    room = NOTE_LIMIT
+    for count, key in enumerate(keys):
+        room -= len(key) + 2
+        if room < 0:
+            return f"{', '.join(keys[:count])} and {len(keys) - count:,} more"
+    return ", ".join(keys)

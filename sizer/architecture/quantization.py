@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sizer.architecture.adapters import is_adapted
-from sizer.architecture.subclasses import parts_of
+from sizer.architecture.held_tensors import parts_of
+from sizer.architecture.peft_adapters import is_adapted
 from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.report.caveats import UNQUANTISED_PART

@@ -18,10 +18,10 @@ from torch import nn
 from transformers.core_model_loading import dot_natural_key
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from sizer.architecture.compilation import compiled_when_called
+from sizer.architecture.compile_later import compiled_when_called
 from sizer.architecture.layouts import BLOCK, SCALE_BLOCK, layout_of
-from sizer.architecture.patterns import many_patterns
 from sizer.architecture.quantization import FP8_LAYERS, is_replaced
+from sizer.architecture.quantized_layers import many_patterns
 from sizer.base.errors import BuildError, ConfigError, quote
 from sizer.catalogue.optimizers import BITSANDBYTES
 

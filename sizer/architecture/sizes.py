@@ -20,7 +20,7 @@ import math
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sizer.architecture.examples.example_spec import forward_parameters, read, takes, text_config, transduces
-from sizer.architecture.examples.text import is_causal
+from sizer.architecture.examples.token_inputs import is_causal
 
 DECODER_TOKENS, ENCODER_DECODER_TOKENS, ENCODER_TOKENS, LONG_DOCUMENT_TOKENS = 2048, 1024, 512, 4096
 RECURRENT_TOKENS, SPOKEN_TOKENS = 64, 64

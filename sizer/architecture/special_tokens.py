@@ -14,10 +14,9 @@ from functools import cache
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sizer.architecture.examples import multimodal_text
-from sizer.architecture.examples.example_spec import ExampleSpec, read, takes, text_config
+from sizer.architecture.examples.example_spec import ExampleSpec, read, special_tokens, takes, text_config
 from sizer.architecture.examples.multimodal_inputs import placeholder_names
-from sizer.architecture.examples.tensors import special_tokens
-from sizer.architecture.examples.text import end_token, vocabulary_of
+from sizer.architecture.examples.token_inputs import end_token, vocabulary_of
 
 MARK = re.compile(r"self\.config\.((?:vision|image|video|audio)_(?:start|end|bos|eos)_token_id)")
 

@@ -14,10 +14,8 @@ import torch
 from timm.models import get_pretrained_cfg, is_model
 from torch import Tensor, nn
 
-from sizer.architecture.blueprint import Blueprint, Example
-from sizer.architecture.stand_in_loss import stand_in_loss
-from sizer.architecture.vision_sizes import Size, batch_of_one_refused, format_size
-from sizer.architecture.vision_tasks import Task, classification, predict
+from sizer.architecture.blueprint import Blueprint, Example, stand_in_loss
+from sizer.architecture.vision_inputs import Size, Task, batch_of_one_refused, classification, format_size, predict
 from sizer.base.errors import RequestError, quote, suggest
 from sizer.query.request import Request
 

@@ -21,8 +21,7 @@ from sizer.query.request import Request
 from sizer.query.several import read_questions
 from sizer.query.text import format_query
 from sizer.report.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
-from sizer.running.difference import Tolerance, find_changes, format_changes, grown, read_report
-from sizer.running.sizes import read_share, read_size
+from sizer.running.difference import Tolerance, find_changes, format_changes, grown, read_report, read_share, read_size
 from sizer.service.client import JobClient
 
 LONGEST = 40  # characters of a value: a config has thousands

@@ -17,7 +17,7 @@ from sizer.commands.waiting import MakeClient, wait
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
 from sizer.device.ledger.ledger import ImportResult, Ledger
 from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
-from sizer.device.record.files import read_measured
+from sizer.device.record.recording import read_measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,9 @@ from sizer.catalogue.gpus import Gpu
 from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient
 from sizer.running.command_line import Command, read_command
-from sizer.running.outcome import Outcome
+from sizer.running.difference import read_size
 from sizer.running.routes import ROUTES, run_script
-from sizer.running.sizes import read_size
-from sizer.running.text import format_outcome
+from sizer.running.run_outcome import Outcome, format_outcome
 
 MOST_RANKS = 65536
 

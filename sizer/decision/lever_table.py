@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from sizer.architecture.generation import keeps_last_logits
+from sizer.architecture.greedy_generation import keeps_last_logits
 from sizer.base.units import counted
 from sizer.base.versions import installed_version
 from sizer.catalogue.adapters import PACKAGE

@@ -12,7 +12,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
 from sizer.decision.serving import served_ranks
-from sizer.distributed.devices import PER_HOST
+from sizer.distributed.described_gpus import PER_HOST
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_eager

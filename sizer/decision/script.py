@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
 from sizer.architecture.calls import CALLS
 from sizer.architecture.examples.example_spec import takes
-from sizer.architecture.generation import generation_options, prompt_of
+from sizer.architecture.greedy_generation import generation_options, prompt_of
+from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import KEPT, MODES

@@ -11,8 +11,8 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.checkpointing import repeated_blocks
-from sizer.architecture.vision import auxiliary_weight_of, build_options, class_name_of, task_name_of
-from sizer.architecture.vision_tasks import FLOW_GAMMA, FLOW_LIMIT, SEGMENTATION_AUXILIARY
+from sizer.architecture.torchvision_models import auxiliary_weight_of, build_options, class_name_of, task_name_of
+from sizer.architecture.vision_inputs import FLOW_GAMMA, FLOW_LIMIT, SEGMENTATION_AUXILIARY
 from sizer.base.errors import BuildError
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.script_weights import is_quantized, quantized_lines

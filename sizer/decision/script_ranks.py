@@ -11,7 +11,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.script_pipeline import pipeline_imports
 from sizer.decision.script_tensor import tensor_imports, tensor_lines
-from sizer.distributed.devices import PER_HOST
+from sizer.distributed.described_gpus import PER_HOST
 from sizer.query.request import Request
 from sizer.report.estimate import Estimate
 

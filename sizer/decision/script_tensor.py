@@ -7,7 +7,7 @@ from torch import nn
 
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.parallel import PARALLELS
-from sizer.distributed.sequence_parallel import Style, styles
+from sizer.distributed.tensor_parallel import Style, styles
 from sizer.query.request import Request
 
 PLAN = """\

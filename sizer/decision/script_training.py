@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from sizer.architecture.adapters import arguments_of, base_of, task_of
-from sizer.architecture.training import head_of, towers_of
+from sizer.architecture.peft_adapters import arguments_of, base_of, task_of
+from sizer.architecture.trained_part import head_of, towers_of
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, WITHOUT_TOWER
 from sizer.query.request import Request
 

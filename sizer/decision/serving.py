@@ -11,7 +11,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import ENGINES
 from sizer.decision.cells import CANNOT, checked, why
-from sizer.distributed.devices import PER_HOST
+from sizer.distributed.described_gpus import PER_HOST
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
 from sizer.estimating.server_report import Planner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from sizer.architecture.hub import CONNECT_SECONDS, fetch_files, folder_address
+from sizer.architecture.hub_files import CONNECT_SECONDS, fetch_files, folder_address
 from sizer.base.config_json import MAX_CONFIG_BYTES, MAX_INTEGER, read_object
 from sizer.base.errors import ConfigError, HubError
 from sizer.diffusion.bundle import INDEX, LIBRARIES, file_of
@@ -36,7 +36,7 @@ def fetch_bundle(
         total_seconds: Wall-clock time of the whole exchange.
 
     Raises:
-        HubError: As `sizer.architecture.hub.fetch_config`; also if the repository holds no pipeline, or its files are too large.
+        HubError: As `fetch_config` of `sizer.architecture.hub_files`; also if there is no pipeline, or its files are too large.
     """
     end = time.monotonic() + total_seconds
     folder = folder_address(repo_id, revision, endpoint)

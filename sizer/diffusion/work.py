@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST
 from sizer.diffusion.building import build_pipeline
 from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
-from sizer.distributed.devices import accelerator_of, devices_answer
+from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.tape import AFTER, PIPELINE_PHASES, Tape

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.architecture.blueprint import Example
 from sizer.base.errors import RequestError
-from sizer.distributed.sequence_parallel import shortest_window
+from sizer.distributed.tensor_parallel import shortest_window
 
 BUFFERS = ("input_ids", "attention_mask", "position_ids", "labels", "shift_labels")
 PIECES = 2  # of a sequence, for each rank

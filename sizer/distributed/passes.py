@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.architecture.blueprint import Example
 from sizer.distributed.context_parallel import shared_sequences, whole_sequences
-from sizer.distributed.plan import Plan
+from sizer.distributed.parallel_plan import Plan
 
 Pass = Callable[[], AbstractContextManager[None]]
 

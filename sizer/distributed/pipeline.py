@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.schedules import SCHEDULES
-from sizer.distributed.plan import Plan
+from sizer.distributed.parallel_plan import Plan
 
 
 class Stage(nn.Module):

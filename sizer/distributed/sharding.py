@@ -14,9 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.distributed.context_parallel import check_context
-from sizer.distributed.plan import Plan
-from sizer.distributed.sequence_parallel import check_sequence, styles
-from sizer.distributed.tensor_parallel import check_degree, split_matrices
+from sizer.distributed.parallel_plan import Plan
+from sizer.distributed.tensor_parallel import check_degree, check_sequence, split_matrices, styles
 
 _SHARDED = ("replicate", "shard")  # the dimensions of a mesh over which FSDP2 works
 

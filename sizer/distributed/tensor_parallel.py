@@ -1,15 +1,167 @@
-"""Tensor parallel by transformers' own plans: which module is split by columns, which by rows."""
+"""Tensor, sequence and loss parallel: PyTorch's styles around the matrices that transformers' own plans split by columns or rows.
+
+    embedding ─► [norm ─► attention ─► + ─► norm ─► MLP ─► +] × layers ─► norm ─► head ─► loss
+      by tokens    by tokens   by heads   by tokens  by columns  by tokens       by words
+
+transformers has none for what is between the matrices (`DistributedConfig.enable_sequence_parallel`, "not wired up yet" in 5.17 and
+5.23). It is as PyTorch has it for its own Llama: docs.pytorch.org/tutorials/intermediate/TP_tutorial.html.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import signature
 from math import gcd
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.base.errors import RequestError
-from sizer.distributed.sequence_parallel import styles
+
+COLUMNS, ROWS, WORDS, HEADS = "colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"
+SHAPE = "models of Llama's shape: layers of attention, MLP and norms, and a head for words"
+
+
+def check_sequence(module: nn.Module, degree: int, length: int | None) -> None:
+    """Raise RequestError where a sequence of so many tokens cannot lie over so many ranks, or attention takes a mask, which would
+    be made for one rank's part."""
+    config = module.config.get_text_config()
+    if length is not None and length % degree:
+        nearest = max(degree, round(length / degree) * degree)
+        raise RequestError(
+            "sp",
+            given=f"1 for {length:,} tokens on {degree} ranks",
+            allowed=f"a length that divides by {degree}",
+            todo=f"ask for seq={nearest}, or leave sp out",
+        )
+    if config._attn_implementation != "sdpa":
+        raise RequestError(
+            "sp",
+            given=f"1 with {config._attn_implementation} attention",
+            allowed="sdpa, which takes no mask: transformers makes masks for the tokens of one rank",
+            todo="ask for attention=sdpa, where the model has it, or leave sp out",
+        )
+    window = shortest_window(module)
+    if window is not None and (length is None or window <= length):
+        raise RequestError(
+            "sp",
+            given=f"1 for {config.model_type}, whose layers look back {window:,} tokens",
+            allowed="attention to all tokens: transformers makes the window's mask for the tokens of one rank",
+            todo=f"ask for seq={(window - 1) // degree * degree}, or leave sp out"
+            if window > degree
+            else "leave sp out",
+        )
+
+
+def shortest_window(module: nn.Module) -> int | None:
+    """How many tokens a model's layers look back at least, None where all of them look at all tokens."""
+    config = module.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    limited = any(kind != "full_attention" for kind in kinds) if kinds is not None else True
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    return window if limited else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """One of PyTorch's parallel styles: the `name` of its class in torch.distributed.tensor.parallel, and its `options`."""
+
+    name: str
+    options: dict[str, Any]
+
+    def make(self) -> object:
+        """The style itself."""
+        from torch.distributed.tensor import parallel
+
+        return getattr(parallel, self.name)(**self.options)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+
+
+def styles(module: nn.Module, *, sequence: bool, loss: bool) -> dict[str, Style]:
+    """PyTorch's parallel style for each part of a model of transformers that takes part, by name ("*" for each of the layers).
+
+    With `sequence` what is between matrices lies over the ranks by tokens, with `loss` the logits by words. Raises RequestError
+    where the model's parts are not those of a Llama.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    between = Shard(1) if sequence else Replicate()
+    rules, head = dict(module.tp_plan), _name_of(module, module.get_output_embeddings())
+    if sequence:
+        rules[_name_of(module, module.get_input_embeddings())] = WORDS
+    known = {
+        COLUMNS: Style(name="ColwiseParallel", options={}),
+        ROWS: Style(name="RowwiseParallel", options={"output_layouts": between}),
+        WORDS: Style(name="RowwiseParallel", options={"input_layouts": Replicate(), "output_layouts": between}),
+        HEADS: _norm(sequence_dim=2),  # of each head, of which a rank has some
+    }
+    split = {name: known[rule] for name, rule in rules.items() if name != head and rule in known}
+    if head not in rules or len(split) < len(rules) - 1:
+        raise _refused(module, "sp" if sequence else "lp" if loss else "tp")
+    by_words = {"output_layouts": Shard(-1), "use_local_output": False} if loss else {"output_layouts": Replicate()}
+    split[head] = Style(name="ColwiseParallel", options={"input_layouts": between, **by_words})
+    if sequence:
+        split |= _between(module, split)
+    return split
+
+
+def _between(module: nn.Module, split: dict[str, Style]) -> dict[str, Style]:
+    """The styles of what is between the matrices: norms work on a rank's tokens, attention and MLP gather all of them."""
+    found: dict[str, Style] = {}
+    for name, part in _parts(module, split):
+        parameters = list(part.parameters())
+        if any(rule.startswith(f"{name}.") for rule in split):
+            found[name] = _gathering(part)
+        elif any(parameter.dim() > 1 for parameter in parameters):
+            raise _refused(module, "sp")
+        elif parameters:
+            found[name] = _norm(sequence_dim=1)
+    return found
+
+
+def _norm(*, sequence_dim: int) -> Style:
+    return Style(name="SequenceParallel", options={"sequence_dim": sequence_dim, "use_local_output": True})
+
+
+def _gathering(part: nn.Module) -> Style:
+    """The style of a part that is given a rank's tokens and takes all of them: by name, where it has other arguments."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    first, *others = signature(part.forward).parameters
+    given, taken = Shard(1), Replicate()
+    if others:
+        options: dict[str, Any] = {"input_kwarg_layouts": {first: given}, "desired_input_kwarg_layouts": {first: taken}}
+    else:
+        options = {"input_layouts": given, "desired_input_layouts": taken}
+    return Style(name="PrepareModuleInput", options=options)
+
+
+def _parts(module: nn.Module, split: dict[str, Style]) -> Iterator[tuple[str, nn.Module]]:
+    """The parts of a model's decoder that are no matrix of the plan, and those of each of its layers, by name."""
+    decoder = _name_of(module, module.base_model)
+    for name, part in module.base_model.named_children():
+        path = f"{decoder}.{name}" if decoder else name
+        if not isinstance(part, nn.ModuleList):
+            yield from () if path in split else ((path, part),)
+            continue
+        for layer in part:
+            yield from ((f"{path}.*.{inner}", one) for inner, one in layer.named_children())
+
+
+def _name_of(module: nn.Module, part: nn.Module | None) -> str | None:
+    return next((name for name, one in module.named_modules() if one is part), None)
+
+
+def _refused(module: nn.Module, key: str) -> RequestError:
+    return RequestError(key, given=f"1 for {type(module).__name__}", allowed=SHAPE, todo=f"leave {key} out")
+
+
+# ----------------------------------------------------------------------------------------------------- tensor parallel
 
 
 def check_degree(module: nn.Module, degree: int) -> None:
@@ -38,7 +190,7 @@ def split_matrices(module: nn.Module, mesh: DeviceMesh, *, sequence: bool = Fals
     """Leave a model of transformers on meta its rank's part of each matrix that its plan names, and let its modules communicate.
 
     With `sequence` what is between the matrices is split, too, with `loss` the logits: by PyTorch's styles for the same matrices
-    (sizer.distributed.sequence_parallel). As `from_pretrained` does, tied parameters are tied after that.
+    (sizer.distributed.tensor_parallel). As `from_pretrained` does, tied parameters are tied after that.
     Source: transformers/distributed/tensor_parallel.py, read in 5.17 and 5.23, where plans come expanded.
     """
     from torch.distributed.tensor.parallel import parallelize_module

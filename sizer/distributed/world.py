@@ -1,6 +1,7 @@
-"""A world of ranks of which one is there: a fake process group, and what torch.distributed asks of meta tensors.
+"""A world of ranks of which one is there: a fake process group, and what torch.distributed and FSDP1 ask of meta tensors.
 
-All that is patched of torch.distributed stands here; read in PyTorch 2.11 and 2.15.
+All that is patched of torch.distributed stands here; read in PyTorch 2.11 and 2.15. FSDP1's flat parameters are those of
+torch/distributed/fsdp/_flat_param.py, _init_utils.py, _common_utils.py.
 """
 
 from __future__ import annotations
@@ -8,19 +9,67 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.base.errors import RequestError
-from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
-from sizer.distributed.flat_parameters import flat_parameters_patched
+from sizer.distributed.described_gpus import PER_HOST, Accelerator, devices_answer
+
+
+@contextmanager
+def flat_parameters_patched(on_no_device: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Within the context FSDP1 takes tensors on meta for those of a device, but for such as are `on_no_device`, which it
+    materializes; it knows their storages apart, and tells the allocator which streams use them."""
+    from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils
+
+    def needs_materializing(module: nn.Module, ignored: Iterable[nn.Parameter], *others: Any) -> tuple[bool, bool]:
+        left_out = set(ignored)
+        held = (*(one for one in module.parameters() if one not in left_out), *module.buffers())
+        return any(on_no_device(tensor) for tensor in held), False
+
+    def record_stream(tensor: Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def compute_device(*args: Any) -> torch.device:
+        return torch.device("meta")
+
+    def moved_to(device_id: int | torch.device | None, *args: Any) -> torch.device | None:
+        return None if device_id is None else torch.device("meta")
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(_init_utils, "_get_compute_device", compute_device))
+        stack.enter_context(mock.patch.object(_init_utils, "_get_device_from_device_id", moved_to))
+        stack.enter_context(mock.patch.object(_init_utils, "_need_to_materialize_module", needs_materializing))
+        for module in (_flat_param, _runtime_utils):
+            stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream", record_stream))
+        stack.enter_context(_storages_told_apart())
+        yield
+
+
+@contextmanager
+def _storages_told_apart() -> Iterator[None]:
+    """FSDP1 compares storages by their addresses, which are all 0 on meta, as is that of a storage without bytes anywhere."""
+    address = torch.UntypedStorage.data_ptr
+
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        if storage.device.type != "meta":
+            return address(storage)
+        return storage._cdata if storage.nbytes() else 0
+
+    with mock.patch.object(torch.UntypedStorage, "data_ptr", data_ptr):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------------- world
+
 
 _FAKE = "fake_on_meta"
 _DEVICES = ("cpu", "cuda", "meta")

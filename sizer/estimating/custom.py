@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import RefusedValueError, RequestError
 from sizer.base.versions import parse_version
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.distributed.devices import accelerator_of, devices_answer
+from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.distributed.world import world_of
 from sizer.estimating.cautions import cautions, target, versions
 from sizer.query.values import read_torch
@@ -39,9 +39,8 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
-from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
-from sizer.tracing.meta.own_code import compiling_refused, refuse_low_bits
+from sizer.tracing.meta.own_code import checkpoints_read_at_once, compiling_refused, refuse_low_bits
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -304,6 +303,6 @@ def _dtype(module: nn.Module) -> str:
 
 
 def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
-    from sizer.architecture.stand_in_loss import stand_in_loss
+    from sizer.architecture.blueprint import stand_in_loss
 
     return stand_in_loss(output, module) if loss is None else loss(output)

@@ -33,7 +33,7 @@ from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.explain import convolutions, explain, formulas
-from sizer.tracing.meta.missing_kernels import missing_kernel
+from sizer.tracing.meta.dtypes import missing_kernel
 from sizer.tracing.steps import NO_SYNC, SUMMED
 
 

@@ -16,10 +16,9 @@ from sizer.tape.archive import Traced, pack, unpack
 from sizer.tape.family import TapeFamily
 from sizer.tape.loop_choices import decide_outputs
 from sizer.tape.tape import Tape
-from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.by_capability import sized
 from sizer.tracing.depth import Depths
-from sizer.tracing.device import Device
+from sizer.tracing.device import Device, decide_alike
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ from functools import cached_property, partial
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.census import take_census
 from sizer.architecture.loaded import Loaded
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import GRPO, LM
 from sizer.catalogue.sources import SOURCES
-from sizer.distributed.plan import Plan
+from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import check_plan
 from sizer.estimating.kept import Kept, keep_depths, read_depths
 from sizer.estimating.scopes import module_choices_of
@@ -31,7 +31,7 @@ from sizer.tape.archive import Traced
 from sizer.tracing.batch_lines import FITTED_AT
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build, build_loaded
 
 COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for

@@ -40,11 +40,11 @@ from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.meta.missing_kernels import missing_kernel
-from sizer.tracing.meta.optimizers import check_installed
-from sizer.tracing.stages import StageTraces
+from sizer.tracing.meta.device_optimizers import check_installed
+from sizer.tracing.meta.dtypes import missing_kernel
 from sizer.tracing.steps import EACH, Work
 from sizer.tracing.trace import trace
+from sizer.tracing.traced_rank import StageTraces
 
 BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
 
@@ -246,7 +246,9 @@ class Tracer:
         try:
             module, loading = self._model.built(dtype)
             work = work_of(self.request, dtype)
-            from sizer.tracing.kv_cache import trace_kv_cache  # imports transformers, which other work does not need
+            from sizer.tracing.cache_growth import (
+                trace_kv_cache,  # imports transformers, which other work does not need
+            )
 
             repeated = self._model.repeated
             found = trace_kv_cache(

@@ -10,7 +10,7 @@ from sizer.architecture.loaded import Loaded
 from sizer.catalogue.compilation import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import AUTO, LM, is_contrastive, reference_of
-from sizer.distributed.plan import Plan
+from sizer.distributed.parallel_plan import Plan
 from sizer.query.request import Request, scope_of
 from sizer.recipes.preferences import with_objective
 from sizer.tracing.steps import Work

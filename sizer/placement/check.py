@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Example
-from sizer.architecture.census import take_census, unregistered_tensors
+from sizer.architecture.module_census import take_census, unregistered_tensors
+from sizer.architecture.peft_adapters import cast
 from sizer.base.errors import BuildError, TraceError
 from sizer.catalogue.modes import MODES
 from sizer.placement import findings

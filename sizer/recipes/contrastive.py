@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
+from sizer.architecture.peft_adapters import base_of
 from sizer.recipes.losses import prepared
 from sizer.recipes.preferences import COLUMNS
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
+from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import RequestError
 from sizer.catalogue.recipes import LOGITS, evaluated_batches
 

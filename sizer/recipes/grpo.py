@@ -18,9 +18,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
-from sizer.architecture.generation import OnToken, generate
+from sizer.architecture.greedy_generation import OnToken, generate
+from sizer.architecture.peft_adapters import base_of
 from sizer.catalogue.recipes import TRANSFORMERS
 from sizer.recipes.losses import fused_head, prepared
 
@@ -40,7 +40,7 @@ class GroupSteps:
         by: A value of the key `rollout`: transformers' generate, or a server that has a part of the device for itself.
         compares: Whether the loss compares with a reference; TRL's beta is 0 if not.
         cast: A function that returns the autocast context within which Accelerate calls the models; None if there is none.
-        on_token: Told of each token of a rollout, as `sizer.architecture.generation.generate` tells it.
+        on_token: Told of each token of a rollout, as `sizer.architecture.greedy_generation.generate` tells it.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.recipes import FULL, LOSSES, TORCH, chunks_of
 

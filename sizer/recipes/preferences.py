@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.recipes import (
     ADAPTER,

@@ -1,4 +1,4 @@
-"""What a module holds before it runs: plain rows, filled by sizer/architecture/census.py."""
+"""What a module holds before it runs: plain rows, filled by sizer/architecture/module_census.py."""
 
 from __future__ import annotations
 

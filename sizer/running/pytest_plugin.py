@@ -37,8 +37,7 @@ from sizer.base.errors import DeviceError, RefusedValueError
 from sizer.base.units import format_bytes, format_more
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.running.difference import Change, Tolerance
-from sizer.running.sizes import read_share, read_size
+from sizer.running.difference import Change, Tolerance, read_share, read_size
 
 MARK = "gpu_memory"
 INSIDE = "SIZER_PYTEST_PIPES"
@@ -112,7 +111,7 @@ class _Worker:
 
     def __init__(self, config: pytest.Config, gpu: Gpu, files: list[str]) -> None:
         from sizer.running.driver.build import find_obstacle
-        from sizer.running.launch import child_environment
+        from sizer.running.starting import child_environment
 
         obstacle = find_obstacle()
         if obstacle is not None:
@@ -201,7 +200,7 @@ def _run_outside(item: pytest.Item, mark: pytest.Mark) -> list[pytest.TestReport
 
 def _judge(item: pytest.Item, gpu: Gpu, limits: dict[str, Any], found: dict[str, Any], call: pytest.TestReport) -> str:
     """Return the faults of a test's memory."""
-    from sizer.running.outcome import read_outcome
+    from sizer.running.run_outcome import read_outcome
 
     outcome = read_outcome(found, gpu=gpu, route="driver", reason="", notes=(), expandable=False)
     row = outcome.estimate

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.running.child import Run, end_with_parent
-from sizer.running.launch import hardware_of
-from sizer.running.settings import Settings
+from sizer.running.run_settings import Settings
+from sizer.running.script_child import Run, end_with_parent
+from sizer.running.starting import hardware_of
 
 
 def serve(session: pytest.Session, asks: int, answers: int) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 from sizer.base.errors import DeviceError
 from sizer.catalogue.gpus import Gpu
 from sizer.running.command_line import Command
-from sizer.running.driver.build import find_obstacle, installed_kernels
-from sizer.running.kernels import kernels_for
-from sizer.running.launch import hardware_of, run_child, run_traced
-from sizer.running.outcome import Outcome, read_outcome
+from sizer.running.driver.build import find_obstacle, installed_kernels, kernels_for
+from sizer.running.run_outcome import Outcome, read_outcome
+from sizer.running.starting import hardware_of, run_child, run_traced
 
 AUTO, DRIVER, META, BOTH = "auto", "driver", "meta", "both"
 ROUTES = (AUTO, DRIVER, META, BOTH)

@@ -1,4 +1,4 @@
-"""Run a script under Sizer's tracer, on meta tensors, and write what was found. Imports torch; `sizer.running.launch` starts it.
+"""Run a script under Sizer's tracer, on meta tensors, and write what was found. Imports torch; `sizer.running.starting` starts it.
 
 This is the route without CUDA libraries: it needs no Linux and no CUDA build of PyTorch. `torch.cuda` answers for the described
 device, and tensors of the device are meta tensors.
@@ -29,20 +29,19 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.running.history import LOAD, REST, phase_of_step
-from sizer.running.program import main_function
-from sizer.running.settings import Settings
+from sizer.running.run_settings import Settings, main_function
 from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told
-from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
+from sizer.tracing.meta.own_code import checkpoints_read_at_once
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
 from sizer.tracing.watch import StepWatcher

@@ -39,15 +39,12 @@ from sizer.report.decision import (
 )
 from sizer.report.peak import PeakReport
 from sizer.report.report import Report
-from sizer.service.cache import Cache
-from sizer.service.connection import Connection
 from sizer.service.fair_queue import Visitor
-from sizer.service.job import Job, Read, SharedJob
-from sizer.service.joined_job import JoinedJob
-from sizer.service.pool import Fetch, JobPool
-from sizer.service.question import COMPILED
+from sizer.service.job import Job, JoinedJob, Read, SharedJob
+from sizer.service.messages import COMPILED
+from sizer.service.pool import Cache, Fetch, JobPool
 from sizer.service.settings import Settings
-from sizer.service.supervisor import Connect
+from sizer.service.supervisor import Connect, Connection
 from sizer.service.variables import ANSWERS, BROKER_VARIABLE, broker_url, read_limit
 
 MAX_SNAPSHOT_BYTES = 2**28

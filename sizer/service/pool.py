@@ -11,21 +11,52 @@ import logging
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from sizer.base.errors import ConfigError, HubError, JobError, SizerError, quote
 from sizer.catalogue.sources import fetch
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.query.request import Request
-from sizer.service.cache import Cache
-from sizer.service.connection import Connection
 from sizer.service.fair_queue import check_room
 from sizer.service.held_job import STARTED
 from sizer.service.job import Job, SharedJob, View
 from sizer.service.memory_group import CONFINEMENT, GROUP
-from sizer.service.metrics import JobMetrics
+from sizer.service.monitoring import JobMetrics
 from sizer.service.settings import Settings
-from sizer.service.supervisor import Connect, Supervisor
+from sizer.service.supervisor import Connect, Connection, Supervisor
+
+T = TypeVar("T")
+
+
+class Cache(Generic[T]):
+    """The most recently used values, each for a limited time."""
+
+    def __init__(self, ttl_seconds: float, max_entries: int, clock: Callable[[], float]):
+        self._ttl_seconds, self._max_entries, self._clock = ttl_seconds, max_entries, clock
+        self._entries: OrderedDict[tuple, tuple[float, T]] = OrderedDict()
+
+    def get(self, key: tuple) -> T | None:
+        expires, value = self._entries.get(key, (0.0, None))
+        if value is None or self._clock() >= expires:
+            self._entries.pop(key, None)
+            return None
+        self._entries.move_to_end(key)
+        return value
+
+    def put(self, key: tuple, value: T, ttl_seconds: float | None = None) -> None:
+        self._entries[key] = (self._clock() + (ttl_seconds or self._ttl_seconds), value)
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+# ---------------------------------------------------------------------------------------------------------------- pool
+
 
 FAILURE_SECONDS, HUB_FAILURE_SECONDS = 30.0, 60.0  # for which an error is the answer to everybody who asks the same
 MOST_FAILURES = 256

@@ -20,7 +20,7 @@ it was; one that was stopped for others, or that crashed for the first time, is 
 What a child asks to be kept ("keep") stays here, under a name that its question may write (`sizer.service.access`). The next job
 on the same architecture is given what its question can use of that, and of the "tapes" that the client has from elsewhere. A
 client that shares tapes (`Settings.sharing`) receives each one. Children are forked from
-the template (`sizer.service.template`), which sees none of this; "missing" are the layers of their wall that the system lacks.
+the template (`sizer.service.job_child`), which sees none of this; "missing" are the layers of their wall that the system lacks.
 A job's number is a random one that no child is told: it is the token by which the client knows an answer.
 
 One event loop, and one thread that reads and writes what is kept. The template, which forks, has neither. Without fork, on
@@ -47,20 +47,27 @@ from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.service.access import Access, access_of
-from sizer.service.cost import cells_of
 from sizer.service.edition import edition_of
-from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow, without_memory
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
-from sizer.service.job_process import ForkedJob, SpawnedJob
+from sizer.service.job_child import Template
+from sizer.service.job_process import (
+    ForkedJob,
+    SpawnedJob,
+    explain_end,
+    is_crash,
+    over_budget,
+    too_large,
+    too_slow,
+    without_memory,
+)
 from sizer.service.memory_budget import private_bytes
 from sizer.service.memory_group import GROUP, MemoryGroup
+from sizer.service.messages import cells_of, texts_of
 from sizer.service.preload import preload
-from sizer.service.question import texts_of
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore
-from sizer.service.template import Template
 
 LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
 

@@ -18,7 +18,7 @@ from sizer.service.memory_budget import budget_bytes
 from sizer.service.tape_folder import default_folder
 from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 
-PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.warm:warm"
+PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.preload:warm"
 
 Launch = Literal["fork", "spawn"]
 Wall = Literal["wanted", "required"]

@@ -14,7 +14,7 @@ from typing import Any
 from sizer.base.errors import ConfigError, RequestError, quote
 from sizer.estimating.scopes import digest_scope
 from sizer.processes.child import Channel
-from sizer.service.question import COMPILED
+from sizer.service.messages import COMPILED
 
 PARTIAL_SECONDS = 0.2  # between two partial results
 

@@ -17,7 +17,7 @@ from sizer.tracing.cuda import convolution, cublas, recurrent
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.rules import FAMILIES, rules_for
+from sizer.tracing.device_rules import FAMILIES, rules_for
 
 # What cuDNN decides by itself; for convolutions it can be asked.
 DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()

@@ -16,7 +16,7 @@ from torch import nn
 
 from sizer.allocator.allocator import replay
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import check_cache, compress_rates, empty_cache
+from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache
 from sizer.base.errors import RequestError, TraceError
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.loops import (
@@ -33,9 +33,9 @@ from sizer.tape.windows import ALIKE as WINDOWS_ALIKE
 from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
-from sizer.tracing.tokens import TokenTrace, trace_deep_tokens, trace_tokens
+from sizer.tracing.token_trace import TokenTrace, trace_deep_tokens, trace_tokens
 
 UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release what it has left
 ALIKE = 3  # steps that show a line: two growths, which must be the same

@@ -1,7 +1,7 @@
 """The dispatch mode that watches a step run on meta tensors and logs every allocation and release.
 
 A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage dies
-(`storages.py`). What the mode itself would change is undone (`meta/in_place.py`).
+(`blocks.py`). What the mode itself would change is undone (`meta/in_place.py`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,24 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_map_only
 
-from sizer.architecture.caches import cache_tensors
-from sizer.architecture.subclasses import parts_of
+from sizer.architecture.held_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.block_notes import Tensor as NotedTensor
 from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
-from sizer.tracing.loading import Loading, tensors_in
+from sizer.tracing.device_rules import rules_for
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import collectives, composite, in_place, strides
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import memoized
-from sizer.tracing.modules import ModulePaths
-from sizer.tracing.rules import rules_for
-from sizer.tracing.storages import Storages
+from sizer.tracing.modules import Loading, ModulePaths, tensors_in
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
-from sizer.tracing.workspaces import Workspaces
 
 _CONTIGUOUS = torch.contiguous_format
 _META = torch.device("meta")

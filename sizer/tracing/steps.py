@@ -29,15 +29,15 @@ from sizer.catalogue.recipes import (
     cached_texts,
     is_contrastive,
 )
+from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.passes import rank_example, rank_pass
-from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
 from sizer.recipes.preferences import policy_of, reference_in
-from sizer.tracing.meta.optimizers import Optimizers, build_optimizers, build_optimizers_of
+from sizer.tracing.meta.device_optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 if TYPE_CHECKING:
     from sizer.recipes.grpo import GroupSteps
@@ -211,7 +211,7 @@ class Steps:
     neither.
 
     `on_gradient` is called with each gradient if the optimizer steps in the backward pass, `on_token` with each token of
-    completions that the model generates (sizer.architecture.generation).
+    completions that the model generates (sizer.architecture.greedy_generation).
 
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
     `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch

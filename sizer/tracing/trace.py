@@ -18,43 +18,38 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.held_tensors import parts_of
+from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_objects
-from sizer.architecture.subclasses import parts_of
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.distributed.sharding import replicate, split
 from sizer.tape.affine import LIMIT_BYTES
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.tape import Tape
-from sizer.tracing.compiled.install import compile_failures
-from sizer.tracing.compiled.modules import WRAPPED, compiling, module_compiled
+from sizer.tracing.compiled.install import WRAPPED, compile_failures, compiling, module_compiled
+from sizer.tracing.compiled.launches import libraries_called
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.cuda.recurrent import weights_flattened
 from sizer.tracing.device import Device
-from sizer.tracing.libraries import libraries_called
-from sizer.tracing.loading import Loading
+from sizer.tracing.device_rules import kernels_installed
 from sizer.tracing.meta.autocast import Autocast
-from sizer.tracing.meta.buckets import buckets_seen
-from sizer.tracing.meta.chunked_loss import chunked_loss_on
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.cuda_graphs import graphs_seen
+from sizer.tracing.meta.device_optimizers import optimizers_on, state_of
 from sizer.tracing.meta.dtypes import is_refusal, remedy
-from sizer.tracing.meta.empty_cache import emptied_caches_seen
-from sizer.tracing.meta.fp8 import fp8_products
 from sizer.tracing.meta.host_memory import offloading_seen
 from sizer.tracing.meta.imports import untraced_imports
-from sizer.tracing.meta.optimizers import optimizers_on, state_of
-from sizer.tracing.meta.resizing import resizes_seen
-from sizer.tracing.meta.rnnt import transducers_on
-from sizer.tracing.meta.streams import streams_seen
-from sizer.tracing.pipelined import make_steps
-from sizer.tracing.rank import world_of_work
+from sizer.tracing.meta.loss_operators import chunked_loss_on, transducers_on
+from sizer.tracing.meta.quantized_operators import fp8_products
+from sizer.tracing.meta.stream_calls import streams_seen
+from sizer.tracing.meta.unseen_calls import buckets_seen, emptied_caches_seen, resizes_seen
+from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
-from sizer.tracing.rules import kernels_installed
 from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
+from sizer.tracing.traced_rank import make_steps, world_of_work
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 

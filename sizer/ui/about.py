@@ -13,8 +13,7 @@ from sizer.service.memory_group import CONFINEMENT
 from sizer.ui import service
 from sizer.ui.charts import legend
 from sizer.ui.focus import PEAK_KINDS
-from sizer.ui.palette import COLOURS
-from sizer.ui.scale import GIBIBYTES
+from sizer.ui.styling import COLOURS, GIBIBYTES
 
 METHOD = """
 The model is built on PyTorch's `meta` device: every shape and dtype is there, no memory is. Then real PyTorch code runs

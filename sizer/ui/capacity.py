@@ -14,8 +14,7 @@ from sizer.report.report import Report
 from sizer.ui.charts import draw, legend
 from sizer.ui.focus import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.once import drawn_once
-from sizer.ui.palette import COLOURS, FREE, INK
-from sizer.ui.scale import Scale, scale_for
+from sizer.ui.styling import COLOURS, FREE, INK, Scale, scale_for
 
 RANGE_Y, BAR_TOP, BAR_BOTTOM, BOTTOM = 6, 14, 42, 46  # pixels from the chart's upper end
 RANGE_END = 5  # pixels, half the height of the marks at the range's ends

@@ -17,8 +17,7 @@ from sizer.report.estimate import Estimate
 from sizer.report.phases import PHASE_TITLES
 from sizer.tape.tape import CATEGORIES
 from sizer.ui.focus import PeakKind, parts
-from sizer.ui.palette import COLOURS, INK
-from sizer.ui.scale import Scale, scale_for
+from sizer.ui.styling import COLOURS, INK, Scale, scale_for
 
 WORDS = {"light": "#565E67", "dark": "#B4BCC5"}  # Streamlit's own axis labels have 3.7 to 1 on white
 

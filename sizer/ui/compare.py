@@ -31,7 +31,7 @@ from sizer.ui.compared import ask_questions
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import PeakKind, ask_peak_kind
 from sizer.ui.once import drawn_once
-from sizer.ui.question import model_name, slug
+from sizer.ui.question_words import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
 from sizer.ui.turns import give_back

@@ -20,10 +20,9 @@ from sizer.report.report import Report
 from sizer.report.side_by_side import FIGURES, Side, SideBySide
 from sizer.ui.charts import HEIGHT, capacity_lines, finish, in_sight, size_axis, stacked_chart, top_of
 from sizer.ui.focus import PeakKind
-from sizer.ui.palette import marked
 from sizer.ui.quantities import quantity_title
-from sizer.ui.scale import scale_for
-from sizer.ui.tables import TO_COME
+from sizer.ui.report_tables import TO_COME
+from sizer.ui.styling import marked, scale_for
 
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import altair as alt
 import pandas as pd
@@ -13,6 +14,7 @@ from sizer.base.errors import SizerError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
+from sizer.query.values import DTYPES
 from sizer.report.decision import (
     BudgetReport,
     DeviceReport,
@@ -25,14 +27,44 @@ from sizer.report.decision import (
 from sizer.report.fit import VERDICTS, Verdict
 from sizer.report.served import ServedFigures, Starts
 from sizer.serving.words import describe_served_devices, describe_served_ranks, verdict_words
-from sizer.ui import service
+from sizer.ui import form, links, service
 from sizer.ui.charts import finish
 from sizer.ui.exports import offer_download
+from sizer.ui.focus import look_at
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
-from sizer.ui.offers import offer
-from sizer.ui.palette import COLOURS, INK, MARKS, VERDICT_COLOURS, marked
-from sizer.ui.question import file_stem
-from sizer.ui.scale import GIBIBYTES
+from sizer.ui.question_words import file_stem
+from sizer.ui.styling import COLOURS, GIBIBYTES, INK, MARKS, VERDICT_COLOURS, marked
+
+APPLIED = "applied"  # session state: a change was put into the form, and the page has not run since
+
+
+def rerun_if_applied() -> None:
+    """Run the whole page if a change was applied: a button within a fragment runs the fragment alone."""
+    if st.session_state.pop(APPLIED, False):
+        st.rerun()
+
+
+def _apply(changed: str, request: Request) -> None:
+    """Put a changed question of one dtype and batch size into the form, beside the dtypes and batch sizes that are there."""
+    asked = parse_query(changed)
+    (dtype,), (batch,) = asked.dtypes, asked.batches
+    dtypes = tuple(one for one in DTYPES if one in (*request.dtypes, dtype))
+    batches = tuple(sorted({*request.batches, batch}))
+    whole = replace(asked, dtypes=dtypes, batches=batches, focus=(dtype, batch))
+    st.session_state[APPLIED] = True
+    if (address := links.address_of(whole)) is not None:
+        st.query_params.from_dict(address)
+    else:
+        form.fill(whole)
+        look_at((dtype, batch))
+
+
+def offer(label: str, changed: str, request: Request, key: str) -> None:
+    """Show a button that puts a changed question into the form."""
+    st.button(label, key=key, on_click=_apply, args=(changed, request), type="tertiary", icon=":material/check:")
+
+
+# ----------------------------------------------------------------------------------------------------- decision tables
 
 
 def show_budgets(found: BudgetReport, request: Request) -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from sizer.query.request import Request
 from sizer.report.report import Report
-from sizer.ui.question import file_stem
+from sizer.ui.question_words import file_stem
 
 
 def show_modules_export(request: Request, report: Report) -> None:

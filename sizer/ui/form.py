@@ -31,7 +31,7 @@ from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
-from sizer.ui import defaults, pipelines, serving
+from sizer.ui import defaults, pipeline_fields, server_view
 from sizer.ui.fields import OPTIONS, Places, device_title, read_count, read_tokens
 from sizer.ui.focus import in_focus, look_at
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
@@ -74,8 +74,8 @@ def fill(request: Request) -> None:
     state["pp"], state["schedule"], state["microbatch"] = str(request.pp), request.schedule, str(request.microbatch)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
-    serving.fill(request)
-    pipelines.fill(request)
+    server_view.fill(request)
+    pipeline_fields.fill(request)
     for key, row in PLAIN_KEYS.items():
         text = row.write(request) or ""
         state[key] = text == "1" if row.toggles else text
@@ -113,7 +113,7 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     task = TASKS[_choose("Task", list(titles), key="mode", format_func=titles.get)]
     mode = MODES[task.mode]
     if mode.serves:
-        return _parse({"arch": _arch(source, name)} | serving.ask(source, values["gpu"])) if name.strip() else None
+        return _parse({"arch": _arch(source, name)} | server_view.ask(source, values["gpu"])) if name.strip() else None
     if gpu is not None and source.trace is None:
         defaults.follow_sizes(defaults.sizes_for(source, name, gpu, task))
     values = {"mode": mode.key} | _ask_sizes(source, mode, places) | values
@@ -204,9 +204,9 @@ def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
     mode = MODES[task.mode]
     values = _ask_trained_part(source, task, places) if mode.trains else {}
     if source.trace is not None:
-        values |= pipelines.ask_frames()
+        values |= pipeline_fields.ask_frames()
     if source.trace is not None and not mode.trains:
-        return values | pipelines.ask()
+        return values | pipeline_fields.ask()
     if "weights" not in source.refuses and values.get("train", "adapter") == "adapter":
         titles = {key: row.title for key, row in WEIGHTS.items()}
         values["weights"] = st.selectbox("Weights", list(titles), format_func=titles.get, key="weights", **KEEP)

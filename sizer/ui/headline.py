@@ -19,8 +19,8 @@ from sizer.ui.capacity import share_of
 from sizer.ui.focus import PEAK_KINDS
 from sizer.ui.known_batches import largest_batch
 from sizer.ui.once import drawn_once
-from sizer.ui.palette import marked
 from sizer.ui.remarks import show_lines
+from sizer.ui.styling import marked
 
 BADGES = {"fits": "green", "tight": "blue", "may not fit": "orange", "does not fit": "red"}  # Streamlit's names
 HOST_HELP = (

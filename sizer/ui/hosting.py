@@ -1,7 +1,17 @@
-"""What an operator needs of the app beside its pages: its start and its end, and addresses that say how it is.
+"""What an operator needs of the app beside its pages (its start, its end, addresses that say how it is), and estimates over HTTP.
 
-/healthz answers while this process serves pages; /readyz where a real job has ended well lately, and runs one where none has;
-/metrics says what became of jobs to who brings the token that $SIZER_METRICS_TOKEN holds, and is not there for anybody else.
+GET /api/estimate?QUERY: the JSON of `estimate` over HTTP, through the queue, the limits and the sandbox of the pages.
+
+| status | meaning |
+|---|---|
+| 200 | the JSON of `estimate` |
+| 400 | the question was refused |
+| 422 | the model was counted, but no step of it could be traced; `report` holds the counts |
+| 429 | too many jobs run or wait |
+| 500 | the job failed |
+| 504 | the job took longer than it may |
+
+Every answer but 200 holds `error`, `key` and `allowed`.
 """
 
 from __future__ import annotations
@@ -9,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hmac
+import json
 import logging
 import os
 import sys
@@ -17,15 +28,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from sizer.base.errors import JobError, SizerError
+from sizer.base.errors import JobError, QueueFullError, RequestError, SizerError, TimeLimitError, TraceError
+from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
-from sizer.service.logs import set_up_logging
+from sizer.service.fair_queue import Visitor
+from sizer.service.job import Job
+from sizer.service.monitoring import set_up_logging
 from sizer.service.settings import is_public
 from sizer.ui.once import done_once
+from sizer.ui.surface import OWN
 
 LATELY_SECONDS = 60.0
 PROBE_SECONDS = 5.0  # for a job of a second or less, which may have to wait for its turn
@@ -98,3 +114,95 @@ async def _run_probe(client: JobClient, seconds: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
     if job.result(timeout=0) is None:
         raise JobError(f"a small job has not ended within {seconds:.0f} s ({job.progress})")
+
+
+# ------------------------------------------------------------------------------------------------------------ endpoint
+
+
+PATH = "/api/estimate"
+
+GONE_SECONDS = 1.0  # how often to check that the caller is still there
+_STATUSES = ((QueueFullError, 429), (TimeLimitError, 504), (TraceError, 422), (JobError, 500), (SizerError, 400))
+
+
+def endpoint_routes() -> list[Route]:
+    """Return the route of the endpoint."""
+    return [Route(PATH, _respond, methods=["GET"])]
+
+
+def visitor_of(request: HttpRequest) -> Visitor:
+    """Return the caller of a request. The queue has no limit for this machine's own address."""
+    address = request.client.host if request.client else ""
+    if address in OWN and "x-forwarded-for" not in Headers(scope=request.scope):
+        return Visitor()
+    return Visitor(address=address, session=PATH)
+
+
+async def _respond(request: HttpRequest) -> Response:
+    if request.method != "GET":
+        return _json({"error": f"{request.method} is not GET", "key": None, "allowed": "GET"}, 405)
+    client = shared_client().on_behalf_of(visitor_of(request))
+    try:
+        report = await _answer(client, request)
+    except SizerError as error:
+        return _json(describe_error(error), status_of(error))
+    if report is None:
+        return Response(status_code=499)  # nobody reads it
+    if not report.estimates:
+        return _json(describe_untraced(report), 422)
+    return Response(report.to_json(), media_type="application/json", headers=_HEADERS)
+
+
+async def _answer(client: JobClient, request: HttpRequest) -> Report | None:
+    """Return the report of a request's query, None if the caller has gone."""
+    query = request.url.query
+    if not query:
+        raise RequestError("arch is missing", allowed="arch=torchvision:resnet50 and other keys", todo="give a query")
+    job: Job = await run_in_threadpool(client.submit, query)
+    waited = 0.0
+    try:
+        while not job.done:
+            await asyncio.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
+            if waited >= GONE_SECONDS:
+                waited = 0.0
+                if await request.is_disconnected():
+                    job.cancel()
+                    return None
+        return job.result(timeout=0)
+    finally:
+        job.leave()
+
+
+def status_of(error: SizerError) -> int:
+    """Return the HTTP status of an error."""
+    return next(status for kind, status in _STATUSES if isinstance(error, kind))
+
+
+def describe_error(error: SizerError) -> dict[str, object]:
+    """Return the JSON of an error; several refused keys are listed in `refusals`."""
+    refusals = getattr(error, "refusals", ())
+    first = refusals[0] if refusals else None
+    found: dict[str, object] = {
+        "error": str(error),
+        "key": first.key if first else None,
+        "allowed": first.allowed if first else error.allowed,
+    }
+    if len(refusals) > 1:
+        rows = [{"key": one.key, "given": one.given, "allowed": one.allowed, "todo": one.todo} for one in refusals]
+        found["refusals"] = rows
+    return found
+
+
+def describe_untraced(report: Report) -> dict[str, object]:
+    """Return the JSON of a model that was counted only."""
+    reasons = dict.fromkeys(report.failures.values()) or dict.fromkeys(report.notes)
+    error = f"the model was counted, but its step could not be traced: {'; '.join(reasons)}"
+    return {"error": error, "key": None, "allowed": None, "report": json.loads(report.to_json())}
+
+
+def _json(value: dict[str, object], status: int) -> Response:
+    return Response(json.dumps(value, ensure_ascii=False), status, headers=_HEADERS, media_type="application/json")
+
+
+_HEADERS = {"Cache-Control": "no-store"}

@@ -19,10 +19,10 @@ from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.ui import measuring, remarks, service
-from sizer.ui.comparison import show_comparison
+from sizer.ui.comparison_view import show_comparison
 from sizer.ui.focus import ask_cell, choose
 from sizer.ui.headline import sample_size, subject
-from sizer.ui.ledger import go_to_ledger
+from sizer.ui.ledger_view import go_to_ledger
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import ask_import, run_measurement, working
 

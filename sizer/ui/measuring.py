@@ -19,7 +19,7 @@ from sizer.base.errors import JobError, RequestError, SizerError
 from sizer.base.units import MIB
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import ImportResult, Ledger
-from sizer.device.machine.host import Host
+from sizer.device.machine.computer import Host
 from sizer.device.machine.inventory import find_devices
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.record.recording import Measured

@@ -20,9 +20,8 @@ from sizer.report.report import Report
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.ui import links, service
 from sizer.ui.charts import finish
-from sizer.ui.palette import COLOURS, INK
 from sizer.ui.remarks import show_error, show_lines
-from sizer.ui.scale import scale_for
+from sizer.ui.styling import COLOURS, INK, scale_for
 from sizer.ui.turns import result_of
 
 TEXT, FILE = "pasted_text", "pasted_file"  # keys of the widgets

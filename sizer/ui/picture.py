@@ -13,8 +13,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport
 from sizer.ui.focus import PEAK_KINDS, parts
-from sizer.ui.palette import COLOURS
-from sizer.ui.scale import scale_for
+from sizer.ui.styling import COLOURS, scale_for
 
 WIDTH, HEIGHT, EDGE = 1200, 630, 56  # pixels; the shape in which chat programs show pictures of links
 PAPER, INK, FAINT, WARNING = "#FFFFFF", "#1B1F24", "#57606A", "#B3261E"

@@ -25,7 +25,7 @@ from sizer.query.several import MOST, as_query
 from sizer.query.text import parse_query
 from sizer.ui.compared import KEY
 from sizer.ui.links import read_link
-from sizer.ui.question import model_name, summary, tab_title
+from sizer.ui.question_words import model_name, summary, tab_title
 
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
 TITLE = "<title>Streamlit</title>"

@@ -7,7 +7,7 @@ import re
 from sizer.device.comparison.row import TENSORS, Row
 from sizer.device.record.measurement import DeviceFacts
 from sizer.report.phases import PHASE_TITLES
-from sizer.ui.palette import HELD, MARKS
+from sizer.ui.styling import HELD, MARKS
 
 PEAKS = {
     "peak_allocated_bytes": "peak allocated",

@@ -22,7 +22,7 @@ from sizer.report.estimate import Estimate
 from sizer.report.explanation import sections
 from sizer.report.report import Report
 from sizer.ui.once import drawn_once
-from sizer.ui.tables import shown_dtypes
+from sizer.ui.report_tables import shown_dtypes
 
 TITLES: dict[type[SizerError], str] = {
     RequestError: "This query was refused",

@@ -10,8 +10,7 @@ import pandas as pd
 from sizer.device.comparison.comparison import Comparison, Level
 from sizer.report.phases import PHASE_TITLES
 from sizer.ui.charts import HEADROOM, finish, size_axis
-from sizer.ui.palette import INK
-from sizer.ui.scale import Scale, scale_for
+from sizer.ui.styling import INK, Scale, scale_for
 
 MEASURED, ESTIMATED = "measured", "estimated"
 COLOURS = {MEASURED: "#56B4E9", ESTIMATED: "#D55E00"}

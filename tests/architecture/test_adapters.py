@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.adapters import cast
+from sizer.architecture.peft_adapters import cast
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.catalogue.adapters import ADAPTERS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.base.errors import BuildError
 from sizer.report.census import Census, DtypeRow, ModuleRow, TensorRow
 

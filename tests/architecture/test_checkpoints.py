@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.census import take_census
 from sizer.architecture.compressed_layouts import is_target
 from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.loaded import as_loaded
+from sizer.architecture.module_census import take_census
 from sizer.architecture.packed import checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
 from sizer.base.config_json import encode_config

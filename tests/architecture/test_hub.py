@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sizer.architecture.hub import _Exchange, fetch_config
+from sizer.architecture.hub_files import _Exchange, fetch_config
 from sizer.base.config_json import read_config
 from sizer.base.errors import HubError
 from tests.hub import REPO, Handler, Hub

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.architecture.from_config import NOTE_LIMIT, from_config
+from sizer.architecture.blueprint import stand_in_loss
 from sizer.architecture.heads import fitting_heads
-from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
-from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.architecture.huggingface import NOTE_LIMIT, from_config, huggingface_blueprint, read_architecture
 from sizer.base.codec import LIMIT_TEXT
 from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
 from sizer.device.trial.trial import one_thread

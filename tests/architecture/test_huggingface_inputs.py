@@ -4,9 +4,17 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from sizer.architecture.examples.example_spec import ExampleSpec, forward_parameters, read, text_config
-from sizer.architecture.examples.tensors import floats, integers, special_tokens, words
-from sizer.architecture.generation import is_text
+from sizer.architecture.examples.example_spec import (
+    ExampleSpec,
+    floats,
+    forward_parameters,
+    integers,
+    read,
+    special_tokens,
+    text_config,
+    words,
+)
+from sizer.architecture.greedy_generation import is_text
 from sizer.architecture.heads import choose_head
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.architecture.sizes import (

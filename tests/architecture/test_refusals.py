@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from sizer.architecture.heads import choose_part, parts_of
+from sizer.architecture.blueprint import no_gradient
+from sizer.architecture.heads import choose_part, no_training, parts_of
 from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
-from sizer.architecture.refusals import no_training
-from sizer.architecture.stand_in_loss import no_gradient
 from sizer.base.errors import ConfigError, RequestError, TraceError
 from tests.architecture.rare_configs import RARE, ROPE, TEXT
 

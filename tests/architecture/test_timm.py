@@ -19,7 +19,7 @@ def blueprint(query: str):
 
 
 def count(query: str) -> int:
-    from sizer.architecture.census import take_census
+    from sizer.architecture.module_census import take_census
     from sizer.tracing.trace import build
 
     plan = blueprint(query)

@@ -9,8 +9,8 @@ from torchvision.models import list_models
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
-from sizer.architecture.vision import resized, vision_blueprint
-from sizer.architecture.vision_tasks import classification, detection, optical_flow, segmentation
+from sizer.architecture.torchvision_models import resized, vision_blueprint
+from sizer.architecture.vision_inputs import classification, detection, optical_flow, segmentation
 from sizer.base.errors import RequestError
 from sizer.device.trial.trial import one_thread
 from sizer.query.text import parse_query

@@ -6,7 +6,7 @@ from torch import nn
 from torchvision.models import DenseNet
 
 from sizer.architecture.checkpointing import checkpoint_blocks, repeated_blocks
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.torchvision_models import vision_blueprint
 from sizer.base.errors import RequestError
 from sizer.device.trial.trial import one_thread
 from sizer.tracing.steps import place

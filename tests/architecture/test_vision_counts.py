@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torchvision.models import get_model_weights, list_models
 
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.torchvision_models import vision_blueprint
 from tests.architecture.vision_facts import facts
 
 # Frozen batch norm: published with frozen scale and shift (buffers, not parameters) in the backbone; from scratch they

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.torchvision_models import vision_blueprint
 from sizer.base.errors import RequestError
 from sizer.base.versions import installed_version
 from sizer.device.trial.trial import one_thread

@@ -11,9 +11,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from sizer.architecture.census import take_census
 from sizer.architecture.checkpointing import repeated_blocks
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.module_census import take_census
+from sizer.architecture.torchvision_models import vision_blueprint
 from sizer.report.census import Census
 
 

@@ -33,11 +33,11 @@ MAY_ASK = {
     "decision/lever_table.py",  # which losses the installed code has
     "estimating/cautions.py",
     "commands/measurements.py",
-    "tracing/compiled/findings.py",  # the compiler that runs is the installed one, here too
+    "tracing/compiled/compile_findings.py",  # the compiler that runs is the installed one, here too
     "tracing/compiled/names.py",  # the compiler that runs is the installed one
     "tracing/device.py",
     "tracing/cuda/builds.py",
-    "tracing/values/indexing.py",
+    "tracing/values/masks.py",
 }
 
 

@@ -28,8 +28,7 @@ from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.rows import ErrorStatistics, SignedError, error_statistics
-from sizer.device.record.files import read_measured
-from sizer.device.record.recording import Measured
+from sizer.device.record.recording import Measured, read_measured
 from sizer.estimating.estimator import estimate_cell
 
 MEASURED = Path(__file__).parent.parent / "measured"

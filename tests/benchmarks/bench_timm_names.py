@@ -20,7 +20,7 @@ from pathlib import Path
 import timm
 import torch
 
-from sizer.architecture.census import take_census
+from sizer.architecture.module_census import take_census
 from sizer.architecture.timm_models import timm_blueprint
 from sizer.tracing.device import Device
 from sizer.tracing.meta.dtypes import OWN_CODE

@@ -27,8 +27,8 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from sizer.architecture.census import take_census
 from sizer.architecture.huggingface import huggingface_blueprint
+from sizer.architecture.module_census import take_census
 from sizer.tracing.device import Device
 from sizer.tracing.meta.dtypes import OWN_CODE
 from sizer.tracing.steps import Work

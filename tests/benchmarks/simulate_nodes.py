@@ -4,7 +4,7 @@
 
 No process is started. Each engineer asks, looks at the answer for a while, and asks again; one question in five is known to
 somebody already; of the others one in twenty is long. Each node has 8 places; one of the 4 takes short questions only. Ranks are
-those of `sizer/service/broker/scripts.py`: finish times by visitor, a line each for short and for long questions.
+those of `sizer/service/broker/board.py`: finish times by visitor, a line each for short and for long questions.
 """
 
 from __future__ import annotations

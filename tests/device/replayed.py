@@ -11,9 +11,8 @@ from sizer.allocator.cuda_cache import CudaCache
 from sizer.allocator.looped import place
 from sizer.allocator.timeline import read_timeline
 from sizer.base.versions import by_address, parse_version
-from sizer.device.record.files import CaseRecord
 from sizer.device.record.measurement import Measurement, PhaseReading
-from sizer.device.record.recording import Segment
+from sizer.device.record.recording import CaseRecord, Segment
 from sizer.query.text import parse_query
 from sizer.tape.tape import Tape
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 import sizer
-from sizer.architecture.hub import fetch_config
+from sizer.architecture.hub_files import fetch_config
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.base.errors import HubError, RequestError
 from sizer.diffusion.bundle import INDEX, read_bundle, read_preset

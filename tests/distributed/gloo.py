@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from sizer.device.readers.cpu import CpuReader
+from sizer.device.readers.cpu_reader import CpuReader
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.rank import join
 from sizer.device.trial.trial import measure_request

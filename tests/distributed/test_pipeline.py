@@ -13,12 +13,12 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.decision.cells import Cells
-from sizer.distributed.devices import Accelerator
+from sizer.distributed.described_gpus import Accelerator
 from sizer.distributed.pipeline import layers_by_stage
 from sizer.distributed.world import world_of
 from sizer.estimating.work import plan_of
 from sizer.query.text import parse_query
-from sizer.tracing.rank import ranks_of_stages
+from sizer.tracing.traced_rank import ranks_of_stages
 from tests.tracing.models import BERT, GPT2, LLAMA
 
 # 1,000 words, 256 wide, an MLP of 512, 8 heads of which 4 are asked; a layer has 2 norms, the model one

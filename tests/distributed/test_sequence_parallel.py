@@ -14,7 +14,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
 from sizer.decision.cells import Cells
 from sizer.distributed import sharding
-from sizer.distributed.sequence_parallel import styles
+from sizer.distributed.tensor_parallel import styles
 from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from tests.tracing.models import BERT, LLAMA

@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 
 import sizer
 from sizer.base.errors import RequestError, TraceError
-from sizer.distributed.devices import Accelerator
+from sizer.distributed.described_gpus import Accelerator
 from sizer.distributed.world import world_of
 from tests.benchmarks.bench_torchtitan import reduced_as_before_july_2024
 

@@ -12,8 +12,7 @@ import sys
 import torch
 
 from sizer.catalogue.hardware import HARDWARE, Hardware
-from sizer.running.driver.build import built_driver, driver_environment
-from sizer.running.kernels import kernels_for
+from sizer.running.driver.build import built_driver, driver_environment, kernels_for
 
 
 def null_environment(device: Hardware) -> dict[str, str]:

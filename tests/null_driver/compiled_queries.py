@@ -29,7 +29,7 @@ from sizer.device.trial.materialize import allocate_parameters, build_without_we
 from sizer.estimating.work import work_of
 from sizer.query.text import parse_query
 from sizer.tracing.compiled.inductor import without_function_modes
-from sizer.tracing.compiled.modules import budgeted, module_compiled
+from sizer.tracing.compiled.install import budgeted, module_compiled
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 from tests.null_driver.build import null_environment

@@ -30,8 +30,8 @@ from sizer.device.trial.trial import generate_on
 from sizer.distributed import passes
 from sizer.estimating.work import work_of
 from sizer.query.text import parse_query
-from sizer.tracing.pipelined import make_steps
 from sizer.tracing.trace import repeatable
+from sizer.tracing.traced_rank import make_steps
 from tests.null_driver.quantized import without_outliers
 from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
-from sizer.running.values import Values
+from sizer.running.small_values import Values
 from tests.architecture.tiny_configs import TINY
 from tests.null_driver.build import null_environment
 from tests.null_driver.record import record

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sizer.device.readers.open import open_reader
-from sizer.device.record.files import write_measured
-from sizer.device.record.recording import Measured
+from sizer.device.record.recording import Measured, write_measured
 from sizer.device.trial.trial import measure_request
 from sizer.query.text import parse_query
 from tests.null_driver.values import KnownValues

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from sizer.catalogue.gpus import GPUS
-from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
+from sizer.tracing.device_rules import rules_for
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.rules import rules_for
 from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options, precision
 
 COUNT = 60

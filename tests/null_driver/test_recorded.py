@@ -11,8 +11,8 @@ from sizer.architecture import make_blueprint
 from sizer.base.config_json import read_config
 from sizer.base.versions import parse_version
 from sizer.device.comparison.counterpart import gpu_of, request_of
-from sizer.device.record.files import CaseRecord, read_measured
 from sizer.device.record.measurement import Measurement
+from sizer.device.record.recording import CaseRecord, read_measured
 from sizer.estimating.work import work_of
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of

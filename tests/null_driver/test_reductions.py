@@ -7,7 +7,7 @@ import pytest
 from sizer.catalogue.gpus import GPUS
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
-from sizer.tracing.rules import rules_for
+from sizer.tracing.device_rules import rules_for
 from tests.null_driver.reductions import OPERATORS, cases, make
 
 COUNT = 150

@@ -282,7 +282,7 @@ def run(attack: Callable[[Victim], object], victim: Victim, *, walled: bool) -> 
             os.setpgid(0, 0)
             sink = os.dup2(sink, 100)
             if walled:
-                os.closerange(3, 100)  # as `sizer.service.child` does it
+                os.closerange(3, 100)  # as `sizer.service.job_child` does it
             sandbox.confine(20, limits=None if attack in UNLIMITED else LIMITS, parent=victim.process_id)
             missing = raise_wall(READABLE) if walled else {}
             if missing.keys() - {"namespaces"}:  # which a container may refuse; the other two hold without them

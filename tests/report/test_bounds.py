@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sizer.catalogue.gpus import GPUS
-from sizer.device.record.files import CaseRecord, read_measured
+from sizer.device.record.recording import CaseRecord, read_measured
 from sizer.report.bounds import (
     BETWEEN_VERSIONS,
     CONTEXT,

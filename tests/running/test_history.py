@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sizer.running.history import BACKWARD, columns_of, tape_of
-from sizer.running.outcome import alive_at_peak
+from sizer.running.run_outcome import alive_at_peak
 from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE
 
 

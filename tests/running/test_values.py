@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sizer.running import values
+from sizer.running import small_values
 from tests.null_driver import values as known
 
 
@@ -12,6 +12,6 @@ def test_following_a_tensor_leaves_its_storage_with_one_owner():
     """Autograd adds to a gradient in place if nobody else holds its storage; a Python object of the storage would hold it."""
     tensor = torch.ones(8)
     before = torch._C._storage_Use_Count(torch._C._storage_address(tensor))
-    assert values._key(tensor) == torch._C._storage_address(tensor)
+    assert small_values._key(tensor) == torch._C._storage_address(tensor)
     assert known._address(tensor[2:]) == tensor.data_ptr()
     assert torch._C._storage_Use_Count(torch._C._storage_address(tensor)) == before

@@ -11,7 +11,7 @@ from tests.service.brokers import need_broker
 need_broker()
 
 from sizer.service.broker.board import Board, unpack  # noqa: E402
-from sizer.service.broker.turns import LONG_SECONDS, cost_of, queue_of  # noqa: E402
+from sizer.service.broker.celery_turns import LONG_SECONDS, cost_of, queue_of  # noqa: E402
 
 
 def put(board: Board, name: str, visitor: str, *, cost: float = 1.0) -> bool:

@@ -29,7 +29,7 @@ need_broker()
 from redis import Redis  # noqa: E402
 
 from sizer.service.broker.board import Board, connect, digest_of, unpack  # noqa: E402
-from sizer.service.broker.turns import NEXT, line_of, make_celery  # noqa: E402
+from sizer.service.broker.celery_turns import NEXT, line_of, make_celery  # noqa: E402
 from sizer.service.broker.worker import checked  # noqa: E402
 
 REAL = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32,bfloat16&batch=1,2&image=64"

@@ -34,7 +34,7 @@ def test_anything_else_is_refused_and_not_repeated(monkeypatch, given):
 def test_a_package_that_is_missing_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setenv(BROKER_VARIABLE, "redis://127.0.0.1:9/0")
     monkeypatch.setitem(sys.modules, "celery", None)  # its import fails
-    for name in ("connection", "turns"):
+    for name in ("connection", "celery_turns"):
         monkeypatch.delitem(sys.modules, f"sizer.service.broker.{name}", raising=False)
     with pytest.raises(JobError, match=r"\((celery|kombu)\); pip install -r deploy/requirements-broker\.txt"):
         client._make_shared.__wrapped__()

@@ -25,10 +25,10 @@ from sizer.catalogue.weights import BITSANDBYTES
 from sizer.report.report import Report
 from sizer.service import client as client_module
 from sizer.service import pool, supervisor
-from sizer.service.cache import Cache
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import SILENT
+from sizer.service.pool import Cache
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
 from tests.processes.running import TESTS, is_running, template_of, wait_until

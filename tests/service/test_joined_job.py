@@ -10,7 +10,7 @@ from sizer.base.errors import JobError
 from sizer.catalogue.gpus import GPUS, in_parts
 from sizer.report.decision import DeviceReport, DeviceRow
 from sizer.service.client import JobClient
-from sizer.service.joined_job import JoinedJob
+from sizer.service.job import JoinedJob
 from sizer.service.settings import Settings
 from tests.ui.decisions import served_devices_for
 

@@ -9,8 +9,7 @@ import re
 import pytest
 
 from sizer.base.errors import JobError
-from sizer.service.logs import LOG_VARIABLE, JsonFormatter, set_up_logging
-from sizer.service.metrics import JobMetrics
+from sizer.service.monitoring import LOG_VARIABLE, JobMetrics, JsonFormatter, set_up_logging
 from tests.service.test_client import make_client, submit  # noqa: F401 (a fixture)
 
 

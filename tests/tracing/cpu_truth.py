@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.device.readers.cpu import CpuReader
+from sizer.device.readers.cpu_reader import CpuReader
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.tape.tape import Tape

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sizer.base.versions import Version, installed_version
-from sizer.tracing.meta import autocast_lists as lists
+from sizer.tracing.meta import autocast as lists
 from sizer.tracing.meta.autocast import Autocast
 
 HALF, FLOAT, FP16 = torch.bfloat16, torch.float32, torch.float16

@@ -15,7 +15,7 @@ from sizer.estimating.kept import NothingKept
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
 from sizer.tape.archive import pack, unpack
-from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
+from sizer.tracing.device import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS
 from tests.estimating.test_tracer import Shelf
 

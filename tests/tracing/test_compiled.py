@@ -21,7 +21,7 @@ from sizer.base.errors import TraceError
 from sizer.base.versions import installed_version
 from sizer.estimating.custom import size_step
 from sizer.tracing.compiled import names
-from sizer.tracing.compiled.findings import reason_of
+from sizer.tracing.compiled.compile_findings import reason_of
 from tests.tracing.compiled_steps import figures
 from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, two_lengths
 from tests.tracing.graph_works import blocks

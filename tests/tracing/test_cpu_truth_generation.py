@@ -9,13 +9,13 @@ from torch import Tensor
 
 from sizer.allocator.timeline import running_bytes
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.device.readers.cpu import CpuReader
+from sizer.device.readers.cpu_reader import CpuReader
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.device.trial.trial import generate_on, one_thread
 from sizer.tape.loops import written
 from sizer.tracing.generation import trace_generation
 from sizer.tracing.steps import Work, weight_dtype
-from sizer.tracing.tokens import trace_tokens
+from sizer.tracing.token_trace import trace_tokens
 from sizer.tracing.trace import repeatable
 from tests.tracing.cpu_truth import CPU
 from tests.tracing.generations import device, generation, work

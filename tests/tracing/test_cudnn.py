@@ -19,10 +19,10 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.hardware import HARDWARE
 from sizer.report.bounds import CONTEXT, ENGINES, MODELS, Margin
 from sizer.report.report import Report
-from sizer.tracing.cuda import convolution, cublaslt, cudnn, cudnn_convolution, deviceless
-from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda import convolution, cudnn, cudnn_convolution, deviceless
+from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.cuda.cudnn_graph import dense_strides
-from sizer.tracing.cuda.linkage import NoImportError, replace_import
+from sizer.tracing.cuda.deviceless import NoImportError, replace_import
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
@@ -168,8 +168,8 @@ def test_the_same_answers_without_numba() -> None:
 def test_products_that_cublaslt_supports(
     compute: int, operand: int, result: int, capability, bytes: int | None
 ) -> None:  # type: ignore[no-untyped-def]
-    product = cublaslt.Product(compute=compute, operand=operand, result=result)
-    assert cublaslt.workspace_bytes(product, capability) == bytes
+    product = deviceless.Product(compute=compute, operand=operand, result=result)
+    assert deviceless.workspace_bytes(product, capability) == bytes
 
 
 def test_the_report_says_where_cublaslt_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:

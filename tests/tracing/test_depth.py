@@ -20,7 +20,7 @@ from sizer.query.text import parse_query
 from sizer.tape.size_queries import by_block
 from sizer.tape.tape import Tape
 from sizer.tracing.depth import DeepTraces, find_repeated
-from sizer.tracing.loading import Loading
+from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build_loaded, trace
 from tests.architecture.tiny_configs import BERT, CONV_SOUND, LLAMA, SPECIAL, VISION
 

@@ -16,11 +16,11 @@ from sizer.report.bounds import CLOSED_KERNELS
 from sizer.report.report import Report
 from sizer.tape.archive import Traced
 from sizer.tape.family import TapeFamily
-from sizer.tracing import rules
+from sizer.tracing import device_rules
 from sizer.tracing.cuda import convolution
 from sizer.tracing.device import KINDS, Device
+from sizer.tracing.device_rules import rules_for
 from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
-from sizer.tracing.rules import rules_for
 from tests.tape.tapes import make_tape
 from tests.tracing.test_mechanisms import Attend, run
 
@@ -130,17 +130,17 @@ def test_stand_ins_are_part_of_it() -> None:
 
 def without(monkeypatch: pytest.MonkeyPatch, kind: str, *families: str) -> Device:
     """A device whose rules lack some families of operators."""
-    left = tuple(family for family in rules.FAMILIES[kind] if family.__name__.rpartition(".")[2] not in families)
-    assert len(left) < len(rules.FAMILIES[kind])
-    monkeypatch.setitem(rules.FAMILIES, kind, left)
-    rules._rules.cache_clear()
+    left = tuple(family for family in device_rules.FAMILIES[kind] if family.__name__.rpartition(".")[2] not in families)
+    assert len(left) < len(device_rules.FAMILIES[kind])
+    monkeypatch.setitem(device_rules.FAMILIES, kind, left)
+    device_rules._rules.cache_clear()
     return Device(kind, (8, 0) if kind == "cuda" else None)
 
 
 @pytest.fixture
 def rules_made_anew() -> Iterator[None]:
     yield
-    rules._rules.cache_clear()
+    device_rules._rules.cache_clear()
 
 
 def test_what_is_counted_follows_from_the_rules(monkeypatch: pytest.MonkeyPatch, rules_made_anew: None) -> None:

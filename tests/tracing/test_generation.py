@@ -17,7 +17,7 @@ from sizer.tape.loops import DEPTH, NotRepeatedError, check_affine, check_follow
 from sizer.tape.size_queries import SizeQuery
 from sizer.tape.tape import CATEGORIES, Loop, Tape
 from sizer.tracing.generation import trace_generation
-from sizer.tracing.tokens import trace_tokens
+from sizer.tracing.token_trace import trace_tokens
 from tests.tracing.generations import CONFIGS, device, generation, work
 
 CASES = [

@@ -17,10 +17,10 @@ from sizer.query.text import parse_query
 from sizer.report.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
 from sizer.tape.loops import written
 from sizer.tracing import generation as generation_tape
+from sizer.tracing.cache_growth import trace_kv_cache
 from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.generation import UNUSUAL, trace_generation
-from sizer.tracing.kv_cache import trace_kv_cache
-from sizer.tracing.tokens import trace_tokens
+from sizer.tracing.token_trace import trace_tokens
 from sizer.tracing.trace import build
 from tests.architecture.tiny_configs import TINY
 from tests.tracing.generations import device, generation, work

@@ -20,7 +20,7 @@ from sizer.base.errors import TraceError
 from sizer.base.versions import installed_version
 from sizer.estimating.custom import size_step
 from sizer.tape.tape import CATEGORIES, Tape
-from sizer.tracing.cuda.attention_backend import choose
+from sizer.tracing.cuda.attention import choose
 from sizer.tracing.cuda.cublas import blas_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta import in_place

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sizer.catalogue.gpus import GPUS
 from sizer.tape.tape import CATEGORIES, Tape
 from sizer.tracing.cuda import normalization
-from sizer.tracing.cuda.attention_backend import CONDITIONS, choose, order, refusal
+from sizer.tracing.cuda.attention import CONDITIONS, choose, order, refusal
 from sizer.tracing.cuda.cublas import (
     DEFAULT_WORKSPACE,
     LARGE_WORKSPACE,
@@ -26,9 +26,9 @@ from sizer.tracing.cuda.cublas import (
 from sizer.tracing.cuda.recurrent import reserve_bytes
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
+from sizer.tracing.device_rules import rules_for
 from sizer.tracing.meta.attention import Attention
-from sizer.tracing.rules import rules_for
-from sizer.tracing.tables import operator
+from sizer.tracing.operator_tables import operator
 from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, alive, peaks, question, run
 
 VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)

@@ -9,7 +9,7 @@ import pytest
 from sizer.base.config_json import read_config
 from sizer.base.versions import installed_version
 from sizer.device.comparison.counterpart import gpu_of, request_of
-from sizer.device.record.files import read_measured
+from sizer.device.record.recording import read_measured
 from sizer.estimating.estimator import estimate_cell
 from sizer.tape.loops import written
 from sizer.tape.tape import Tape

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sizer.tracing.allocations import PRODUCT
-from sizer.tracing.cuda import grouped, packed_copies
+from sizer.tracing.cuda import many_tensors
 from sizer.tracing.device import Device
 
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
@@ -19,7 +19,7 @@ def held_by_products(capability: tuple[int, int], groups: int, rows: int, dtype:
     second = torch.empty(groups, 512, 768, dtype=dtype, device="meta")
     ends = torch.empty(groups, dtype=torch.int32, device="meta")
     out = torch.empty(groups * rows, 768, dtype=dtype, device="meta")
-    return list(grouped.grouped_mm(Device("cuda", capability), (first, second, ends), {}, out))
+    return list(many_tensors.grouped_mm(Device("cuda", capability), (first, second, ends), {}, out))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def held_by_copies(dtypes: tuple[torch.dtype, torch.dtype], rows: int) -> list[l
     tensors = [torch.empty(shape, dtype=dtypes[0], device="meta") for shape in ((rows, 768), (768,))]
     out = torch.empty(8 * (-(-rows // 8) * 768 + 96), dtype=dtypes[1], device="meta")
     device, args = Device("cuda", HOPPER), (tensors, 0, 8)
-    found = list(packed_copies.chunk_cat(device, args, {"out": out}, None))
-    assert list(packed_copies.chunk_cat_mixed_dtype(device, args, {"out": out}, None)) == found
+    found = list(many_tensors.chunk_cat(device, args, {"out": out}, None))
+    assert list(many_tensors.chunk_cat_mixed_dtype(device, args, {"out": out}, None)) == found
     return found
 
 
@@ -66,5 +66,5 @@ def test_a_table_tells_each_block_what_to_unpack(columns: int, launched: int):
     gathered = torch.empty(8, 2 * columns, dtype=HALF, device="meta")
     out = [torch.empty(8, columns, dtype=HALF, device="meta") for _ in range(2)]
     args = gathered, [columns, columns], 1
-    (held,) = packed_copies.split_with_sizes_copy(Device("cuda", HOPPER), args, {"out": out}, None)
+    (held,) = many_tensors.split_with_sizes_copy(Device("cuda", HOPPER), args, {"out": out}, None)
     assert held == [(4 * 2 + 1 + launched) * 8]

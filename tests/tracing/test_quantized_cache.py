@@ -14,10 +14,10 @@ from sizer.base.errors import RequestError, TraceError
 from sizer.tape.loops import NotRepeatedError, written
 from sizer.tape.tape import Tape
 from sizer.tape.windows import append_windows, kept_blocks
+from sizer.tracing.cache_growth import trace_kv_cache
 from sizer.tracing.generation import AROUND, UNUSUAL, trace_generation
-from sizer.tracing.kv_cache import trace_kv_cache
-from sizer.tracing.meta.quanto import HANDLERS
-from sizer.tracing.tokens import TokenTrace, trace_tokens
+from sizer.tracing.meta.quantized_operators import HANDLERS
+from sizer.tracing.token_trace import TokenTrace, trace_tokens
 from tests.tracing.generations import device, generation, work
 from tests.tracing.quantized_caches import RESIDUAL, four_bit_caches
 from tests.tracing.test_generation import rows

@@ -10,7 +10,7 @@ from transformers.loss import loss_rnnt as rnnt
 
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
-from sizer.tracing.meta.rnnt import LIKE_TORCHAUDIO
+from sizer.tracing.meta.loss_operators import LIKE_TORCHAUDIO
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 

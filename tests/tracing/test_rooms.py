@@ -12,46 +12,39 @@ from types import ModuleType
 import pytest
 
 import sizer.tracing
-from sizer.tracing import rules
+from sizer.tracing import device_rules
 
 FOLDER = Path(sizer.tracing.__file__).parent
 TABLES = {"KERNELS", "FORMULAS", "HANDLERS", "RESULTS", "HELD", "CHECKS", "SHORTCUTS"}
 
 # Each room, a folder or a module, with all that it may import from; a room stands below those, so that no way leads back.
-_GROUND = ("tables", "capability", "device", "stream_order", "log")
+_GROUND = ("operator_tables", "device", "log")
 _BELOW = (*_GROUND, "values", "allocations", "meta")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "tables": (),
-    "capability": (),
-    "device": ("capability",),
-    "stream_order": (),
-    "log": ("stream_order",),
-    "modules": (),
-    "loading": ("log", "modules"),
+    "operator_tables": (),
+    "device": (),
+    "log": (),
+    "modules": ("log",),
     "values": _GROUND,
     "allocations": (*_GROUND, "values"),
     "meta": (*_GROUND, "values", "allocations"),
     "cuda": _BELOW,
     "cpu": _BELOW,
-    "mps": _BELOW,
-    "rules": (*_BELOW, "cuda", "cpu", "mps"),
-    "storages": ("log",),
-    "workspaces": ("log", "modules", "allocations"),
-    "recorder": (*_BELOW, "modules", "loading", "cuda", "rules", "storages", "workspaces"),
-    "batch_lines": ("capability", "device"),
-    "depth": ("capability", "device"),
+    "mps_kernels": _BELOW,
+    "device_rules": (*_BELOW, "cuda", "cpu", "mps_kernels"),
+    "blocks": ("log", "modules", "allocations"),
+    "recorder": (*_BELOW, "modules", "cuda", "device_rules", "blocks"),
+    "batch_lines": ("device",),
+    "depth": ("device",),
     "steps": _BELOW,
-    "compiled": (*_BELOW, "storages", "cuda", "recorder", "steps"),
-    "libraries": (*_BELOW, "recorder", "compiled"),
+    "compiled": (*_BELOW, "blocks", "cuda", "recorder", "steps"),
     "watch": (*_BELOW, "recorder"),
-    "explain": (*_BELOW, "cuda", "rules"),
-    "rank": (*_BELOW, "steps"),
-    "pipelined": (*_BELOW, "steps"),
-    "stages": (*_BELOW, "steps", "rank"),
-    "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "compiled", "libraries", "rank", "pipelined"),
-    "tokens": (*_BELOW, "loading", "recorder", "depth", "steps", "rank", "trace"),
-    "kv_cache": (*_BELOW, "loading", "depth", "steps", "tokens"),
-    "generation": (*_BELOW, "loading", "depth", "steps", "tokens"),
+    "explain": (*_BELOW, "cuda", "device_rules"),
+    "traced_rank": (*_BELOW, "steps"),
+    "trace": (*_BELOW, "modules", "cuda", "cpu", "device_rules", "recorder", "steps", "compiled", "traced_rank"),
+    "token_trace": (*_BELOW, "modules", "recorder", "depth", "steps", "traced_rank", "trace"),
+    "cache_growth": (*_BELOW, "modules", "depth", "steps", "token_trace"),
+    "generation": (*_BELOW, "modules", "depth", "steps", "token_trace"),
     "rollouts": ("recorder", "generation"),
 }
 
@@ -129,7 +122,7 @@ def tables_of(module: ModuleType) -> set[str]:
 
 
 def test_every_table_is_among_the_rules():
-    families = {family for kind in rules.FAMILIES.values() for family in kind}
+    families = {family for kind in device_rules.FAMILIES.values() for family in kind}
     assert all(tables_of(family) for family in families)
     named = {family.__name__ for family in families}
     pattern = re.compile(rf"^({'|'.join(TABLES)})\b.* = ", re.MULTILINE)

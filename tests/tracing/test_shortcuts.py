@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sizer.tracing.meta import norm_shortcuts, shortcuts
-from sizer.tracing.meta.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE
-from sizer.tracing.tables import join
+from sizer.tracing.meta import shortcuts
+from sizer.tracing.meta.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE, SHORTCUTS
 from sizer.tracing.values.known import LARGEST_FLOATS
 
-SHORTCUTS = join(shortcuts.SHORTCUTS, norm_shortcuts.SHORTCUTS)
 NUMBERS = {"weight": 0.5, "exponent": 2, "negative_slope": 0.1, "value": 2, "scalar": 2, "threshold": 0}
 
 
@@ -278,7 +276,7 @@ def test_shortcut_declines_or_agrees(func: Any) -> None:
 def test_every_name_is_in_the_table() -> None:
     # each name once; `_foreach_` names twice, as themselves and in place
     names = sum(len(names.split()) for names in (POINTWISE, COMPARISONS, IN_PLACE)) + 2 * len(FOREACH)
-    assert len(shortcuts.SHORTCUTS) == len(shortcuts._OTHERS) + names
+    assert len(SHORTCUTS) == len(shortcuts._OF_NORMS) + len(shortcuts._OTHERS) + names
 
 
 @pytest.mark.parametrize("func", [f for f in SHORTCUTS if f.overloadpacket.__name__ in IN_PLACE], ids=str)

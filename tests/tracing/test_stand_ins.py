@@ -21,9 +21,8 @@ from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.tracing.values.boxes import KEPT, MATCHED
-from sizer.tracing.values.indexing import EVERY, LISTED
-from sizer.tracing.values.routing import EVENLY, spread
-from sizer.tracing.values.stand_ins import FINITE, NONZERO
+from sizer.tracing.values.masks import EVERY, LISTED
+from sizer.tracing.values.stand_ins import EVENLY, FINITE, NONZERO, spread
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.known import known, under
 from tests.tracing.models import text

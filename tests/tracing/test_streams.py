@@ -11,7 +11,7 @@ import sizer
 from sizer.report.bounds import STREAMS
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
-from sizer.tracing.meta.streams import PER_PRIORITY
+from sizer.tracing.meta.stream_calls import PER_PRIORITY
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 

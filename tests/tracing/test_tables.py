@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sizer.base.versions import installed_version
-from sizer.tracing import rules
+from sizer.tracing import device_rules
 from sizer.tracing.device import KINDS, Device
-from sizer.tracing.tables import join
+from sizer.tracing.operator_tables import join
 
 aten = torch.ops.aten
 
@@ -23,14 +23,14 @@ def test_an_operator_in_two_tables_is_refused_by_name():
 
 
 def test_an_operator_in_two_families_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules.copies, "RESULTS", {**rules.copies.RESULTS, aten.native_layer_norm.default: None})
+    monkeypatch.setattr(device_rules.copies, "RESULTS", {**device_rules.copies.RESULTS, aten.native_layer_norm.default: None})
     with pytest.raises(ValueError, match=r"name aten.native_layer_norm.default twice"):
-        rules._rules.__wrapped__("cpu", installed_version())
+        device_rules._rules.__wrapped__("cpu", installed_version())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rules_have_every_kind_of_table(kind: str):
-    found = rules.rules_for(Device(kind, (8, 0) if kind == "cuda" else None))
+    found = device_rules.rules_for(Device(kind, (8, 0) if kind == "cuda" else None))
     assert found.kernels and found.handlers and found.checks and found.shortcuts
     assert bool(found.held) == bool(found.results) == (kind != "mps")
     assert (found.blas is not None) == (kind == "cuda")

@@ -8,7 +8,7 @@ import pytest
 import torchvision
 
 from sizer.allocator.allocator import replay
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.torchvision_models import vision_blueprint
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace

@@ -13,7 +13,7 @@ from sizer.query.request import Request
 from sizer.tape.tape import CATEGORIES
 from sizer.ui.charts import in_sight, legend, peak_chart, step_chart
 from sizer.ui.focus import CACHE, OUTSIDE, PEAK_KINDS
-from sizer.ui.palette import COLOURS
+from sizer.ui.styling import COLOURS
 from tests.ui.reports import report_for
 
 GIB = 2**30

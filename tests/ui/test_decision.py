@@ -13,8 +13,8 @@ from sizer.query.request import Request
 from sizer.query.text import parse_query
 from sizer.report.decision import describe_fewest
 from sizer.ui import service
-from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame, how_much
 from sizer.ui.decision_tables import budgets_chart, budgets_frame, ranks_chart, ranks_frame
+from sizer.ui.decision_view import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame, how_much
 from sizer.ui.links import frame_csv
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
@@ -44,7 +44,7 @@ def growing() -> None:
     import streamlit as st
 
     from sizer.query.text import parse_query
-    from sizer.ui.decision import _show_levers
+    from sizer.ui.decision_view import _show_levers
     from tests.ui.decisions import levers_for
 
     query = "arch=torchvision:resnet50&dtype=float32&batch=32"
@@ -90,7 +90,7 @@ def control_of(page: AppTest):
 
 def filling() -> None:
     from sizer.query.text import parse_query
-    from sizer.ui.decision import show_decision
+    from sizer.ui.decision_view import show_decision
     from tests.ui.reports import report_for
 
     request = parse_query("arch=torchvision:resnet50&dtype=float32&batch=32&gpu=custom:2GiB@8.0")

@@ -16,7 +16,7 @@ from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Cost, 
 from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.ui import devices, measuring
+from sizer.ui import devices_view, measuring
 from tests.ui.conftest import APP, markup, texts
 
 CPU = DeviceFacts(device="cpu", name="A Fast One", total_bytes=64 * GIB, free_bytes=32 * GIB)
@@ -89,8 +89,8 @@ class Script:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     script = Script()
-    monkeypatch.setattr(devices.inventory, "find_inventory", script.find_inventory)
-    monkeypatch.setattr(devices.demonstration, "demonstrate", script.demonstrate)
+    monkeypatch.setattr(devices_view.inventory, "find_inventory", script.find_inventory)
+    monkeypatch.setattr(devices_view.demonstration, "demonstrate", script.demonstrate)
     st.cache_data.clear()
     yield script
     st.cache_data.clear()
@@ -117,7 +117,7 @@ def charts(page: AppTest) -> list[dict]:
 def test_without_an_accelerator_it_says_so_and_offers_the_cpu(script):
     page = open_devices()
     assert page.title[0].value == "What PyTorch can use on this machine"
-    assert page.info[0].value == devices.ALONE
+    assert page.info[0].value == devices_view.ALONE
     assert NO_DRIVER in texts(page)
     assert page.code[0].value == f"{PORTABLE}  # here"
     frame = page.dataframe[0].value

@@ -15,7 +15,7 @@ from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.fair_queue import Visitor
 from sizer.service.settings import Settings
-from sizer.ui import endpoint
+from sizer.ui import hosting
 from tests.processes.running import TESTS
 
 REPORTS = "tests.service.scripted:report"  # answers any query with a report made by hand; float16 cannot be traced
@@ -28,7 +28,7 @@ def client(monkeypatch):
 
     def make(function: str = REPORTS, **settings: object) -> JobClient:
         made.append(JobClient(Settings(function=function, preload=(), max_jobs=1, readable=(TESTS,), **settings)))
-        monkeypatch.setattr(endpoint, "shared_client", lambda: made[-1])
+        monkeypatch.setattr(hosting, "shared_client", lambda: made[-1])
         return made[-1]
 
     yield make
@@ -38,7 +38,7 @@ def client(monkeypatch):
 
 def request(query: str, method: str = "GET", host: str = "127.0.0.1", *, gone: bool = False, **headers: str) -> Request:
     scope = {
-        "type": "http", "method": method, "path": endpoint.PATH, "query_string": query.encode(), "client": (host, 1),
+        "type": "http", "method": method, "path": hosting.PATH, "query_string": query.encode(), "client": (host, 1),
         "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()], "server": ("h", 80),
     }  # fmt: skip
 
@@ -51,7 +51,7 @@ def request(query: str, method: str = "GET", host: str = "127.0.0.1", *, gone: b
 
 
 def answer(asked: Request) -> tuple[int, dict]:
-    (route,) = endpoint.routes()
+    (route,) = hosting.endpoint_routes()
     response = asyncio.run(route.endpoint(asked))
     return response.status_code, json.loads(response.body or b"{}")
 
@@ -111,7 +111,7 @@ def test_too_many_jobs_are_429(client):
 
 
 def test_a_caller_who_has_gone_leaves_no_job(client, monkeypatch):
-    monkeypatch.setattr(endpoint, "GONE_SECONDS", 0.1)
+    monkeypatch.setattr(hosting, "GONE_SECONDS", 0.1)
     asked = client("tests.service.scripted:hold_always")
     submit = asked.submit
     jobs = []
@@ -137,11 +137,11 @@ def test_other_methods_are_refused(client):
     ],
 )
 def test_every_error_has_its_status(error, status):
-    assert endpoint.status_of(error) == status
-    assert endpoint.describe_error(error) == {"error": "x", "key": None, "allowed": None}
+    assert hosting.status_of(error) == status
+    assert hosting.describe_error(error) == {"error": "x", "key": None, "allowed": None}
 
 
 def test_the_queue_counts_callers_by_address():
-    assert endpoint.visitor_of(request(QUERY)) == Visitor()
-    assert endpoint.visitor_of(request(QUERY, host="10.0.0.7")).address == "10.0.0.7"
-    assert endpoint.visitor_of(request(QUERY, x_forwarded_for="10.0.0.8")).address == "127.0.0.1"
+    assert hosting.visitor_of(request(QUERY)) == Visitor()
+    assert hosting.visitor_of(request(QUERY, host="10.0.0.7")).address == "10.0.0.7"
+    assert hosting.visitor_of(request(QUERY, x_forwarded_for="10.0.0.8")).address == "127.0.0.1"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.device.ledger.database import Filter
 from sizer.device.ledger.ledger import Ledger
+from sizer.device.ledger.rows import Filter
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import measuring as here
-from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
-from sizer.ui.ledger import LEDGER, PART, rows_frame, statistics_frame
+from sizer.ui.ledger_view import LEDGER, PART, rows_frame, statistics_frame
+from sizer.ui.published import FIGURES, errors_chart, points_of
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
 from tests.ui.conftest import markup, texts
 from tests.ui.machines import ScriptedMachine, install_machine

@@ -14,10 +14,9 @@ from sizer.base.units import format_bytes
 from sizer.query.request import Request
 from sizer.query.text import parse_query
 from sizer.report.peak import ModuleBytes
-from sizer.ui.icicle import DEPTH, WHOLE, boxes, icicle_chart, ink_on
-from sizer.ui.palette import COLOURS
-from sizer.ui.peak import modules_frame, tensors_frame
+from sizer.ui.peak_view import DEPTH, WHOLE, boxes, icicle_chart, ink_on, modules_frame, tensors_frame
 from sizer.ui.picture import HEIGHT, WIDTH, Summary, alt_text, draw_picture
+from sizer.ui.styling import COLOURS
 from tests.ui.conftest import install, open_tab, texts
 from tests.ui.reports import peak_for, report_for
 from tests.ui.test_page import look_at

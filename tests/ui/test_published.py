@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 from sizer.catalogue.gpus import GPUS
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.published_figures import read_published
-from sizer.ui.ledger import LEDGER, PART
-from sizer.ui.published import QUANTITIES, points_of, published_frame, statistics_frame
+from sizer.ui.ledger_view import LEDGER, PART
+from sizer.ui.published import QUANTITIES, published_frame, published_points, statistics_frame
 from tests.benchmarks.bench_published import by_set
 from tests.benchmarks.published.errors import read_errors
 from tests.benchmarks.published.rows import read_runs
@@ -80,7 +80,7 @@ def test_one_kind_and_one_gpu_at_a_time(open_ledger):
 
 def test_chart_and_statistics_are_of_the_same_figures():
     chosen = [one for one in FIGURES if one.quantity == "reserved"]
-    points = points_of(chosen, "Peak reserved")
+    points = published_points(chosen, "Peak reserved")
     assert [point.percent for point in points] == [100 * one.error for one in chosen]
     statistics = statistics_frame(chosen)
     assert statistics["Count"].sum() == len(chosen)

@@ -6,7 +6,7 @@ import pytest
 
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
-from sizer.ui.question import EXAMPLES, file_stem, summary, tab_title
+from sizer.ui.question_words import EXAMPLES, file_stem, summary, tab_title
 
 RESNET = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(1, 32), gpu="rtx-4090")
 

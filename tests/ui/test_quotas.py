@@ -10,8 +10,8 @@ import pytest
 from sizer.base.errors import JobError
 from sizer.base.units import MIB
 from sizer.service.variables import SESSION_UPLOADS, SESSIONS, UPLOADS
-from sizer.ui import quotas
-from sizer.ui.quotas import Quotas
+from sizer.ui import surface
+from sizer.ui.surface import Quotas
 
 
 class Door:
@@ -124,8 +124,8 @@ def test_messages_of_one_page_wait_once_they_come_too_fast(monkeypatch):
         waited.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(quotas.asyncio, "sleep", sleep)
-    monkeypatch.setattr(quotas.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(surface.asyncio, "sleep", sleep)
+    monkeypatch.setattr(surface.time, "monotonic", lambda: now[0])
 
     async def app(scope, receive, send) -> None:
         for _ in range(2000):
@@ -142,7 +142,7 @@ def test_messages_of_one_page_wait_once_they_come_too_fast(monkeypatch):
 
 def test_an_address_that_asks_too_fast_is_refused_before_anything_is_read(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(quotas.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(surface.time, "monotonic", lambda: now[0])
     door = Door()
     door.release.set()
 

@@ -6,7 +6,7 @@ import pytest
 
 from sizer.base.units import GIB, KIB, MIB
 from sizer.ui.charts import legend
-from sizer.ui.scale import GIBIBYTES, scale_for
+from sizer.ui.styling import GIBIBYTES, scale_for
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm
-from sizer.ui.serving import budget_parts
+from sizer.ui.server_view import budget_parts
 from tests.serving.models import decoder, flags, profiler
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install, markup, texts

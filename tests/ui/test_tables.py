@@ -14,9 +14,8 @@ from sizer.query.request import Request
 from sizer.report.fit import VERDICTS
 from sizer.ui.focus import PEAK_KINDS, parts
 from sizer.ui.once import done_once, worked_out
-from sizer.ui.palette import MARKS, TINTS, VERDICT_COLOURS
-from sizer.ui.scale import scale_for
-from sizer.ui.tables import LARGEST, fits_frame, style_fits
+from sizer.ui.report_tables import LARGEST, fits_frame, style_fits
+from sizer.ui.styling import MARKS, TINTS, VERDICT_COLOURS, scale_for
 from tests.ui.reports import report_for
 
 REQUEST = Request(

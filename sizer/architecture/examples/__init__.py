@@ -16,17 +16,13 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.examples import (
     audio,
     documents,
-    encoders,
     labels,
     multimodal_text,
-    patches,
     prompts,
-    proteins,
-    series,
+    sequences,
     speech,
     submodules,
-    text,
-    video_tracking,
+    token_inputs,
     vision,
     vision_towers,
 )
@@ -34,37 +30,37 @@ from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, transd
 from sizer.architecture.examples.multimodal_inputs import MultimodalInput
 
 FAMILIES: dict[str, Recipe] = {
-    "autoformer": series.lagged_series,
-    "DecisionTransformerModel": series.episode,
-    "informer": series.lagged_series,
-    "patchtsmixer": series.patched_series,
-    "patchtst": series.patched_series,
-    "time_series_transformer": series.lagged_series,
-    "timesfm": series.plain_series,
-    "timesfm2_5": series.plain_series,
+    "autoformer": sequences.lagged_series,
+    "DecisionTransformerModel": sequences.episode,
+    "informer": sequences.lagged_series,
+    "patchtsmixer": sequences.patched_series,
+    "patchtst": sequences.patched_series,
+    "time_series_transformer": sequences.lagged_series,
+    "timesfm": sequences.plain_series,
+    "timesfm2_5": sequences.plain_series,
     **submodules.FAMILIES,
     **vision_towers.FAMILIES,
-    **encoders.FAMILIES,
+    **audio.FAMILIES,
     **speech.FAMILIES,
     **documents.FAMILIES,
     **prompts.FAMILIES,
-    **video_tracking.FAMILIES,
-    **proteins.FAMILIES,
+    **vision.FAMILIES,
+    **sequences.FAMILIES,
 }
 
 
 def text_or_audio_mask(spec: ExampleSpec) -> Tensor | None:
     """The mask that a tokenizer or a feature extractor returns with the inputs; None where there is none."""
-    return text.token_mask(spec) if spec.takes("input_ids", "inputs") else audio.audio_mask(spec)
+    return token_inputs.token_mask(spec) if spec.takes("input_ids", "inputs") else audio.audio_mask(spec)
 
 
 BY_PARAMETER = {
-    "input_ids": text.sentence,
+    "input_ids": token_inputs.sentence,
     "attention_mask": text_or_audio_mask,
-    "bbox": text.boxes_of_words,
-    "lang_ids": text.language,
-    "xpath_tags_seq": text.xpath_tags,
-    "xpath_subs_seq": text.xpath_subscripts,
+    "bbox": token_inputs.boxes_of_words,
+    "lang_ids": token_inputs.language,
+    "xpath_tags_seq": token_inputs.xpath_tags,
+    "xpath_subs_seq": token_inputs.xpath_subscripts,
     "pixel_values": vision.image,
     "bool_masked_pos": vision.hidden_patches,
     "input_values": audio.waveform,
@@ -88,7 +84,7 @@ def make_example(spec: ExampleSpec) -> Example:
 def inputs_of(spec: ExampleSpec) -> dict[str, Any]:
     """The keyword arguments of the class's forward without labels."""
     if "MultipleChoice" in spec.class_name:
-        return text.as_choices(_plain_inputs(replace(spec, batch=spec.batch * text.CHOICES)), spec.batch)
+        return token_inputs.as_choices(_plain_inputs(replace(spec, batch=spec.batch * token_inputs.CHOICES)), spec.batch)
     return _plain_inputs(spec)
 
 
@@ -105,8 +101,8 @@ def _plain_inputs(spec: ExampleSpec) -> dict[str, Any]:
             if multimodal_input is None
             else multimodal_text.text_with_placeholders(spec, multimodal_input)
         )
-    if spec.takes("decoder_input_ids") and not (spec.training and text.derives_decoder_input(spec)):
-        write = labels.transcript_so_far if transduces(spec.cls) else text.translation
+    if spec.takes("decoder_input_ids") and not (spec.training and token_inputs.derives_decoder_input(spec)):
+        write = labels.transcript_so_far if transduces(spec.cls) else token_inputs.translation
         inputs.setdefault("decoder_input_ids", write(spec, inputs))
     return inputs
 
@@ -127,7 +123,7 @@ def by_parameter(spec: ExampleSpec) -> dict[str, Any]:
     omitted = multimodal_text.left_out(spec)
     made = {name: make(spec) for name, make in BY_PARAMETER.items() if spec.takes(name) and name not in omitted}
     if spec.takes("spatial_shapes"):
-        made |= patches.naflex(spec)
+        made |= vision.naflex(spec)
     return {name: value for name, value in made.items() if value is not None}
 
 

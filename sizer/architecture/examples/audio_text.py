@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sizer.architecture.examples.example_spec import ExampleSpec, read
+from sizer.architecture.examples.example_spec import ExampleSpec, floats, ones, read
 from sizer.architecture.examples.multimodal_inputs import MultimodalInput, count_features, placeholder
-from sizer.architecture.examples.tensors import floats, ones
 
 WHISPER_FRAMES = 3000  # 30 s of mel frames, what a Whisper encoder takes
 HALVED = (WHISPER_FRAMES - 1) // 2 + 1  # by its second convolution, of stride 2

@@ -7,22 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import text, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones, zeros
+from sizer.architecture.examples import token_inputs, vision
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read, zeros
 
 REGIONS = 36  # regions of an image, as the detector in front of LXMERT and VisualBERT yields them
 
 
 def page_with_image(spec: ExampleSpec) -> dict[str, Any]:
     """LayoutLMv2: words, their boxes, and the page's image under the name `image`."""
-    return text.words_and_mask(spec) | {"bbox": text.boxes_of_words(spec), "image": vision.image(spec)}
+    return token_inputs.words_and_mask(spec) | {"bbox": token_inputs.boxes_of_words(spec), "image": vision.image(spec)}
 
 
 def regions(spec: ExampleSpec) -> dict[str, Any]:
     """LXMERT: words, and 36 regions as features and as corners in parts of the image."""
     config = spec.config
-    inputs = text.words_and_mask(spec) | {
+    inputs = token_inputs.words_and_mask(spec) | {
         "visual_feats": floats(spec.batch, REGIONS, config.visual_feat_dim),
         "visual_pos": floats(spec.batch, REGIONS, config.visual_pos_dim),
     }
@@ -33,13 +32,13 @@ def regions(spec: ExampleSpec) -> dict[str, Any]:
 
 def region_embeddings(spec: ExampleSpec) -> dict[str, Any]:
     """VisualBERT: words, and 36 regions as embeddings; its pretraining labels cover both."""
-    inputs = text.words_and_mask(spec) | {
+    inputs = token_inputs.words_and_mask(spec) | {
         "visual_embeds": floats(spec.batch, REGIONS, spec.config.visual_embedding_dim),
         "visual_attention_mask": ones(spec.batch, REGIONS),
         "visual_token_type_ids": ones(spec.batch, REGIONS),
     }
     if spec.training and "PreTraining" in spec.class_name:
-        inputs["labels"] = integers(text.vocabulary(spec), spec.batch, spec.tokens + REGIONS)
+        inputs["labels"] = integers(token_inputs.vocabulary(spec), spec.batch, spec.tokens + REGIONS)
         inputs["sentence_image_labels"] = integers(2, spec.batch)
     return inputs
 
@@ -52,7 +51,7 @@ def table(spec: ExampleSpec) -> dict[str, Any]:
     kinds[:, half:, 0] = 1
     kinds[:, half:, 1] = place % 4 + 1
     kinds[:, half:, 2] = (place // 4).clamp(max=60) + 1
-    inputs = text.words_and_mask(spec) | {"token_type_ids": kinds}
+    inputs = token_inputs.words_and_mask(spec) | {"token_type_ids": kinds}
     if spec.training and spec.takes("table_mask"):
         inputs["labels"] = (torch.arange(spec.tokens) == half).long().repeat(spec.batch, 1)
     return inputs
@@ -62,19 +61,19 @@ def shaped_words(spec: ExampleSpec) -> dict[str, Any]:
     """RoCBert: words with ids of their shapes and pronunciations beside them."""
     shape = integers(spec.config.shape_vocab_size, spec.batch, spec.tokens)
     pronunciation = integers(spec.config.pronunciation_vocab_size, spec.batch, spec.tokens)
-    return text.words_and_mask(spec) | {"input_shape_ids": shape, "input_pronunciation_ids": pronunciation}
+    return token_inputs.words_and_mask(spec) | {"input_shape_ids": shape, "input_pronunciation_ids": pronunciation}
 
 
 def word_boxes_in_parts(spec: ExampleSpec) -> dict[str, Any]:
     """BROS: words and their boxes as eight coordinates in parts of the page."""
     first = ones(spec.batch, spec.tokens).bool()
-    inputs = text.words_and_mask(spec) | {"bbox": floats(spec.batch, spec.tokens, 8)}
+    inputs = token_inputs.words_and_mask(spec) | {"bbox": floats(spec.batch, spec.tokens, 8)}
     return inputs | ({"bbox_first_token_mask": first} if spec.takes("bbox_first_token_mask") else {})
 
 
 def question_token(spec: ExampleSpec) -> dict[str, Any]:
     """Splinter: a text with its question token."""
-    inputs = text.words_and_mask(spec)
+    inputs = token_inputs.words_and_mask(spec)
     inputs["input_ids"][:, 1] = spec.config.question_token_id
     return inputs
 
@@ -82,7 +81,7 @@ def question_token(spec: ExampleSpec) -> dict[str, Any]:
 def retrieved(spec: ExampleSpec) -> dict[str, Any]:
     """RAG: a question, and the documents that a retriever found for it, with their scores."""
     count = spec.config.n_docs
-    inputs = text.words_and_mask(spec)
+    inputs = token_inputs.words_and_mask(spec)
     context = integers(1000, spec.batch * count, spec.tokens) + 100
     return inputs | {
         "context_input_ids": context,
@@ -114,7 +113,7 @@ def folded_positions(spec: ExampleSpec) -> dict[str, Any]:
 def marked_text(spec: ExampleSpec) -> dict[str, Tensor]:
     """Jev: one prompt, and where in it four questions with two options each end."""
     marks = torch.linspace(1, spec.tokens, 4).long().unsqueeze(0)
-    ids = text.sentence(spec)[:1]
+    ids = token_inputs.sentence(spec)[:1]
     return {"input_ids": ids, "marks": marks, "num_options": torch.full((1, 4), 2), "question_type_ids": zeros(1, 4)}
 
 

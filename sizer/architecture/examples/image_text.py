@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.image_processing_utils import select_best_resolution
 
-from sizer.architecture.examples import patches, tiles, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, read
+from sizer.architecture.examples import vision
+from sizer.architecture.examples.example_spec import ExampleSpec, floats, ones, read, zeros
 from sizer.architecture.examples.multimodal_inputs import (
     MultimodalInput,
     counted_image_input,
@@ -23,7 +25,112 @@ from sizer.architecture.examples.multimodal_inputs import (
     placeholder,
     placeholder_names,
 )
-from sizer.architecture.examples.tensors import floats, zeros
+
+
+def tiles(spec: ExampleSpec) -> MultimodalInput:
+    """LLaVA-NeXT's way: the whole image and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
+    side = _square(read(spec.config, "vision_config.image_size", default=spec.sides))
+    rows, columns = select_best_resolution(spec.sides, spec.config.image_grid_pinpoints)
+    count = 1 + (rows // side[0]) * (columns // side[1])
+    values = floats(spec.batch, count, vision.channels(spec), *side)
+    return counted_image_input(spec, {"pixel_values": values, "image_sizes": image_sizes(spec, *spec.sides)})
+
+
+def one_tile(spec: ExampleSpec) -> MultimodalInput:
+    """Pixels (batch, 1, channels, height, width): an image that needs no tiles beside it."""
+    return counted_image_input(spec, {"pixel_values": vision.image(spec).unsqueeze(1)})
+
+
+def idefics(spec: ExampleSpec) -> MultimodalInput:
+    """Idefics2 and 3: pixels (batch, 1, channels, height, width) with their mask.
+
+    Idefics2's perceiver yields `resampler_n_latents` features; Idefics3 and SmolVLM fold `scale_factor` squared patches into one.
+    """
+    latents = read(spec.config, "perceiver_config.resampler_n_latents")
+    fold = read(spec.config, "scale_factor", "pixel_shuffle_factor", default=1)
+    step = fold * spec.config.vision_config.patch_size
+    rows, columns = (max(1, side // step) for side in spec.sides)
+    inputs = {
+        "pixel_values": floats(spec.batch, 1, vision.channels(spec), rows * step, columns * step),
+        "pixel_attention_mask": ones(spec.batch, 1, rows * step, columns * step),
+    }
+    return image_input(spec, inputs, latents or rows * columns)
+
+
+def idefics_one(spec: ExampleSpec) -> MultimodalInput:
+    """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
+    seen = ones(spec.batch, spec.tokens, 1)
+    seen[:, 0] = 0
+    pixels = vision.image(spec).unsqueeze(1)
+    return MultimodalInput(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
+
+
+def aspect_ratio_tiles(spec: ExampleSpec) -> MultimodalInput:
+    """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
+    inputs = aspect_ratio_inputs(spec)
+    crossing = zeros(spec.batch, spec.tokens, 1, inputs["aspect_ratio_mask"].shape[-1])
+    crossing[:, 1:, :, 0] = 1
+    return image_input(spec, inputs | {"cross_attention_mask": crossing}, 1)
+
+
+def aspect_ratio_inputs(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Tiles (batch, 1, tiles, channels, height, width), the id of their arrangement (1: a single tile), which are used."""
+    count = read(spec.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
+    mask = zeros(spec.batch, 1, count)
+    mask[..., 0] = 1
+    pixels = floats(spec.batch, 1, count, vision.channels(spec), *spec.sides)
+    return {"pixel_values": pixels, "aspect_ratio_ids": ones(spec.batch, 1), "aspect_ratio_mask": mask}
+
+
+def tiles_with_mask(spec: ExampleSpec) -> MultimodalInput:
+    """Granite Docling: pixels (batch, 1, channels, height, width) and which tiles are real."""
+    inputs = {"pixel_values": vision.image(spec).unsqueeze(1), "pixel_attention_mask": ones(spec.batch, 1).bool()}
+    return counted_image_input(spec, inputs)
+
+
+def pooled_crops(spec: ExampleSpec) -> MultimodalInput:
+    """Molmo 2: the whole image and one crop as patches, and which patches each placeholder pools (2 x 2, -1 at the edge)."""
+    part = spec.config.vision_config
+    side = int(part.num_position_embeddings**0.5) if hasattr(part, "num_position_embeddings") else 27
+    pool = -(-side // 2)
+    padded = torch.nn.functional.pad(torch.arange(side * side).view(side, side), (0, 2 * pool - side) * 2, value=-1)
+    windows = padded.view(pool, 2, pool, 2).transpose(1, 2).reshape(pool * pool, 4)
+    crops = torch.arange(2 * spec.batch).view(-1, 1, 1) * side * side
+    pooling = torch.where(windows >= 0, windows + crops, -1).flatten(0, 1)
+    inputs = {
+        "pixel_values": floats(1, 2 * spec.batch, side * side, 3 * part.patch_size**2)[0],
+        "image_token_pooling": pooling,
+        "image_grids": torch.full((spec.batch, 4), pool),
+        "image_num_crops": torch.full((spec.batch,), 2),
+    }
+    return MultimodalInput(inputs=inputs, token=spec.config.image_patch_id, count=2 * pool * pool)
+
+
+def _square(size: Any) -> tuple[int, int]:
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return rows, columns
+
+
+TILED: dict[str, Callable[[ExampleSpec], MultimodalInput]] = {
+    "granite4_vision": tiles,
+    "granite_docling": tiles_with_mask,
+    "idefics": idefics_one,
+    "idefics2": idefics,
+    "idefics3": idefics,
+    "llava_next": tiles,
+    "llava_next_video": tiles,
+    "llava_onevision": tiles,
+    "mllama": aspect_ratio_tiles,
+    "modernvbert": idefics,
+    "molmo2": pooled_crops,
+    "perception_lm": one_tile,
+    "smolvlm": idefics,
+    "ultravbert": idefics,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------- image text
+
 
 QUESTION_TOKENS = 16
 OUTPUT_SIZE = (1152, 768)  # height and width of the image that GLM-Image is asked for, its processor's default
@@ -106,8 +213,8 @@ def grid_of_patches(spec: ExampleSpec) -> MultimodalInput:
 
     `merge` x `merge` patches become one feature; HunYuan adds a token per row and two around the image.
     """
-    grid, merge = patches.grid_thw(spec), patches.merge_size(spec.config)
-    inputs = {"pixel_values": patches.patch_rows(spec, grid), "image_grid_thw": grid}
+    grid, merge = vision.grid_thw(spec), vision.merge_size(spec.config)
+    inputs = {"pixel_values": vision.patch_rows(spec, grid), "image_grid_thw": grid}
     if spec.takes("image_merge_sizes"):
         inputs["image_merge_sizes"] = torch.full((spec.batch,), merge)
     rows, columns = (int(side) // merge for side in grid[0, 1:])
@@ -120,11 +227,11 @@ def source_and_target(spec: ExampleSpec) -> MultimodalInput:
 
     The grids of a sample stand one after the other; the last is the one to be drawn (`GlmImageProcessor`).
     """
-    source = patches.grid_thw(spec)[:1]
+    source = vision.grid_thw(spec)[:1]
     target = torch.tensor([[1, *(side // PIXELS_PER_CODE for side in OUTPUT_SIZE)]])
     grids = torch.cat([source, target])
     inputs = {
-        "pixel_values": patches.patch_rows(spec, source.repeat(spec.batch, 1)),
+        "pixel_values": vision.patch_rows(spec, source.repeat(spec.batch, 1)),
         "image_grid_thw": grids.repeat(spec.batch, 1),
         "images_per_sample": torch.full((spec.batch,), len(grids)),
     }
@@ -141,7 +248,7 @@ def padded_patches(spec: ExampleSpec) -> MultimodalInput:
 
 def merged_grid(spec: ExampleSpec) -> MultimodalInput:
     """Inkling 2: rows of already merged patches (rows, side, side, channels), one feature each."""
-    inputs = patches.merged_patches(spec)
+    inputs = vision.merged_patches(spec)
     return image_input(spec, inputs, int(inputs["image_grid_thw"][0].prod()))
 
 
@@ -152,14 +259,14 @@ def patches_with_shape(spec: ExampleSpec) -> MultimodalInput:
     """
     fold = read(spec.config, "downsample_factor", default=1)
     rows, columns = vision.grid(spec)
-    return image_input(spec, patches.naflex(spec), math.ceil(rows / fold) * math.ceil(columns / fold))
+    return image_input(spec, vision.naflex(spec), math.ceil(rows / fold) * math.ceil(columns / fold))
 
 
 def patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
     """Gemma 4: patches (batch, count, channels * patch * patch) and where each lies; `pooling_kernel_size` squared become one."""
     part = spec.part("vision_config")
     pool = read(part, "pooling_kernel_size", "num_pooled_patches", default=1)
-    inputs = patches.positioned_patches(spec, pool)
+    inputs = vision.positioned_patches(spec, pool)
     return image_input(spec, inputs, inputs["pixel_values"].shape[1] // pool**2)
 
 
@@ -186,14 +293,14 @@ def patches_side_by_side(spec: ExampleSpec) -> MultimodalInput:
 
     Sixteen patches become one feature, four in the "4x" mode.
     """
-    inputs = patches.side_by_side(spec)
+    inputs = vision.side_by_side(spec)
     per_feature = 4 if read(spec.config, "downsample_mode") == "4x" else 16
     return image_input(spec, inputs, int(inputs["target_sizes"][0].prod()) // per_feature)
 
 
 def patch_cubes(spec: ExampleSpec) -> MultimodalInput:
     """Inkling: each patch as a small video of itself, (patches, frames, patch, patch, channels), one feature each."""
-    values = patches.cubes(spec)
+    values = vision.cubes(spec)
     return image_input(spec, {"pixel_values": values}, len(values) // spec.batch)
 
 
@@ -224,7 +331,7 @@ def marked_places(spec: ExampleSpec) -> MultimodalInput:
 def marked_flat_patches(spec: ExampleSpec) -> MultimodalInput:
     """Kosmos-2.5: flattened patches as Pix2Struct has them, and a mask of the places of the latent queries."""
     count = spec.config.latent_query_num
-    inputs = patches.flattened_patches(spec)
+    inputs = vision.flattened_patches(spec)
     inputs.pop("attention_mask")
     return MultimodalInput(
         inputs=inputs | {"image_embeds_position_mask": _places(spec, count)}, token=None, count=count
@@ -243,7 +350,7 @@ def _places(spec: ExampleSpec, count: int) -> Tensor:
 
 
 FAMILIES: dict[str, Callable[[ExampleSpec], MultimodalInput]] = {
-    **tiles.FAMILIES,
+    **TILED,
     "aria": queried_patches,
     "blip-2": queries,
     "deepseek_vl_hybrid": with_high_resolution,

@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sizer.architecture.examples.example_spec import ExampleSpec, read
-from sizer.architecture.examples.tensors import IGNORED_LABEL, floats, integers, special_tokens, words
-from sizer.architecture.examples.text import translation
+from sizer.architecture.examples.example_spec import (
+    IGNORED_LABEL,
+    ExampleSpec,
+    floats,
+    integers,
+    read,
+    special_tokens,
+    words,
+)
+from sizer.architecture.examples.token_inputs import translation
 from sizer.architecture.examples.vision import BOXES, boxes
 
 MASKED_SHARE = 7  # every 7th token is hidden from a masked language model: the 15 % of BERT's training

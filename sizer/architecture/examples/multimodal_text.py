@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from sizer.architecture.examples import audio_text, image_text
-from sizer.architecture.examples.example_spec import ExampleSpec, read
+from sizer.architecture.examples.example_spec import ExampleSpec, ones, read
 from sizer.architecture.examples.multimodal_inputs import MultimodalInput
-from sizer.architecture.examples.tensors import ones
-from sizer.architecture.examples.text import sentence
+from sizer.architecture.examples.token_inputs import sentence
 from sizer.architecture.heads import choose_head
 from sizer.base.errors import RequestError
 

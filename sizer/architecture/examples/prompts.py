@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import text, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones
+from sizer.architecture.examples import token_inputs, vision
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read
 
 CLS, SEP, FULL_STOP = 101, 102, 1012  # in BERT's vocabulary
 CLASSES = 4  # names of objects to look for in every image
@@ -24,7 +23,7 @@ def point(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def names(spec: ExampleSpec) -> dict[str, Tensor]:
     """OWL-ViT: an image and four names to look for, (batch * 4, length) token ids."""
-    ids = text.sentence(spec).repeat_interleave(CLASSES, dim=0)
+    ids = token_inputs.sentence(spec).repeat_interleave(CLASSES, dim=0)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": vision.image(spec)}
 
 
@@ -55,13 +54,13 @@ def video(spec: ExampleSpec) -> dict[str, Tensor]:
     """Frames under the name `pixel_values_videos`, with words where the model reads them too."""
     inputs = {"pixel_values_videos": vision.video(spec)}
     if spec.takes("input_ids"):
-        inputs |= text.words_and_mask(spec)
+        inputs |= token_inputs.words_and_mask(spec)
     return inputs
 
 
 def video_and_words(spec: ExampleSpec) -> dict[str, Any]:
     """TVP, X-CLIP: frames and a sentence about them; in training TVP is told how long they last, and where it begins and ends."""
-    inputs = {"pixel_values": vision.video(spec)} | text.words_and_mask(spec)
+    inputs = {"pixel_values": vision.video(spec)} | token_inputs.words_and_mask(spec)
     if spec.training and "VideoGrounding" in spec.class_name:
         inputs["labels"] = [torch.full((spec.batch,), seconds) for seconds in (30.0, 5.0, 12.0)]
     return inputs
@@ -125,7 +124,7 @@ def robot(spec: ExampleSpec) -> dict[str, Tensor]:
     config = spec.config
     inputs = {
         "state": floats(spec.batch, config.max_state_dim),
-        **text.words_and_mask(spec),
+        **token_inputs.words_and_mask(spec),
         "pixel_values": floats(spec.batch, 1, 3, *spec.sides),
         "pixel_attention_mask": ones(spec.batch, 1),
     }
@@ -136,7 +135,7 @@ def robot(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def answers(spec: ExampleSpec) -> dict[str, Tensor]:
     """ViLT: an image and a question; in training a score for every possible answer."""
-    inputs = text.words_and_mask(spec) | {"pixel_values": vision.image(spec)}
+    inputs = token_inputs.words_and_mask(spec) | {"pixel_values": vision.image(spec)}
     if spec.training and "QuestionAnswering" in spec.class_name:
         inputs["labels"] = floats(spec.batch, spec.config.num_labels)
     return inputs
@@ -144,7 +143,7 @@ def answers(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def named_objects(spec: ExampleSpec) -> dict[str, Tensor]:
     """Grounding DINO: an image and names to look for, "[CLS] a b . c d . ... [SEP]", whose marks its code knows by their ids."""
-    ids = text.sentence(spec)
+    ids = token_inputs.sentence(spec)
     ids[:, 3::3] = FULL_STOP
     ids[:, 0], ids[:, -2], ids[:, -1] = CLS, FULL_STOP, SEP
     return {"pixel_values": vision.image(spec), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -158,7 +157,7 @@ def video_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
 def masked_image_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
     """FLAVA: an image of which every other patch is hidden, the same image for its codebook, and words, some of them hidden."""
     config = spec.config
-    words = text.sentence(spec)
+    words = token_inputs.sentence(spec)
     side = config.image_config.image_size // config.image_config.patch_size
     hidden = (torch.arange(side * side) % 2 == 0).view(side, side).repeat(spec.batch, 1, 1)
     inputs = {
@@ -176,7 +175,7 @@ def masked_image_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def clipseg(spec: ExampleSpec) -> dict[str, Tensor]:
     """CLIPSeg: an image and a name for what to find; in training the mask (batch, height, width)."""
-    inputs = {"pixel_values": vision.image(spec)} | text.words_and_mask(spec)
+    inputs = {"pixel_values": vision.image(spec)} | token_inputs.words_and_mask(spec)
     if spec.training and "Segmentation" in spec.class_name:
         inputs["labels"] = floats(spec.batch, *spec.sides)
     return inputs

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import audio, text
+from sizer.architecture.examples import audio, token_inputs
 from sizer.architecture.examples.audio import mel_bins
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, read
 
 CODES = 250  # steps of codec codes: 5 s at 50 a second
 
@@ -40,13 +39,13 @@ def clap(spec: ExampleSpec) -> dict[str, Any]:
         "is_longer": torch.zeros(spec.batch, 1, dtype=torch.bool),
     }
     if spec.takes("input_ids"):
-        inputs |= text.words_and_mask(spec)
+        inputs |= token_inputs.words_and_mask(spec)
     return inputs
 
 
 def clvp(spec: ExampleSpec) -> dict[str, Tensor]:
     """CLVP: words and mel frames (batch, bins, frames)."""
-    return text.words_and_mask(spec) | {"input_features": floats(spec.batch, 80, 500)}
+    return token_inputs.words_and_mask(spec) | {"input_features": floats(spec.batch, 80, 500)}
 
 
 def synthesis(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -104,7 +103,7 @@ def words_with_codes(spec: ExampleSpec) -> dict[str, Tensor]:
 def latent_speech(spec: ExampleSpec) -> dict[str, Tensor]:
     """Pocket TTS, Phonon: a text, the start of the audio, one place for each of its latent frames, and the frames."""
     config = spec.config
-    ids = text.sentence(spec)
+    ids = token_inputs.sentence(spec)
     frames = spec.tokens // 2
     ids[:, -frames - 1] = config.audio_bos_token_id
     ids[:, -frames:] = config.audio_latent_token_id
@@ -127,7 +126,7 @@ def beats(spec: ExampleSpec) -> dict[str, Tensor]:
 def audio_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
     """PE-Audio: one second of audio (batch, 1, samples) and a sentence about it."""
     rate = read(spec.config, "audio_config.dac_config.sampling_rate", default=48_000)
-    return {"input_values": floats(spec.batch, 1, rate)} | text.words_and_mask(spec)
+    return {"input_values": floats(spec.batch, 1, rate)} | token_inputs.words_and_mask(spec)
 
 
 def frames_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -157,7 +156,7 @@ def streamed_speech(spec: ExampleSpec) -> dict[str, Tensor]:
     """
     frames = 2 * spec.config.downsample_factor * spec.tokens
     features = floats(spec.batch, mel_bins(spec), frames)
-    return text.words_and_mask(spec) | {"input_features": features}
+    return token_inputs.words_and_mask(spec) | {"input_features": features}
 
 
 def dialogue(spec: ExampleSpec) -> dict[str, Tensor]:

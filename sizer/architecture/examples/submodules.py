@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import text, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones
+from sizer.architecture.examples import token_inputs, vision
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read
 
 SAM_SIDE = 72  # patches of 14 along each side of SAM 3's image of 1008 pixels
 PROMPT = 32  # tokens of a prompt
@@ -184,7 +183,7 @@ def audio_latents(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def words_with_delay(spec: ExampleSpec) -> dict[str, Tensor]:
     """Voxtral Realtime's text model: words, and the embedding of how long it may wait."""
-    inputs = {"input_ids": text.sentence(spec), "t_cond": floats(1, 1, spec.config.hidden_size)}
+    inputs = {"input_ids": token_inputs.sentence(spec), "t_cond": floats(1, 1, spec.config.hidden_size)}
     return inputs | ({"labels": inputs["input_ids"].clone()} if spec.training and spec.takes("labels") else {})
 
 

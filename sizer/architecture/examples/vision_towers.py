@@ -5,34 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import image_text, patches, tiles, vision
-from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, ones
+from sizer.architecture.examples import image_text, vision
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, ones, read
 
 STACKED_PATCHES = frozenset({"paddleocr_vl_vision"})  # one more dimension in front of the rows
 
 
 def patch_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
     """A Qwen-VL tower: the patches of all images as rows, under the name its forward uses, and their grids."""
-    grid = patches.grid_thw(spec)
+    grid = vision.grid_thw(spec)
     name = "hidden_states" if spec.takes("hidden_states") else "pixel_values"
-    inputs = {name: patches.patch_rows(spec, grid), "grid_thw": grid}
+    inputs = {name: vision.patch_rows(spec, grid), "grid_thw": grid}
     if spec.config.model_type in STACKED_PATCHES:
         inputs[name] = inputs[name].unsqueeze(0)
     if spec.takes("merge_sizes"):
-        inputs["merge_sizes"] = torch.full((spec.batch,), patches.merge_size(spec.config))
+        inputs["merge_sizes"] = torch.full((spec.batch,), vision.merge_size(spec.config))
     return inputs
 
 
 def cube_tower(spec: ExampleSpec) -> dict[str, Tensor]:
     """Inkling's tower: patches as small videos."""
-    return {"pixel_values": patches.cubes(spec)}
+    return {"pixel_values": vision.cubes(spec)}
 
 
 def positioned_tower(spec: ExampleSpec) -> dict[str, Tensor]:
     """Gemma 4's tower: patches and their positions."""
     pool = read(spec.config, "pooling_kernel_size", default=1)
-    return patches.positioned_patches(spec, pool, name="pixel_position_ids")
+    return vision.positioned_patches(spec, pool, name="pixel_position_ids")
 
 
 def sized_tower(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -43,7 +42,7 @@ def sized_tower(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def tiled_tower(spec: ExampleSpec) -> dict[str, Tensor]:
     """Llama 3.2's tower: four tiles of which one is used."""
-    inputs = tiles.aspect_ratio_inputs(spec)
+    inputs = image_text.aspect_ratio_inputs(spec)
     return {name: value for name, value in inputs.items() if spec.takes(name)}
 
 
@@ -102,20 +101,20 @@ FAMILIES: dict[str, Recipe] = {
     "flava_multimodal_model": hidden_tokens,
     "florence_vision": hidden_pixels,
     "gemma4_vision": positioned_tower,
-    "inkling2_vision": patches.merged_patches,
+    "inkling2_vision": vision.merged_patches,
     "inkling_vision": cube_tower,
     "instructblip_qformer": queries,
     "instructblipvideo_qformer": queries,
     "janus_vqgan": quantized_image,
-    "minicpm_ocr_vision": patches.side_by_side,
-    "minicpmv4_6_vision": patches.side_by_side,
-    "minicpmv4_7_vision": patches.side_by_side,
+    "minicpm_ocr_vision": vision.side_by_side,
+    "minicpmv4_6_vision": vision.side_by_side,
+    "minicpmv4_7_vision": vision.side_by_side,
     "mllama_vision_model": tiled_tower,
     "molmo2_adapter": pooled_patches,
     "molmo2_vision": rows_of_patches,
-    "pix2struct": patches.flattened_patches,
-    "pix2struct_vision_model": patches.flattened_patches,
+    "pix2struct": vision.flattened_patches,
+    "pix2struct_vision_model": vision.flattened_patches,
     "pixtral": sized_tower,
-    "siglip2_vision_model": patches.naflex,
+    "siglip2_vision_model": vision.naflex,
     "xclip_vision_model": frames_as_images,
 }

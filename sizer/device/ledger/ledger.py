@@ -23,16 +23,19 @@ from sizer.base.codec import DecodeError
 from sizer.base.errors import JobError, RequestError, SizerError, quote
 from sizer.base.units import format_bytes
 from sizer.device.comparison.comparison import Comparison
-from sizer.device.ledger.database import BUSY_SECONDS, Filter, migrate, where
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, digest_of, read_items
 from sizer.device.ledger.rows import (
+    BUSY_SECONDS,
     COLUMNS,
     ErrorStatistics,
+    Filter,
     LedgerRow,
     SignedError,
     columns_of,
     error_statistics,
+    migrate,
     row_from,
+    where,
 )
 from sizer.device.record.recording import Measured
 from sizer.report.table import write_csv

@@ -17,9 +17,8 @@ from typing import Any
 from sizer.base.codec import DecodeError, Document
 from sizer.base.errors import DeviceError, JobError, quote
 from sizer.base.units import GIB, KIB, MIB, format_bytes
-from sizer.device.machine.host import Host
+from sizer.device.machine.computer import Host, open_nvml
 from sizer.device.machine.inventory import take_inventory
-from sizer.device.machine.nvml import open_nvml
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.processes.program import print_value, run_program
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from sizer.base.codec import DecodeError, Document
 from sizer.base.errors import DeviceError, JobError, quote
-from sizer.device.machine.accelerators import Machine, find_accelerators, without_kernels
-from sizer.device.machine.host import Host
+from sizer.device.machine.computer import Host, Machine, find_accelerators, without_kernels
 from sizer.device.record.measurement import DeviceFacts
 from sizer.processes.program import print_value, run_program
 

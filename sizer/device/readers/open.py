@@ -15,15 +15,15 @@ def open_reader(device: str) -> Reader:
 
     facts = take_inventory().find(device)
     if facts.kind == "cpu":
-        from sizer.device.readers.cpu import CpuReader
+        from sizer.device.readers.cpu_reader import CpuReader
 
         return CpuReader(facts)
     if facts.kind == "cuda":
-        from sizer.device.readers.cuda import CudaReader, CudaRuntime
+        from sizer.device.readers.cuda_reader import CudaReader, CudaRuntime
 
         return CudaReader(facts, CudaRuntime(facts.device))
     if facts.kind == "mps":
-        from sizer.device.readers.mps import MpsReader, MpsRuntime
+        from sizer.device.readers.mps_reader import MpsReader, MpsRuntime
 
         return MpsReader(facts, MpsRuntime())
     raise DeviceError("nothing is measured on this kind of device yet", given=quote(device), allowed="cpu, cuda, mps")

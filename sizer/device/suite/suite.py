@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 from sizer.base.errors import DeviceError, JobError, RequestError, quote
 from sizer.base.units import counted, format_bytes
 from sizer.device.machine.inventory import Inventory, find_inventory
-from sizer.device.record.files import (
+from sizer.device.record.measurement import DeviceFacts, KernelRecord, Measurement, TensorBytes
+from sizer.device.record.recording import (
+    Measured,
     are_kernels_recorded,
     delete_case,
     delete_kernels,
@@ -29,8 +31,6 @@ from sizer.device.record.files import (
     write_kernels,
     write_measured,
 )
-from sizer.device.record.measurement import DeviceFacts, KernelRecord, Measurement, TensorBytes
-from sizer.device.record.recording import Measured
 from sizer.device.suite.cases import Case, cases_for
 from sizer.device.trial import launch
 from sizer.device.trial.launch_ranks import start_ranks

@@ -12,11 +12,11 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.held_tensors import parts_of
 from sizer.architecture.loaded import Loaded, as_loaded
+from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_states
-from sizer.architecture.subclasses import parts_of
 from sizer.base.errors import BuildError
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu

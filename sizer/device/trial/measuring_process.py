@@ -87,7 +87,7 @@ def _config(text: str | None) -> dict | None:
 
 def _free_host_bytes(limit: int | None) -> int | None:
     """What this computer can still give, at most `limit`; None where neither is known."""
-    from sizer.device.machine.host import Host
+    from sizer.device.machine.computer import Host
 
     known = [value for value in (Host().free_bytes(), limit) if value is not None]
     return min(known, default=None)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sizer.device.trial.materialize import Bring
-from sizer.distributed.plan import Plan
+from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import replicate, split
 
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.architecture.caches import cache_tensors
-from sizer.architecture.generation import check_cache, generate
-from sizer.architecture.subclasses import parts_of
+from sizer.architecture.greedy_generation import check_cache, generate
+from sizer.architecture.held_tensors import cache_tensors, parts_of
 from sizer.base.codec import LIMIT_TEXT
 from sizer.base.units import KIB, format_bytes
 from sizer.catalogue.modes import KEPT, MODES
@@ -43,9 +42,9 @@ from sizer.estimating.work import blueprint_of, work_of
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.tape.tape import FROZEN, KV_CACHE
-from sizer.tracing.pipelined import make_steps
 from sizer.tracing.steps import Steps, Work, autocast, backends_of, mover, place, weight_dtype
 from sizer.tracing.trace import repeatable
+from sizer.tracing.traced_rank import make_steps
 
 
 @contextmanager

@@ -46,7 +46,7 @@ EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *out, int ranks, const int *devic
     return ncclSuccess;
 }
 
-/* Only the other ranks know how many of them give the same color: sizer/running/ranks.py says so before the call. */
+/* Only the other ranks know how many of them give the same color: sizer/running/other_ranks.py says so before the call. */
 static int split_ranks, split_rank;
 EXPORT void null_next_split(int ranks, int rank) { split_ranks = ranks, split_rank = rank; }
 EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *c) {

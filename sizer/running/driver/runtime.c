@@ -66,7 +66,7 @@ __attribute__((constructor)) static void begin(void) {
     for (int i = 0; i < device.count; i++) used[i] = most_used[i] = number_from("NULL_CONTEXT_BYTES", 0);
 }
 
-/* --- for the process that runs a script: sizer/running/child.py ------------------------------------------------------------ */
+/* --- for the process that runs a script: sizer/running/script_child.py --------------------------------------------------------- */
 
 EXPORT size_t null_space(void) { return space_bytes; }
 EXPORT void null_compiled(int arch) { device.compiled = arch; } /* the kernels of PyTorch that the device runs, 75 for sm_75 */

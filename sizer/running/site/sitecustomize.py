@@ -9,7 +9,7 @@ def _start() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     if "SIZER_DRY_RUN" in os.environ and any("multiprocessing.spawn" in word for word in sys.orig_argv):
         sys.path.insert(0, os.environ["SIZER_DRY_RUN_ROOT"])
-        from sizer.running.child import watch_spawned
+        from sizer.running.script_child import watch_spawned
 
         sys.path.remove(os.environ["SIZER_DRY_RUN_ROOT"])
         watch_spawned()

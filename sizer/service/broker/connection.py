@@ -1,4 +1,4 @@
-"""An app's side of the board: what `sizer.service.connection.Connection` is to a job server of its own, for workers anywhere."""
+"""An app's side of the board: what `sizer.service.supervisor.Connection` is to a job server of its own, for workers anywhere."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sizer.base.errors import JobError, quote
 from sizer.processes.wire import error_to_wire, from_line
 from sizer.service.access import access_of
 from sizer.service.broker.board import ENDS, Board, connect, digest_of, unpack
-from sizer.service.broker.turns import NEXT, cost_of, line_of, make_celery, queue_of, work_of
+from sizer.service.broker.celery_turns import NEXT, cost_of, line_of, make_celery, queue_of, work_of
 from sizer.service.edition import code_digest, edition_of
-from sizer.service.question import texts_of
+from sizer.service.messages import texts_of
 from sizer.service.settings import Settings
 
 LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05

@@ -26,14 +26,12 @@ from sizer.base.errors import JobError
 from sizer.processes.wire import error_to_wire, to_line
 from sizer.service.access import Access, access_of
 from sizer.service.broker.board import ENDS, Board, Worker, connect, digest_of
-from sizer.service.broker.turns import NEXT, QUEUES, line_of, make_celery, work_of
-from sizer.service.connection import Connection
-from sizer.service.cost import cells_of
+from sizer.service.broker.celery_turns import NEXT, QUEUES, line_of, make_celery, work_of
 from sizer.service.edition import code_digest, edition_of
-from sizer.service.logs import set_up_logging
-from sizer.service.question import texts_of
+from sizer.service.messages import cells_of, texts_of
+from sizer.service.monitoring import set_up_logging
 from sizer.service.settings import Settings
-from sizer.service.supervisor import Supervisor
+from sizer.service.supervisor import Connection, Supervisor
 from sizer.service.variables import BROKER_VARIABLE, broker_url
 
 BEAT_SECONDS, ANNOUNCE_SECONDS = 0.5, 2.0

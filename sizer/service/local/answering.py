@@ -22,10 +22,9 @@ from sizer.processes.wire import error_from_wire, from_line
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import parse_query
 from sizer.service.access import Access, access_of
-from sizer.service.child import run_forked
 from sizer.service.edition import edition_of
-from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow
-from sizer.service.job_process import work_of_child
+from sizer.service.job_child import run_forked
+from sizer.service.job_process import explain_end, is_crash, over_budget, too_large, too_slow, work_of_child
 from sizer.service.local import placeholders
 from sizer.service.memory_budget import private_bytes
 from sizer.service.preload import explain_import

@@ -5,17 +5,17 @@ before Inductor's passes and the partitioner read it, so that Inductor decides a
 in memory and runs on meta tensors under the recorder, which logs what the wrapper allocates and frees. Triton kernels are never
 compiled. No file is written and no process is started.
 
-    names ← answers, graphs, findings, trees ← sources ← inductor ← dynamo ← install
+    names ← answers, graphs, compile_findings, trees ← inductor ← dynamo ← install ← launches
 
 - `names`: the private names of PyTorch that this room relies on, and the check for them;
 - `answers`: what torch.cuda answers to Inductor for the described device;
 - `graphs`: a graph moved from meta to the device;
-- `sources`: Inductor's wrapper code in memory, and kernels that compute nothing;
-- `launches`: Triton kernels that code launches by itself, without the compiler;
-- `findings`: regions, graph breaks and recompilations, for the report;
+- `compile_findings`: regions, graph breaks and recompilations, for the report;
 - `trees`: Inductor's bookkeeping of CUDA graphs, with `mode="reduce-overhead"`;
-- `inductor`, `dynamo`: the functions of PyTorch that are replaced while a step is traced;
-- `install`: the context that installs all of this at the first call of `torch.compile`.
+- `inductor`, `dynamo`: the functions of PyTorch that are replaced while a step is traced, wrapper code in memory, and kernels
+  that compute nothing;
+- `install`: the context that installs all of this at the first call of `torch.compile`, and what a query compiles;
+- `launches`: Triton kernels that code launches by itself, without the compiler.
 
 Source: torch/_dynamo, torch/_functorch and torch/_inductor, read in PyTorch 2.15.
 

@@ -13,9 +13,9 @@ from unittest import mock
 import torch
 
 from sizer.base.errors import TraceError
-from sizer.tracing.compiled.findings import Findings
-from sizer.tracing.compiled.graphs import Frontend
+from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes
+from sizer.tracing.compiled.moved_graphs import Frontend
 
 BACKENDS = ("inductor", "eager", "aot_eager")
 _SIZER = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,7 +21,12 @@ import torch
 from torch import Tensor
 
 from sizer.catalogue.hardware import Hardware
+from sizer.catalogue.recipes import is_library
+from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.tracing.compiled.answers import properties_of
+from sizer.tracing.compiled.install import hardware_of_capability
+from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
+from sizer.tracing.recorder import Recorder
 
 _BUILT_IN = frozenset(("range", "min", "max", "len", "print", "float", "int"))
 _NAMES = 8  # in one note
@@ -166,3 +171,32 @@ def _name_of(kernel: Any) -> str:
 def _listed(names: dict[str, None]) -> str:
     shown = list(names)[:_NAMES]
     return f"{', '.join(shown)}{' …' if len(names) > _NAMES else ''}"
+
+
+# ----------------------------------------------------------------------------------------------------------- libraries
+
+
+def compiled_code_run_eagerly() -> AbstractContextManager[None]:
+    """Return a context without the compiler: cut cross-entropy compiles two functions of single numbers (cce.py, 25.1)."""
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def libraries_called(loss: str, recorder: Recorder) -> Iterator[None]:
+    """Within the context the package that computes a loss finds its tensors on CUDA, and its kernels launch nothing."""
+    device = recorder.device
+    if not is_library(loss) or device.kind != "cuda":
+        yield
+        return
+    capability = device.capability.plain
+    launches = Launches(hardware_of_capability(capability), recorder.values.forget)
+    with (
+        compiled_code_run_eagerly() if loss == "cce" else nullcontext(),
+        launches.seen(),
+        devices_answer(Accelerator(capability=capability), count=1),
+        OnMeta(recorder.host, recorder.deferred) as mode,
+        modes_in_callbacks(mode),
+        devices_told(recorder.host, recorder.deferred),
+    ):
+        yield
+    recorder.notes.update(dict.fromkeys(launches.notes()))

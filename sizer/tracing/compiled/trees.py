@@ -21,9 +21,9 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tape.tape import blocks_alive
+from sizer.tracing.blocks import Storages
 from sizer.tracing.log import BlockLog
 from sizer.tracing.meta.cuda_graphs import stream_of_pool
-from sizer.tracing.storages import Storages
 
 _META = torch.device("meta")
 _LARGEST_STORAGE = 2**44  # bytes between addresses

@@ -1,4 +1,4 @@
-"""bitsandbytes on the CPU: see sizer.tracing.meta.bitsandbytes.
+"""bitsandbytes on the CPU: see sizer.tracing.meta.quantized_operators.
 
 Its layers ask whether a tensor is on the CPU; `bitsandbytes_on_cpu` answers for tensors on meta. Where the processor multiplies
 bfloat16 (AVX-512 BF16) a layer of 4-bit weights packs them in another order in its first pass of inference, for good.
@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.tracing.meta.bitsandbytes import OPERATORS, OUT_OPERATORS, PACKAGE, Kernels, run_backend, runner
+from sizer.tracing.meta.quantized_operators import OPERATORS, OUT_OPERATORS, PACKAGE, Kernels, run_backend, runner
 from sizer.tracing.values.handler import Handler
 
 

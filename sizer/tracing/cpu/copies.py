@@ -1,6 +1,10 @@
 """Kernels of the CPU that begin with copies of their operands: contiguous, in channels last, or in the dtype of the computation.
 
 As of PyTorch 2.11 to 2.15.
+
+What gloo copies: NCCL writes where it is told to, gloo first to memory of its own.
+
+Read in PyTorch 2.11 and 2.15: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from torch import Tensor
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format, memory_format
-from sizer.tracing.tables import Results, listed
+from sizer.tracing.operator_tables import Results, listed
 from sizer.tracing.values.known import tensors_of
 
 _aten = torch.ops.aten
@@ -97,6 +101,31 @@ def _overloads(names: str, held: Held) -> dict[str, Held]:
     return {f"aten.{name}{place}.{overload}": held for name, place, overload in each}
 
 
+RESULTS: Results = {_aten.roll.default: like_input, _aten.reflection_pad2d.default: like_input}
+
+
+# ---------------------------------------------------------------------------------------------------------------- gloo
+
+
+def gathered(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """allgather_ and _allgather_base_ (outputs first): what all ranks have, as one tensor that the outputs are copied from."""
+    outputs = args[0][0] if isinstance(args[0], list) else [args[0]]
+    return [[sum(tensor.nbytes for tensor in outputs)]]
+
+
+def reduced(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_reduce_scatter_base_ (output, input): the whole input, copied and reduced."""
+    return [[sum(tensor.nbytes for tensor in tensors_of(args[1:2]))]]
+
+
+_ROWS: dict[str, Held] = {
+    "allgather_": gathered,
+    "_allgather_base_": gathered,
+    "_reduce_scatter_base_": reduced,
+}
+# PyTorch may be built without torch.distributed.
+
+
 HELD: dict[Any, Held] = {
     **_overloads(_PROMOTED, promoted),
     **_overloads(_PROMOTED_TO_FLOAT, promoted_to_float),
@@ -106,5 +135,7 @@ HELD: dict[Any, Held] = {
     **listed("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d", copying(0, last=True)),
     **listed("upsample_bilinear2d_backward upsample_nearest2d_backward reflection_pad2d", copying(0, last=True)),
     **listed("upsample_bilinear2d upsample_nearest2d", upsample),
+    **{
+        getattr(torch.ops.c10d, name).default: row for name, row in _ROWS.items() if hasattr(torch.ops.c10d, name)
+    },
 }
-RESULTS: Results = {_aten.roll.default: like_input, _aten.reflection_pad2d.default: like_input}

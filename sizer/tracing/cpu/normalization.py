@@ -14,7 +14,7 @@ from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cpu.copies import copying
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format, memory_format
-from sizer.tracing.tables import Results
+from sizer.tracing.operator_tables import Results
 from sizer.tracing.values.known import tensors_of
 
 _aten = torch.ops.aten

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.device import Device
-from sizer.tracing.meta.losses import elements_of, is_reduced
+from sizer.tracing.meta.strides import elements_of, is_reduced
 
 _aten = torch.ops.aten
 

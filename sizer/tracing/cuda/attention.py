@@ -1,12 +1,18 @@
 """Scaled dot product attention on CUDA: the backends' calls, and their results where meta kernels return others.
 
-Source: aten/src/ATen/native/transformers/attention.cpp and cuda/attention.cu, PyTorch 2.6 and 2.11 to 2.15. Which backend is
-chosen is in `attention_backend`, what they hold inside in `attention_workspaces`.
+Source: aten/src/ATen/native/transformers/attention.cpp and cuda/attention.cu, PyTorch 2.6 and 2.11 to 2.15. What the
+backends hold inside is in `attention_workspaces`.
+
+CUDA chooses a backend in PyTorch's order, by its conditions. Source:
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.{h,cpp}, PyTorch 2.6 and 2.11 to 2.15; where these differ,
+the conditions ask the device's version. Shapes: query [batch, heads, queries, head_dim], key and value [batch, key_heads,
+keys, head_dim].
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,11 +20,239 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sizer.base.versions import Version, version_followed
-from sizer.tracing.cuda.attention_backend import choose, reason
 from sizer.tracing.device import Device
-from sizer.tracing.meta.attention import Attention, additive_mask, attention_kernel, math_attention
+from sizer.tracing.meta.attention import (
+    NO_KERNEL,
+    Attention,
+    additive_mask,
+    attention_kernel,
+    has_rows,
+    heads_fit,
+    is_dense,
+    is_switched_on,
+    math_attention,
+)
 from sizer.tracing.meta.dtypes import check_bias
-from sizer.tracing.tables import Results
+from sizer.tracing.operator_tables import Results
+
+_HALVES = (torch.float16, torch.bfloat16)
+_LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take
+
+# A condition and what to say of a backend that is passed over because the condition does not hold.
+Condition = tuple[str, Callable[[Device, Attention], bool]]
+
+
+def _within(low: tuple[int, int], high: tuple[int, int]) -> Callable[[Device, Attention], bool]:
+    return lambda device, a: device.capability.among((low, high))
+
+
+def _has_kernels(device: Device, a: Attention) -> bool:
+    """check_sm_version goes to 9.0 in 2.6, to 12.0 since 2.7 (pull request 145602) and to 12.1 since 2.8 (152314)."""
+    highest = (9, 0) if device.version < (2, 7) else (12, 0) if device.version < (2, 8) else (12, 1)
+    return device.capability <= highest
+
+
+def _heads_fit_efficient(device: Device, a: Attention) -> bool:
+    """Its kernels read grouped heads since 2.14 (q_heads_per_kv in mem_eff_attention/kernel_forward.h)."""
+    return heads_fit(device, a, grouped=device.version >= (2, 14))
+
+
+def _unit_stride(singleton: bool) -> Callable[[Device, Attention], bool]:
+    """check_last_dim_stride_equals_1_dense"""
+
+    def holds(device: Device, a: Attention) -> bool:
+        plain = all(t.stride(-1) == 1 for t in (a.query, a.key, a.value)) or (singleton and a.query.shape[-1] == 1)
+        return plain and (a.mask is None or a.mask.stride(-1) == 1)
+
+    return holds
+
+
+def _same_dtype(a: Attention, allowed: tuple[torch.dtype, ...]) -> bool:
+    return a.query.dtype == a.key.dtype == a.value.dtype and a.query.dtype in allowed
+
+
+def _is_half(device: Device, a: Attention) -> bool:
+    return _same_dtype(a, _HALVES)
+
+
+def _grid_fits(device: Device, a: Attention) -> bool:
+    return device.version < (2, 15) or max(a.query.shape[:2]) <= _LARGEST_GRID
+
+
+def _flash_heads(device: Device, a: Attention) -> bool:
+    query, key, value = a.heads
+    return query == key == value and query <= 256
+
+
+def _flash_trains(device: Device, a: Attention) -> bool:
+    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120"""
+    head = a.query.shape[-1]
+    if not a.trains or head <= 192 or (a.dropout == 0 and head > 224):
+        return True
+    return not device.capability.among(((8, 6), (8, 9)), ((12, 0), (12, 1)))
+
+
+def _flash_causal(device: Device, a: Attention) -> bool:
+    return not a.is_causal or a.query.shape[-2] == a.key.shape[-2]
+
+
+def _are_aligned(device: Device, a: Attention, *elements: int) -> bool:
+    """Whether numbers of elements are multiples of minimum_gemm_alignment: 128 bits where tensor cores work."""
+    half = a.query.dtype in _HALVES
+    if not any(number % (8 if half else 4) for number in elements):
+        return True
+    return device.capability < ((7, 0) if half else (8, 0))
+
+
+def _efficient_heads(device: Device, a: Attention) -> bool:
+    query, key, value = a.heads
+    return query == key and query > 0 and value > 0 and _are_aligned(device, a, query, value)
+
+
+def _efficient_offsets(device: Device, a: Attention) -> bool:
+    """check_data_ptr_alignment_mem_efficient, since 2.14."""
+    offsets = [t.storage_offset() for t in (a.query, a.key, a.value)]
+    return device.version < (2, 14) or _are_aligned(device, a, *offsets) or device.capability < (8, 0)
+
+
+def _efficient_dtype(device: Device, a: Attention) -> bool:
+    if _same_dtype(a, (torch.bfloat16,)):
+        return device.capability >= (8, 0)
+    return _same_dtype(a, (torch.float16, torch.float32))
+
+
+def _cudnn_heads(device: Device, a: Attention) -> bool:
+    """check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim: up to 256 since 2.15 (cuDNN after 9.22, frontend 1.24)."""
+    query, _, value = a.heads
+    if query % 8 or value % 8:
+        return False
+    if max(query, value) <= 128:
+        return True
+    if not device.capability.among(((9, 0), (9, 0)), ((10, 0), (10, 9))):
+        return False
+    if device.version < (2, 15):
+        return (query, value) == (192, 128)
+    return max(query, value) <= 256 and (not a.trains or (query, value) in ((192, 128), (256, 256)))
+
+
+def _cudnn_rows(device: Device, a: Attention) -> bool:
+    return a.key.shape[-2] != 1 and not (a.dropout and a.query.shape[-2] == 1)
+
+
+def _cudnn_mask(device: Device, a: Attention) -> bool:
+    """check_attn_mask_shape: [queries, keys] or [batch, heads, queries, keys], each perhaps 1, and without gradient."""
+    if a.mask is None:
+        return True
+    if a.mask.requires_grad or a.mask.dim() not in (2, 4):
+        return False
+    wanted = (*a.query.shape[:2], a.query.shape[-2], a.key.shape[-2])[-a.mask.dim() :]
+    return all(size in (1, whole) for size, whole in zip(a.mask.shape, wanted, strict=True))
+
+
+def _cudnn_dropout(device: Device, a: Attention) -> bool:
+    """check_dropout_quantization, which came with 2.12: before it cuDNN took any share, as 2.11 did on an H200."""
+    return device.version < (2, 12) or (a.dropout * 16).is_integer()
+
+
+# The order that `sdpa_kernel(..., set_priority=True)` leaves where nobody asked for another (Context.h, sdp_priority_order), by
+# the numbers of torch.nn.attention.SDPBackend.
+_NUMBERS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
+_DEFAULT_ORDER = [1, 2, 0, 3, 4]
+
+
+_SHAPES: tuple[Condition, ...] = (
+    ("query, key and value need four dimensions", is_dense),
+    ("there are no queries or keys", has_rows),
+)
+
+_NO_KERNELS = "this version has none for the capability"
+
+# One line per condition, in the order of the functions that sdp_utils.cpp names, but for the dtype, which comes before the
+# capability: of what no dtype takes a trace asks the capability nothing, and is that of more devices.
+CONDITIONS: dict[str, tuple[Condition, ...]] = {
+    "flash": (
+        *_SHAPES,
+        ("it takes no mask", lambda device, a: a.mask is None),
+        ("it needs one head dim of at most 256", _flash_heads),
+        ("it needs float16 or bfloat16", _is_half),
+        ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
+        ("its backward pass has no kernel for this head dim here", _flash_trains),
+        ("causal attention needs as many queries as keys", _flash_causal),
+        ("batch or heads are above 65,535", _grid_fits),
+        ("batches or heads do not match", heads_fit),
+        ("the last dimension is strided", _unit_stride(singleton=True)),
+    ),
+    "efficient": (
+        *_SHAPES,
+        ("it needs capability 5.0 to 12.1", _within((5, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
+        ("head dims do not match or are not aligned", _efficient_heads),
+        ("tensors do not begin at an aligned place", _efficient_offsets),
+        ("the last dimension is strided", _unit_stride(singleton=False)),
+        ("batches or heads do not match", _heads_fit_efficient),
+        ("it has no kernel for this dtype here", _efficient_dtype),
+    ),
+    "cudnn": (
+        *_SHAPES,
+        ("it needs float16 or bfloat16", _is_half),
+        ("it does not take this mask", _cudnn_mask),
+        ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
+        ("dropout is no multiple of 1/16", _cudnn_dropout),
+        ("the last dimension is strided", _unit_stride(singleton=True)),
+        ("batch or heads are above 65,535", _grid_fits),
+        ("batches or heads do not match", lambda device, a: heads_fit(device, a, same=False)),
+        ("it has no kernel for these head dims", _cudnn_heads),
+        ("it needs more than one key", _cudnn_rows),
+    ),
+    "math": (),
+}
+
+
+def refusal(backend: str, device: Device, a: Attention) -> str | None:
+    """Why the backend cannot be used, or None where it can."""
+    if not is_switched_on(backend):
+        return "it is switched off (torch.nn.attention.sdpa_kernel)"
+    return next((why for why, holds in CONDITIONS[backend] if not holds(device, a)), None)
+
+
+def order(device: Device, a: Attention) -> tuple[str, ...]:
+    """The backends in the order in which CUDA asks them (priority_order, check_prefer_cudnn_attention): cuDNN first on
+    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer; left out where the dtype is
+    none of its own.
+
+    In 2.6 cuDNN comes after the math path (Context.h, sdp_priority_order), which takes everything; it is first in 2.9 (pull request
+    162073), but not in 2.10, which asks for a newer cuDNN than comes with it. An order that user code has set goes before all."""
+    if (asked := torch._C._get_sdp_priority_order()) != _DEFAULT_ORDER:
+        return tuple(_NUMBERS[number] for number in asked if number in _NUMBERS)
+    prefers = device.version == (2, 9) or device.version >= (2, 11)
+    first = ("cudnn",) if prefers and _is_half(device, a) and device.capability.among(((9, 0), (10, 9))) else ()
+    return (*first, "flash", "efficient", "math")
+
+
+def choose(device: Device, a: Attention) -> str:
+    """The name of the backend that CUDA would choose: "cudnn", "flash", "efficient" or "math".
+
+    Raises RuntimeError, as PyTorch does, where what is switched on takes no such call.
+    """
+    for backend in order(device, a):
+        if refusal(backend, device, a) is None:
+            return backend
+    raise RuntimeError(NO_KERNEL)
+
+
+def reason(device: Device, a: Attention, backend: str) -> str:
+    """What was asked for, and why the backends before this one were passed over."""
+    mask = "no mask" if a.mask is None else "mask"
+    facts = [str(a.query.dtype)[6:], mask, f"head dim {a.query.shape[-1]}"]
+    backends = order(device, a)
+    passed = [f"not {other}: {refusal(other, device, a)}" for other in backends[: backends.index(backend)]]
+    return "; ".join([", ".join(facts), *passed])
+
+
+# ----------------------------------------------------------------------------------------------------------- attention
+
 
 _aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""bitsandbytes on CUDA: see sizer.tracing.meta.bitsandbytes.
+"""bitsandbytes on CUDA: see sizer.tracing.meta.quantized_operators.
 
 One thing goes by the GPU's multiprocessors: whether a product of 4-bit weights dequantises them first, which is a size query
 (sizer.tape.size_queries) of the kind GEMM_4BIT.
@@ -16,7 +16,15 @@ import torch
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda.cublas import handle_workspace
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.meta.bitsandbytes import OPERATORS, OUT_OPERATORS, PACKAGE, Kernels, NoLibrary, run_backend, runner
+from sizer.tracing.meta.quantized_operators import (
+    OPERATORS,
+    OUT_OPERATORS,
+    PACKAGE,
+    Kernels,
+    NoLibrary,
+    run_backend,
+    runner,
+)
 from sizer.tracing.values.handler import Handler, HandlerContext
 
 GEMM_4BIT = "product of 4-bit weights on CUDA"

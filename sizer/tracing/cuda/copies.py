@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format
-from sizer.tracing.tables import Results, listed
+from sizer.tracing.operator_tables import Results, listed
 from sizer.tracing.values.known import tensors_of
 
 

@@ -4,25 +4,147 @@ cuDNN loads two libraries at run time: cuBLASLt, which multiplies for some of it
 out those that it compiles at run time. Where there is no driver both fail, and these engines silently leave its list; on a real
 device they often come first. So cuDNN's imports of `dlopen` and `dlsym` are replaced (interposed) by functions of this module:
 
-* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` go to `sizer.tracing.cuda.cublaslt`. What describes the product (layouts,
+* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` are answered here. What describes the product (layouts,
   preferences) are cuBLASLt's own functions, which need no device.
 * a driver that cannot be loaded is replaced by one that can do nothing: enough for cuDNN to name the engines that it would
   compile and their workspaces. Nothing is compiled.
 
 This holds only within `Interposer.described`: everything else in the process, a real device's work
 included, reaches the real functions.
+
+Functions that a loaded shared library imports, replaced for that library alone.
+
+A library calls what it imports through a table of addresses (the procedure linkage table, ELF gABI chapter 5). Writing another
+address there changes the calls of that library and of no other, needs neither a compiler nor a file, and lasts for the process.
+Linux on 64 bits with the GNU C library, whose handles of libraries are their `struct link_map` (link.h).
+
+What cuBLASLt would answer where cuDNN asks it for algorithms of a matrix product (cublasLtMatmulAlgoGetHeuristic).
+
+cuDNN's engines for 1x1 convolutions and Winograd's transforms multiply through cuBLASLt, and are left out of its list where
+cuBLASLt offers no algorithm. Without a driver cublasLtCreate fails, so the library itself cannot be asked; its documentation
+says which products it supports. As of cuBLAS 12.6 to 13.4 (cublasLtMatmul, "supported data types"; enumerations of library_types.h
+and cublas_api.h).
+
+*Known limitations*: how much workspace an algorithm takes is the library's own choice. It is taken as none, which is what
+algorithms that do not split the inner dimension take; those that do hold copies of the product, within what cuDNN allows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sizer.tracing.cuda import cublaslt
-from sizer.tracing.cuda.linkage import NoImportError, replace_import, run_path
+# cudaDataType_t, cublasComputeType_t
+FLOAT32, FLOAT16, BFLOAT16 = 0, 2, 14
+COMPUTE_16, COMPUTE_32, COMPUTE_32_TF32 = 64, 68, 77
+
+# Type of the operands and of the result, and the capability from which on their product is computed in float32. cuDNN asks for
+# TF32 or not by the first device that a process asks it about, whatever the operands' type; it puts these engines first for half
+# precision too, so TF32 counts as leave to use it and refuses nothing.
+_SUPPORTED = {
+    (FLOAT32, FLOAT32): (5, 0),
+    (FLOAT16, FLOAT16): (5, 0),
+    (FLOAT16, FLOAT32): (5, 0),
+    (BFLOAT16, BFLOAT16): (8, 0),
+    (BFLOAT16, FLOAT32): (8, 0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """The types of a product of matrices by their numbers: in which it is computed, of its operands and of its result."""
+
+    compute: int
+    operand: int
+    result: int
+
+
+def workspace_bytes(product: Product, capability: tuple[int, int]) -> int | None:
+    """The workspace of the algorithm that would be offered first on a device of this capability; None where there is none."""
+    if product.compute == COMPUTE_16:
+        least = (5, 3) if product.operand == product.result == FLOAT16 else None
+    elif product.compute in (COMPUTE_32, COMPUTE_32_TF32):
+        least = _SUPPORTED.get((product.operand, product.result))
+    else:
+        least = None
+    return None if least is None or capability < least else 0
+
+
+# ------------------------------------------------------------------------------------------------------------- linkage
+
+
+# elf.h: entries of the dynamic section
+_END, _TABLE_BYTES, _STRINGS, _SYMBOLS, _TABLE, _RUN_PATH = 0, 2, 5, 6, 23, 29
+_SYMBOL_BYTES = 24  # sizeof(Elf64_Sym), which begins with the name's place among the strings
+
+
+class NoImportError(Exception):
+    """The library does not import the function, or this platform has no such table."""
+
+
+class _LinkMap(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_void_p))
+
+
+class _Dynamic(ctypes.Structure):
+    _fields_ = (("tag", ctypes.c_int64), ("value", ctypes.c_uint64))
+
+
+class _Relocation(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("info", ctypes.c_uint64), ("addend", ctypes.c_int64))
+
+
+def replace_import(library: ctypes.CDLL, name: str, function: Any) -> None:
+    """Make a library call `function` (of a ctypes prototype; the caller keeps it alive for as long as the process lives)
+    where it imports `name`. Raises NoImportError."""
+    found = list(_slots(library, name.encode()))
+    if not found:
+        raise NoImportError(f"{library._name} imports no {name}")
+    for slot in found:
+        slot.value = ctypes.cast(function, ctypes.c_void_p).value
+
+
+def run_path(library: ctypes.CDLL) -> list[Path]:
+    """The folders in which a library looks for those that it loads (DT_RUNPATH). Raises NoImportError."""
+    link_map, entries = _read_words(library)
+    if _RUN_PATH not in entries:
+        return []
+    text = ctypes.string_at(entries[_STRINGS] + entries[_RUN_PATH]).decode()
+    origin = str(Path(link_map.name.decode()).parent)
+    return [Path(folder.replace("$ORIGIN", origin)) for folder in text.split(":")]
+
+
+def _slots(library: ctypes.CDLL, name: bytes) -> Iterator[ctypes.c_void_p]:
+    """The table's entries for a function."""
+    link_map, entries = _read_words(library)
+    count = entries.get(_TABLE_BYTES, 0) // ctypes.sizeof(_Relocation)
+    for relocation in (_Relocation * count).from_address(entries[_TABLE]) if count else ():
+        symbol = entries[_SYMBOLS] + _SYMBOL_BYTES * (relocation.info >> 32)
+        if ctypes.string_at(entries[_STRINGS] + ctypes.c_uint32.from_address(symbol).value) == name:
+            yield ctypes.c_void_p.from_address(link_map.address + relocation.offset)
+
+
+def _read_words(library: ctypes.CDLL) -> tuple[_LinkMap, dict[int, int]]:
+    """A loaded library's place and the entries of its dynamic section, which the GNU C library has made addresses."""
+    if sys.platform != "linux" or sys.maxsize < 2**32 or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+        raise NoImportError("only Linux on 64 bits with the GNU C library has the tables that are read here")
+    link_map = _LinkMap.from_address(library._handle)
+    entries: dict[int, int] = {}
+    place = link_map.dynamic
+    while (entry := _Dynamic.from_address(place)).tag != _END:
+        entries[entry.tag] = entry.value
+        place += ctypes.sizeof(_Dynamic)
+    return link_map, entries
+
+
+# ---------------------------------------------------------------------------------------------------------- deviceless
+
 
 # The libraries of cuDNN that look for cuBLASLt and for the driver.
 _ENGINES = ("libcudnn_engines_precompiled.so.9", "libcudnn_engines_runtime_compiled.so.9")
@@ -155,12 +277,12 @@ class Interposer:
             return real(handle, operation, a, b, c, d, preference, count, algorithms, found)
         self._product_queries += 1
         layout = self._multiply.cublasLtMatrixLayoutGetAttribute
-        product = cublaslt.Product(
+        product = Product(
             compute=_read(self._multiply.cublasLtMatmulDescGetAttribute, operation, _COMPUTE_TYPE),
             operand=_read(layout, a, _LAYOUT_TYPE),
             result=_read(layout, d, _LAYOUT_TYPE),
         )
-        workspace = cublaslt.workspace_bytes(product, capability)
+        workspace = workspace_bytes(product, capability)
         found[0] = int(workspace is not None)
         if workspace is None:
             return _NOT_SUPPORTED

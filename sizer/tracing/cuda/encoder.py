@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sizer.tracing.cuda.attention_backend import choose
+from sizer.tracing.cuda.attention import choose
 from sizer.tracing.device import Device
 from sizer.tracing.meta.attention import Attention
 

@@ -23,7 +23,7 @@ from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.strides import in_format
-from sizer.tracing.tables import Results
+from sizer.tracing.operator_tables import Results
 from sizer.tracing.values.known import tensors_of
 
 NORM = "gradients of a norm's weights on CUDA"

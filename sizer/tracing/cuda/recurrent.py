@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sizer.tracing.allocations import Held, after_results
 from sizer.tracing.device import Device
-from sizer.tracing.meta.norm_shortcuts import like
+from sizer.tracing.meta.shortcuts import like
 from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten

@@ -16,7 +16,7 @@ from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.tables import listed
+from sizer.tracing.operator_tables import listed
 
 SORT = "CUB sort"
 _INDICES = "indices"

@@ -12,7 +12,7 @@ from sizer.tracing.cuda import (
     convolution,
     cudnn,
     cudnn_convolution,
-    embedding,
+    indexing,
     normalization,
     reductions,
     scans,
@@ -30,7 +30,7 @@ def _each(resolve: Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
 KINDS: dict[str, Resolve] = {
     bitsandbytes.GEMM_4BIT: _each(bitsandbytes.resolve),
     convolution.CUDNN: cudnn_convolution.workspace_bytes,
-    embedding.EMBEDDING: _each(embedding.resolve),
+    indexing.EMBEDDING: _each(indexing.resolve),
     normalization.NORM: _each(normalization.resolve),
     reductions.REDUCTION: _each(reductions.resolve),
     scans.SORT: _each(scans.resolve),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.device import Device
-from sizer.tracing.tables import Results
+from sizer.tracing.operator_tables import Results
 
 _aten = torch.ops.aten
 

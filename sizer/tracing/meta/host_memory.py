@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.architecture.subclasses import parts_of
+from sizer.architecture.held_tensors import parts_of
 from sizer.tracing.values.known import tensors_of
 
 # Operators that take tensors of the device and of the host at once.

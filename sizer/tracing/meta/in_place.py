@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizer.tracing.values import indexing, stand_ins
+from sizer.tracing.values import masks, stand_ins
 from sizer.tracing.values.handler import Handler, HandlerContext
 
 _aten = torch.ops.aten
@@ -109,8 +109,8 @@ def _write_into_zeros(in_place: Any) -> Any:
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
     if in_backward() and recorder.is_unshared(args[0]):
-        return indexing.masked_index(recorder, _aten.index_put_.default, args, kwargs)
-    return indexing.masked_index(recorder, func, args, kwargs)
+        return masks.masked_index(recorder, _aten.index_put_.default, args, kwargs)
+    return masks.masked_index(recorder, func, args, kwargs)
 
 
 def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> Any:

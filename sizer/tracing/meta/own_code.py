@@ -1,7 +1,8 @@
-"""Refuse user code that a trace cannot follow, or list it as uncounted."""
+"""Refuse user code that a trace cannot follow, or list it as uncounted; load checkpoints as a trace can follow it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -78,3 +79,14 @@ def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
                 given=type(one).__name__,
                 todo=f"ask for the model by a query with weights={key}",
             )
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@contextmanager
+def checkpoints_read_at_once() -> Iterator[None]:
+    """Within the context transformers loads weight by weight, by the variable that it has for that
+    (transformers/core_model_loading.py, read in 5.17 and 5.23)."""
+    with mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "true"}):
+        yield

@@ -1,6 +1,10 @@
 """Memory formats: the strides of results where meta kernels return others than the device's kernels do.
 
 What follows an operator makes a copy or not by these strides. As of PyTorch 2.11 to 2.15.
+
+Losses that are computed into their result and then reduced there: a scalar over the storage of all elements.
+
+`resize_` never shrinks a storage (native/BinaryOps.cpp, native/Loss.cpp; PyTorch 2.15, on the CPU as the profiler tells).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from sizer.tracing.tables import Results
+from sizer.tracing.operator_tables import Results, listed
 
 _aten = torch.ops.aten
 _LAST = (torch.channels_last, torch.channels_last_3d)
@@ -227,6 +231,33 @@ def group_norm_backward(args: tuple, out: tuple) -> tuple:
     )
 
 
+# -------------------------------------------------------------------------------------------------------------- losses
+
+
+_NONE = 0  # at::Reduction::None
+
+
+def is_reduced(args: tuple, kwargs: dict, at: int) -> bool:
+    """Return True if a loss is reduced to its mean or sum; `at` is the position of the reduction argument."""
+    return (args[at] if len(args) > at else kwargs.get("reduction", 1)) != _NONE
+
+
+def elements_of(args: tuple) -> torch.Size:
+    """Return the shape of a loss's elements."""
+    return torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor)))
+
+
+def over_elements(at: int) -> Any:
+    """Return a correction: a loss that is reduced, over the storage of all elements; `at` is the place of the reduction."""
+
+    def correct(args: tuple, out: Tensor) -> Tensor:
+        if not is_reduced(args, {}, at):
+            return out
+        return torch.empty(elements_of(args[:at]), dtype=out.dtype, device=out.device).resize_(())
+
+    return correct
+
+
 RESULTS: Results = {
     _aten.index.Tensor: indexed,
     _aten._unsafe_index.Tensor: indexed,
@@ -234,4 +265,6 @@ RESULTS: Results = {
     _aten.convolution_backward.default: convolution_backward,
     _aten.native_layer_norm_backward.default: layer_norm_backward,
     _aten.native_group_norm_backward.default: group_norm_backward,
+    **listed("mse_loss smooth_l1_loss soft_margin_loss", over_elements(2)),
+    **listed("binary_cross_entropy", over_elements(3)),
 }

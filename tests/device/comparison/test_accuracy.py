@@ -17,8 +17,7 @@ import torch
 from sizer.catalogue.modes import MODES
 from sizer.device.comparison.row import Row
 from sizer.device.ledger.ledger import Ledger
-from sizer.device.record.files import read_measured
-from sizer.device.record.recording import Measured
+from sizer.device.record.recording import Measured, read_measured
 from sizer.tracing.cpu import bitsandbytes, processor
 from tests.benchmarks.bench_accuracy import (
     Held,

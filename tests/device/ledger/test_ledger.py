@@ -16,8 +16,8 @@ from sizer.base.errors import JobError, RequestError, TraceError
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger import ledger as ledgers
-from sizer.device.ledger.database import MIGRATIONS, Filter
 from sizer.device.ledger.ledger import Ledger, ledger_path
+from sizer.device.ledger.rows import MIGRATIONS, Filter
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.device.record.recording import Measured
 from sizer.processes.environment import PROJECT

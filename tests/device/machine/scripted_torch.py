@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from sizer.base.units import GIB
-from sizer.device.machine.accelerators import Machine
-from sizer.device.machine.host import Host
-from sizer.device.machine.nvml import GpuMemory
+from sizer.device.machine.computer import GpuMemory, Host, Machine
 
 # PyTorch 2.11 to 2.15, c10/cuda/CUDAFunctions.cpp
 NO_DRIVER = (

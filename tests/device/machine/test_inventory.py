@@ -15,6 +15,7 @@ import torch
 from sizer.base.codec import DecodeError
 from sizer.base.errors import DeviceError, JobError
 from sizer.base.units import GIB, KIB
+from sizer.device.machine.computer import GpuMemory, Nvml, open_nvml
 from sizer.device.machine.inventory import (
     PORTABLE,
     Inventory,
@@ -23,7 +24,6 @@ from sizer.device.machine.inventory import (
     safe_device_line,
     take_inventory,
 )
-from sizer.device.machine.nvml import GpuMemory, Nvml, open_nvml
 from sizer.device.record.measurement import DeviceFacts
 from sizer.processes.environment import PROJECT
 from sizer.processes.program import run_program

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.device.readers.cpu import CpuReader
+from sizer.device.readers.cpu_reader import CpuReader
 from sizer.device.record.measurement import DeviceFacts, PhaseReading
 from sizer.tape.tape import CATEGORIES, Tape
 from tests.device.blueprints import perceptron

@@ -8,8 +8,8 @@ import typing
 import pytest
 import torch
 
-from sizer.device.readers import cuda
-from sizer.device.readers.cuda import CudaReader, CudaRuntime
+from sizer.device.readers import cuda_reader
+from sizer.device.readers.cuda_reader import CudaReader, CudaRuntime
 from sizer.device.record.measurement import COUNTED, DeviceFacts, PhaseReading
 from tests.device.scripted_devices import ScriptedCuda, counters
 
@@ -195,7 +195,7 @@ def test_a_recording_is_the_history_cut_into_phases() -> None:
 
 
 def test_a_history_that_lost_its_beginning_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "ENTRIES", 2)
+    monkeypatch.setattr(cuda_reader, "ENTRIES", 2)
     device = ScriptedCuda()
     reader = begun(device, record=True)
     device.entries = [entry("alloc", 0, 100), entry("alloc", 512, 100)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.device.readers.mps import MpsReader, MpsRuntime
+from sizer.device.readers.mps_reader import MpsReader, MpsRuntime
 from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, PhaseReading
 from tests.device.scripted_devices import ScriptedMps
 

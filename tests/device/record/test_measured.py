@@ -14,10 +14,16 @@ from pathlib import Path
 import pytest
 
 from sizer.base.codec import DecodeError
-from sizer.device.readers.cuda import CudaReader
-from sizer.device.record.files import CaseRecord, is_measured, read_measured, write_kernels, write_measured
+from sizer.device.readers.cuda_reader import CudaReader
 from sizer.device.record.measurement import DeviceFacts, KernelRecord, KernelRow
-from sizer.device.record.recording import Measured
+from sizer.device.record.recording import (
+    CaseRecord,
+    Measured,
+    is_measured,
+    read_measured,
+    write_kernels,
+    write_measured,
+)
 from sizer.tape.tape import Tape
 from tests.device.replayed import disagreements
 from tests.device.suite import slow_device

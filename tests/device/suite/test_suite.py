@@ -15,9 +15,8 @@ from sizer.catalogue.modes import MODES
 from sizer.commands import measurements as command
 from sizer.device.comparison.sides import family_of
 from sizer.device.machine.inventory import Inventory
-from sizer.device.record.files import read_measured
 from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory, KernelRecord
-from sizer.device.record.recording import Measured
+from sizer.device.record.recording import Measured, read_measured
 from sizer.device.suite import suite
 from sizer.device.suite.cases import Case, cases_for, list_cases, list_small_cases
 from sizer.device.suite.suite import (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.vision import vision_blueprint
+from sizer.architecture.torchvision_models import vision_blueprint
 from sizer.base.errors import BuildError
 from sizer.device.trial.materialize import (
     allocate_parameters,

@@ -12,8 +12,8 @@ import torch
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
-from sizer.device.readers.cpu import CpuReader
-from sizer.device.readers.cuda import CudaReader
+from sizer.device.readers.cpu_reader import CpuReader
+from sizer.device.readers.cuda_reader import CudaReader
 from sizer.device.record.measurement import PROFILED, DeviceFacts, Measurement
 from sizer.device.record.recording import Measured
 from sizer.device.trial import trial

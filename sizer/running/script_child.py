@@ -1,0 +1,336 @@
+"""Run a script over the null driver and write what was found. Imports torch; `sizer.running.starting` starts it.
+
+The script runs as `python` would run it, in this process. Nothing of it is changed: hooks of PyTorch count its steps, PyTorch's own
+counters and memory history are read at its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import multiprocessing.process
+import os
+import pickle
+import resource
+import runpy
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from sizer.running import other_ranks
+from sizer.running.driver.build import kernels_for
+from sizer.running.history import columns_of
+from sizer.running.optimizer_steps import Steps, Stop
+from sizer.running.run_settings import NO_KERNELS, Settings, main_function
+from sizer.running.small_values import Values
+
+VARIABLE = "SIZER_DRY_RUN"
+MOST_EVENTS = 4_000_000  # of the memory history
+_LINES = 50  # of those that read unknown values, the most frequent
+_LIBRARIES = tuple(
+    dict.fromkeys(folder + os.sep for folder in (*sysconfig.get_paths().values(), str(Path(torch.__file__).parent)))
+)
+
+
+class Run:
+    """One run of a script: its hooks, how it ended, and the report."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the driver of this process. Ends the process if the device has no kernels in this PyTorch."""
+        self.settings = settings
+        self.driver = ctypes.CDLL(None)
+        for name in ("null_space", "null_used", "null_most_used", "null_most_pinned"):
+            getattr(self.driver, name).restype = ctypes.c_size_t
+        self.driver.null_blind.restype = ctypes.c_ulonglong
+        self.steps = Steps(settings.steps, self._finish_stopped)
+        self.values = Values(self.driver, skip_draws=settings.skip_draws)
+        self.not_saved: list[str] = []
+        self.status, self.message = "completed", ""
+        self._pid, self._began = os.getpid(), time.monotonic()
+        self._before_bytes = 0
+
+    def check(self) -> None:
+        """End the process with a reason if this machine cannot run the device."""
+        try:
+            if not self.driver.null_space():
+                raise ValueError(
+                    "the system gives no address space (vm.overcommit_memory=2, or ulimit -v): raise the limit"
+                )
+            self.driver.null_compiled(kernels_for(self.settings.capability, torch._C._cuda_getArchFlags()))
+        except ValueError as error:
+            Path(self.settings.out).write_text(json.dumps({"cannot": str(error)}))
+            os._exit(NO_KERNELS)
+
+    def install(self) -> None:
+        """Install all hooks, which stay until the process ends."""
+        os.environ[VARIABLE] = self.settings.to_json()
+        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python")
+        self.steps.install()
+        self._values = self.values.installed()
+        self._values.__enter__()
+        self._skip_saves()
+        if self.settings.world > 1:
+            other_ranks.install(self.settings.world, self.settings.rank, self.settings.local, self.driver)
+        if self.settings.seconds:
+            timer = threading.Timer(self.settings.seconds, self._out_of_time)
+            timer.daemon = True
+            timer.start()
+        self._before_bytes = _resident_bytes()
+
+    def restart(self) -> None:
+        """Forget what was recorded, and record again: a test session measures one test after the other."""
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python", clear_history=True)
+        self.steps.restart()
+        for noted in (self.values.reads, self.values.assumed, self.not_saved):
+            noted.clear()
+        self._began = time.monotonic()
+
+    def go(self, target: Callable[[], object]) -> None:
+        """Call the script and note how it ended."""
+        try:
+            target()
+        except Stop:
+            self.status = "stopped"
+        except KeyboardInterrupt:
+            self._fail("interrupted", "KeyboardInterrupt\n")
+        except SystemExit as left:
+            if isinstance(left.code, str):
+                print(left.code, file=sys.stderr)
+            if left.code not in (None, 0):
+                self.status, self.message = "failed", f"SystemExit: {left.code}"
+        except torch.OutOfMemoryError as error:
+            self._fail("out of memory", _own_traceback(error), error)
+        except BaseException as error:
+            self._fail("failed", _own_traceback(error), error)
+        finally:
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            ) if threading.current_thread() is threading.main_thread() else None
+        if self.status == "completed" and os.getpid() == self._pid:
+            threading._shutdown()  # type: ignore[attr-defined] # as Python itself does at its end
+            atexit._run_exitfuncs()
+
+    def finish(self) -> NoReturn:
+        """Write the report and end the process; a process that the script forked ends without a report."""
+        _flush()
+        if os.getpid() != self._pid:
+            os._exit(0 if self.status == "completed" else 1)
+        found = self.found()
+        if found["devices"] or not os.path.exists(
+            self.settings.out
+        ):  # else a process that the script started has written one
+            partial = f"{self.settings.out}.{self._pid}"
+            Path(partial).write_text(json.dumps(found))
+            os.replace(partial, self.settings.out)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        _flush()
+        os._exit(0)  # PyTorch's threads would wait for a device that never answers
+
+    def _fail(self, status: str, text: str, error: BaseException | None = None) -> None:
+        print(text, end="", file=sys.stderr)
+        self.status = status
+        self.message = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
+
+    def _finish_stopped(self) -> NoReturn:
+        self.status = "stopped"
+        self.finish()
+
+    def _out_of_time(self) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        where = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+        self.status, self.message = "out of time", f"{self.settings.seconds} s were over{where}"
+        self.finish()
+
+    def _skip_saves(self) -> None:
+        """Do not write checkpoints: their values were never computed, and they may be large."""
+        save = torch.save
+
+        def guarded(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(f, (str, os.PathLike)) and _is_large(obj):
+                self._save(os.fspath(f))
+            else:
+                save(obj, f, *args, **kwargs)
+
+        torch.save = torch.serialization.save = guarded
+        if importlib.util.find_spec("safetensors") is None:
+            return
+        files: Any = importlib.import_module("safetensors.torch")
+        files.save_file = lambda tensors, filename, *args, **kwargs: self._save(os.fspath(filename))
+        files.save_model = lambda model, filename, *args, **kwargs: self._save(os.fspath(filename))
+
+    def _save(self, name: str) -> None:
+        self.not_saved.append(name)
+        if self.settings.steps and self.steps.done >= self.settings.steps:
+            self.steps.stop()
+
+    def found(self) -> dict[str, Any]:
+        """Return what was found, as JSON has it."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        found: dict[str, Any] = {
+            "status": self.status,
+            "message": self.message,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "steps": self.steps.done,
+            "host_bytes": max(0, usage.ru_maxrss * 1024 - self._before_bytes),
+            "pinned_bytes": self.driver.null_most_pinned(),
+            "blind_reads": self.driver.null_blind(),
+            "uncounted": self._uncounted(),
+            "reads": self.values.reads.most_common(_LINES),
+            "assumed": self.values.assumed.most_common(_LINES),
+            "not_saved": [*dict.fromkeys(self.not_saved)],
+            "versions": {"torch": importlib.metadata.version("torch")},
+            "expandable": "expandable_segments:True"
+            in os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
+            "rank": self.settings.rank,
+            "world": self.settings.world,
+            "devices": [],
+        }
+        if not torch.cuda.is_initialized():
+            return found
+        with torch._C.DisableTorchFunction():
+            stats = {index: torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())}
+            snapshot = torch.cuda.memory._snapshot()
+            found["model"] = self._model()
+        if self.settings.snapshot:
+            Path(self.settings.snapshot).write_bytes(pickle.dumps(snapshot, protocol=4))
+        for index, counters in stats.items():
+            if counters.get("reserved_bytes.all.peak", 0):
+                found["devices"].append(self._device(index, counters))
+        if found["devices"]:
+            fullest = max(found["devices"], key=lambda row: row["peak_allocated_bytes"])["device"]
+            trace = snapshot["device_traces"][fullest]
+            found["cut"] = len(trace) >= MOST_EVENTS
+            found["fullest"] = fullest
+            found["columns"] = columns_of(
+                trace,
+                modules=self.steps.modules,
+                labels=self.steps.labels,
+                backwards=self.steps.backwards,
+                phase_ends=self.steps.phase_ends,
+                library_folders=_LIBRARIES,
+            )
+        return found
+
+    def _uncounted(self) -> list[str]:
+        """The libraries that were called, and whose workspaces are unknown."""
+        called = self.driver.null_libraries()
+        return [name for bit, name in enumerate(("cuFFT", "cuSOLVER", "cuSPARSE")) if called >> bit & 1]
+
+    def _device(self, index: int, counters: dict[str, int]) -> dict[str, int]:
+        return {
+            "device": index,
+            "peak_allocated_bytes": counters["allocated_bytes.all.peak"],
+            "peak_reserved_bytes": counters["reserved_bytes.all.peak"],
+            "peak_driver_bytes": self.driver.null_most_used(index),
+            "retries": counters["num_alloc_retries"],
+            "out_of_memory": counters["num_ooms"],
+        }
+
+    def _model(self) -> dict[str, Any]:
+        """Counts of the modules that ran, of which no other one is a part."""
+        modules = nn.ModuleList(self.steps.roots)
+        parameters = list(modules.parameters())
+        buffers = list(modules.buffers())
+        return {
+            "name": ", ".join(dict.fromkeys(type(root).__name__ for root in self.steps.roots)) or "no module",
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "buffers": sum(b.numel() for b in buffers),
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+            "buffer_bytes": sum(b.numel() * b.element_size() for b in buffers),
+            "dtype": next(
+                (str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()), "float32"
+            ),
+        }
+
+
+def watch_spawned() -> None:
+    """Watch a process that `multiprocessing` spawns: it writes the report if it used a device."""
+    settings = Settings.from_json(os.environ[VARIABLE])
+    base: Any = multiprocessing.process.BaseProcess
+    bootstrap = base._bootstrap
+
+    def watched(process: Any, *args: Any, **kwargs: Any) -> int:
+        run = Run(settings)
+        run.check()
+        run.install()
+        work = process.run
+
+        def run_process() -> None:
+            run.go(work)
+            if torch.cuda.is_initialized():
+                run.finish()
+            if run.status != "completed":
+                sys.exit(1)
+
+        process.run = run_process
+        return bootstrap(process, *args, **kwargs)
+
+    base._bootstrap = watched
+
+
+def main() -> NoReturn:
+    """Run the script that the settings name."""
+    settings = Settings.from_json(sys.argv[1])
+    end_with_parent()
+    run = Run(settings)
+    run.check()
+    run.install()
+    run.go(main_function(settings))
+    run.finish()
+
+
+def end_with_parent() -> None:
+    """Ask Linux to kill this process if its parent ends."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, without the lines of this package and of runpy."""
+    found = traceback.TracebackException.from_exception(error)
+    _drop_ours(found)
+    return "".join(found.format())
+
+
+def _drop_ours(found: traceback.TracebackException) -> None:
+    ours = str(Path(__file__).parent) + os.sep
+    kept = [line for line in found.stack if not line.filename.startswith((ours, runpy.__file__, "<frozen runpy>"))]
+    found.stack = traceback.StackSummary.from_list(kept)
+    for other in (found.__cause__, found.__context__):
+        if other is not None:
+            _drop_ours(other)
+
+
+def _is_large(obj: Any) -> bool:
+    """Return True if an object holds tensors of a device."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in torch.utils._pytree.tree_leaves(obj))
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # the reader has left
+            continue

@@ -1,0 +1,434 @@
+"""Follow small values on a device that computes nothing. Imports torch.
+
+Scripts read tensors: how many elements a mask selects, whether generation has ended, a loss. Under `Values` a function whose
+tensors are all small and known is computed again on the host, over the memory of the device, which the host can read and write. A
+function mode is above autograd and the dispatcher, so PyTorch allocates the same with it.
+
+A small tensor is in one of three states:
+- true: it holds the value that a device would hold;
+- assumed: it follows from a value that was not computed, which is 0. Choices among a few such values (`topk`, `argmax`, `max`) are
+  spread evenly instead, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets as many tokens as the next;
+- unknown: it is not followed. Large tensors are always unknown.
+
+PyTorch's kernels that count elements (nonzero, unique) copy the number to the host. The driver returns the number that Python
+computed, so PyTorch allocates the result itself. A mask that follows from spread choices is counted. If another mask is unknown,
+all its elements count as selected. `assumed` lists both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import sysconfig
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from sizer.tracing.values.stand_ins import spread
+
+INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
+FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
+ZEROED_BYTES = 2**16  # an unknown result of so many bytes is 0, not what its block held before
+_READ = 8  # elements of a tensor that C++ code reads by itself, as `item` does
+_READS = 16  # such tensors of one call
+
+_FACTORIES = frozenset(
+    {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.as_tensor, torch.linspace, torch.eye,
+     torch.tril_indices, torch.triu_indices, torch.scalar_tensor, torch.from_numpy, torch.asarray}
+)  # fmt: skip
+_INDEXED = frozenset({Tensor.__getitem__, Tensor.__setitem__})
+_PUT = frozenset({torch.index_put, Tensor.index_put, torch.index_put_, Tensor.index_put_})
+_WHERE = frozenset({torch.where, Tensor.where})
+_SELECTED = frozenset({torch.masked_select, Tensor.masked_select})
+_SCATTERED = frozenset({torch.masked_scatter, Tensor.masked_scatter})  # counted in the backward pass
+_NONZERO = frozenset({torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere})
+_REPEATED = frozenset({torch.repeat_interleave, Tensor.repeat_interleave})
+_UNIQUE = frozenset({torch.unique, Tensor.unique, torch.unique_consecutive, Tensor.unique_consecutive})
+# Choices among values, each with the position of its dimension, and which that is by default.
+_CHOOSING: dict[Any, tuple[int, int | None]] = {
+    **dict.fromkeys((torch.topk, Tensor.topk), (2, -1)),
+    **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), (1, None)),
+    **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
+}
+CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
+_BINS = frozenset({torch.bincount, Tensor.bincount, torch.nn.functional.one_hot})
+_COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _SCATTERED | _NONZERO | _REPEATED | _UNIQUE
+
+# Computed values are taken to be finite: code mends what is not.
+_FINITE = {
+    torch.isfinite: True,
+    Tensor.isfinite: True,
+    torch.isnan: False,
+    Tensor.isnan: False,
+    torch.isinf: False,
+    Tensor.isinf: False,
+}
+_UNSCALE = frozenset({torch._amp_foreach_non_finite_check_and_unscale_})
+_READING = frozenset(
+    {Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.tolist,
+     Tensor.__contains__, Tensor.__format__, Tensor.__repr__}
+)  # fmt: skip
+_COPYING = frozenset({Tensor.cpu, Tensor.numpy, Tensor.to, Tensor.copy_})
+
+# Initializations of weights, by name: libraries put functions of their own in place of torch.nn.init's.
+_DRAWS = frozenset(
+    {"normal_", "uniform_", "random_", "exponential_", "bernoulli_", "zeros_", "ones_", "constant_", "trunc_normal_", "zero_",
+     "fill_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "orthogonal_", "mul_", "add_", "div_",
+     "erfinv_", "clamp_"}
+)  # fmt: skip
+
+
+class Values(TorchFunctionMode):
+    """Small tensors on the null device hold the values that a device would have computed.
+
+    Attributes:
+        reads: By line, how often the host read a value that was not computed.
+        assumed: By line, how often a count was assumed.
+    """
+
+    def __init__(self, driver: ctypes.CDLL, *, skip_draws: bool = False) -> None:
+        """Follow values over a driver.
+
+        Args:
+            driver: The null driver's library.
+            skip_draws: Leave large tensors of the host without initial values, so that their pages stay untouched.
+        """
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+        self.assumed: Counter[str] = Counter()
+        self._driver, self._skip_draws = driver, skip_draws
+        self._known, self._tainted = _Storages(), _Storages()
+        self._spread = _Storages()  # of those tainted: what follows from evenly spread choices
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Turn the mode on, also in Python code that the backward pass calls."""
+        run = torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if any(mode is self for mode in _get_current_function_mode_stack()):
+                return run(*args, **kwargs)
+            with self:
+                return run(*args, **kwargs)
+
+        places = (torch.autograd, torch.autograd.graph)
+        for place in places:
+            place._engine_run_backward = run_backward
+        self._driver.null_follow(1)
+        try:
+            with self:
+                yield
+        finally:
+            self._driver.null_follow(0)
+            for place in places:
+                place._engine_run_backward = run
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        given = _tensors((args, kwargs))
+        if active_fake_mode() is not None or torch.jit.is_tracing() or any(map(_is_wrapped, given)):
+            return func(*args, **kwargs)
+        if self._skip_draws and _is_draw(func, given):
+            return given[0]
+        if func in _READING and given and given[0].is_cuda and not self._is_true(given[0]):
+            self.reads[call_site()] += 1
+        single = [tensor for tensor in given if tensor.is_cuda and 0 < tensor.numel() <= _READ][:_READS]
+        if not single:
+            return self._call(func, args, kwargs, given)
+        bounds = [bound for t in single for bound in (t.data_ptr(), t.data_ptr() + _READ * t.itemsize)]
+        self._driver.null_real((ctypes.c_size_t * len(bounds))(*bounds), len(single))
+        try:
+            return self._call(func, args, kwargs, given)
+        finally:
+            self._driver.null_real(None, 0)
+
+    def _call(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> Any:
+        on_device = any(tensor.is_cuda for tensor in given)
+        if on_device and func in _BINS:
+            return self._count(self._bins(func, given), func, args, kwargs, given)
+        if on_device and func in _COUNTING and (counts := self._counts(func, args, kwargs)) is not None:
+            return self._count(counts, func, args, kwargs, given)
+        out = func(*args, **kwargs)
+        results = [tensor for tensor in _tensors(out) if tensor.is_cuda and not _is_wrapped(tensor)]
+        if func in _FINITE and isinstance(out, Tensor) and out.is_cuda and not all(map(self._is_known, given)):
+            if _is_small(out):
+                on_host(out).fill_(_FINITE[func])
+                self._known.add(out)
+        elif func in _UNSCALE:
+            on_host(args[1]).zero_()  # no infinite gradient: the optimizer steps
+            self._known.add(args[1])
+        elif results or on_device:
+            if func in _COPYING and isinstance(out, Tensor) and not out.is_cuda:
+                self._note_copy(given)
+            self._follow(func, args, kwargs, out, given, results)
+        return out
+
+    def _note_copy(self, given: list[Tensor]) -> None:
+        if any(tensor.is_cuda and not self._is_true(tensor) for tensor in given):
+            self.reads[call_site()] += 1
+
+    def _follow(
+        self, func: Any, args: tuple, kwargs: dict, out: Any, given: list[Tensor], results: list[Tensor]
+    ) -> None:
+        """Compute the results of a call on the host, or mark them as assumed or unknown."""
+        held = {_key(tensor) for tensor in given if tensor.is_cuda}
+        fresh = [tensor for tensor in results if _key(tensor) not in held]
+        written = [tensor for tensor in results if _key(tensor) in held]
+        if (given or func in _FACTORIES) and all(map(self._is_known, given)) and all(map(_is_small, results)):
+            states = [s for s in (self._tainted, self._spread) if any(t.is_cuda and t in s for t in given)]
+            if not (states and func in _CHOOSING) and self._compute(func, args, kwargs, out, fresh):
+                for state in states:
+                    for tensor in (*fresh, *written):
+                        state.add(tensor)
+                return
+        for tensor in fresh:
+            self._assume(tensor, zero=True)
+        if func in _CHOOSING:
+            self._choose(args, kwargs, out, *_CHOOSING[func])
+        if getattr(func, "__name__", "").endswith("_") and not func.__name__.startswith("__"):
+            for tensor in written:  # in place, by a value that was not computed
+                self._assume(tensor, zero=False)
+
+    def _choose(self, args: tuple, kwargs: dict, out: Any, position: int, usual: int | None) -> None:
+        """Spread the places that `topk`, `argmax`, `max` and their opposites have chosen along a dimension."""
+        places = out if isinstance(out, Tensor) else out[1]
+        values = args[0] if args else kwargs["input"]
+        dim = args[position] if len(args) > position else kwargs.get("dim", usual)
+        if places.dtype != torch.int64 or not _is_small(places) or not isinstance(dim, int) or values.dim() == 0:
+            return
+        dim %= values.dim()
+        size = values.shape[dim]
+        if not places.numel() or size > CHOICES:
+            return
+        shape = [*values.shape]
+        shape[dim] = places.numel() * size // values.numel()
+        on_host(places).copy_(spread(torch.Size(shape), dim, size, 1).view(places.shape))
+        for state in (self._known, self._tainted, self._spread):
+            state.add(places)
+
+    def _assume(self, tensor: Tensor, *, zero: bool) -> None:
+        for state in (self._known, self._spread):
+            state.discard(tensor)
+        if not _is_small(tensor) or not 0 < tensor.untyped_storage().nbytes() <= ZEROED_BYTES:
+            return
+        if zero:
+            on_host(tensor).zero_()
+        self._known.add(tensor)
+        self._tainted.add(tensor)
+
+    def _compute(self, func: Any, args: tuple, kwargs: dict, out: Any, fresh: list[Tensor]) -> bool:
+        """Return True if the call could be repeated on the host; its results are then on the device."""
+        try:
+            with torch.no_grad():
+                computed = func(*_to_host(args), **_to_host(kwargs))
+        except Exception:  # an operator without a CPU kernel: its result stays unknown
+            return False
+        ours = {id(tensor) for tensor in fresh}
+        for tensor, value in zip(_tensors(out), _tensors(computed), strict=False):
+            if id(tensor) in ours and tensor.numel() and tensor.shape == value.shape:
+                on_host(tensor).copy_(value)
+                self._known.add(tensor)
+        return True
+
+    # ---------------------------------------------------------------------------------------------------------------- counts
+
+    def _counts(self, func: Any, args: tuple, kwargs: dict) -> list[int] | None:
+        """Return the numbers that PyTorch's kernels would count, in their order; None if PyTorch counts nothing."""
+        if func in _UNIQUE:
+            return [self._distinct(args[0], func)] * 2
+        if func in _REPEATED:
+            return self._repeated(args, kwargs, func)
+        if func in _WHERE:
+            masks = [args[0]] if len(args) == 1 and not kwargs else []
+        elif func in _SELECTED:
+            tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
+            masks = [mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))]
+        elif func in _SCATTERED:
+            tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
+            mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
+            masks = [mask] if self._is_true(mask) or (self._is_known(mask) and mask in self._spread) else []
+        elif func in _INDEXED or func in _PUT:
+            masks = [leaf for leaf in pytree.tree_leaves(args[1]) if _is_mask(leaf)]
+        else:
+            masks = [args[0]]
+        return [self._selected(mask, func) for mask in masks if mask.is_cuda] or None
+
+    def _is_countable(self, tensor: Tensor, func: Any) -> bool:
+        """Return True if a tensor's values can be counted; note where they follow from spread choices."""
+        if self._is_true(tensor):
+            return True
+        if not (self._is_known(tensor) and tensor in self._spread):
+            return False
+        self.assumed[f"{call_site()}: {func.__name__} counts choices that are spread evenly"] += 1
+        return True
+
+    def _selected(self, mask: Tensor, func: Any) -> int:
+        if self._is_countable(mask, func):
+            return int(on_host(mask.detach()).count_nonzero())
+        self.assumed[f"{call_site()}: {func.__name__} selects all {mask.numel():,} elements"] += 1
+        return mask.numel()
+
+    def _distinct(self, tensor: Tensor, func: Any) -> int:
+        if self._is_countable(tensor, func):
+            return len(torch.unique(on_host(tensor.detach())))
+        self.assumed[f"{call_site()}: {func.__name__} finds {tensor.numel():,} distinct elements"] += 1
+        return tensor.numel()
+
+    def _repeated(self, args: tuple, kwargs: dict, func: Any) -> list[int] | None:
+        repeats = next((t for t in reversed(_tensors((args, kwargs))) if not t.dtype.is_floating_point), None)
+        if repeats is None or not repeats.is_cuda or kwargs.get("output_size") is not None:
+            return None
+        if self._is_countable(repeats, func):
+            return [int(on_host(repeats).sum())]
+        self.assumed[f"{call_site()}: {func.__name__} repeats each element once"] += 1
+        return [repeats.numel()]
+
+    def _bins(self, func: Any, given: list[Tensor]) -> list[int]:
+        """Return the least and the largest integer, in the order in which PyTorch reads them."""
+        if not given[0].numel() or not self._is_countable(given[0], func):
+            self.assumed[f"{call_site()}: {func.__name__} finds zeros only"] += 1
+            return [0, 0]
+        values = on_host(given[0].detach())
+        return [int(values.max())] if func is torch.nn.functional.one_hot else [int(values.min()), int(values.max())]
+
+    def _count(self, counts: list[int], func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> Any:
+        """Call a function whose kernels count, with the numbers that the driver shall return; its backward pass counts again."""
+        numbers = (ctypes.c_int64 * len(counts))(*counts)
+
+        def answer(*_: Any) -> None:
+            self._driver.null_answer(numbers, len(numbers))
+
+        def forget(*_: Any) -> None:
+            self._driver.null_answer(None, 0)
+
+        answer()
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            forget()
+        result = out if isinstance(out, Tensor) else given[0] if out is None and given else None
+        if result is not None and result.grad_fn is not None:
+            result.grad_fn.register_prehook(answer)
+            result.grad_fn.register_hook(forget)
+        if out is not None:
+            self._follow(func, args, kwargs, out, given, [tensor for tensor in _tensors(out) if tensor.is_cuda])
+        elif given and given[0].is_cuda:  # __setitem__
+            if all(map(self._is_known, given)):
+                with torch.no_grad():
+                    func(*_to_host(args), **_to_host(kwargs))
+            else:
+                self._known.discard(given[0])
+        return out
+
+    # ---------------------------------------------------------------------------------------------------------------- states
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return _is_small(tensor) and (not tensor.is_cuda or not tensor.numel() or tensor in self._known)
+
+    def _is_true(self, tensor: Tensor) -> bool:
+        return self._is_known(tensor) and not (tensor.is_cuda and tensor.numel() and tensor in self._tainted)
+
+
+class _Storages:
+    """A set of living storages."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        storage, key, references = tensor.untyped_storage(), _key(tensor), self._references
+        references[key] = weakref.ref(storage, lambda _: references.pop(key, None))
+
+    def discard(self, tensor: Tensor) -> None:
+        self._references.pop(_key(tensor), None)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return _key(tensor) in self._references
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """Return a CPU tensor over the memory of a tensor on the null device."""
+    if not tensor.is_cuda:
+        return tensor
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    with torch._C.DisableTorchFunction():
+        memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+        raw = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
+        return torch.as_strided(raw, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+_OURS = str(Path(__file__).parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+
+
+def call_site() -> str:
+    """Return the innermost line, as "file:line", that is neither PyTorch's, Python's nor Sizer's; else PyTorch's."""
+    frame: FrameType | None = sys._getframe(1)
+    inner = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, "<")):
+            inner = inner or f"{name}:{frame.f_lineno}"
+            if not name.startswith(_TORCH) and (not name.startswith(_STANDARD) or "site-packages" in name):
+                return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return inner or "unknown line"
+
+
+def _key(tensor: Tensor) -> int:
+    # A storage that Python has an object of counts as shared: autograd would no longer add to a gradient in place.
+    return torch._C._storage_address(tensor)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() <= (FLOATS if tensor.dtype.is_floating_point else INTEGERS)
+
+
+def _is_mask(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8)
+
+
+def _is_wrapped(tensor: Tensor) -> bool:
+    return (
+        tensor.layout != torch.strided
+        or is_traceable_wrapper_subclass(tensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or tensor.device.type == "meta"
+    )
+
+
+def _is_draw(func: Any, given: list[Tensor]) -> bool:
+    """Return True if a function gives initial values to a large tensor of the host."""
+    if not given or given[0].is_cuda or given[0].numel() <= INTEGERS:
+        return False
+    return getattr(func, "__name__", "") in _DRAWS and given[0].dtype.is_floating_point
+
+
+def _to_host(value: Any) -> Any:
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return on_host(leaf.detach())
+        if isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf.startswith("cuda")):
+            return torch.device("cpu")
+        return leaf
+
+    return pytree.tree_map(convert, value)

@@ -1,0 +1,30 @@
+"""Messages to a job server: the texts that an answer depends on, and how much work a question is."""
+
+from __future__ import annotations
+
+from sizer.base.errors import RequestError
+from sizer.query.text import parse_query
+
+# "part" is of a task that can be split: "2/3" is the second of three parts. Of "levers" it is None, or COMPILED.
+COMPILED = "compiled"  # with the lever that compiles eager code
+TEXTS = ("task", "query", "config_text", "measured", "part")
+
+
+def texts_of(message: dict) -> dict[str, str | None]:
+    """The texts of a message, None where it has none. Raises ValueError where one is no text, or the task is missing."""
+    texts = {name: message.get(name) for name in TEXTS}
+    if not isinstance(texts["task"], str) or any(not isinstance(text, str | None) for text in texts.values()):
+        raise ValueError(f"{', '.join(TEXTS)} must be texts, and the task must be there")
+    return texts
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+def cells_of(job: dict) -> int:
+    """How many dtypes and batch sizes a job asks for."""
+    try:
+        request = parse_query(job["query"] or "")
+    except RequestError:  # the job says why; or it is about something else
+        return 1
+    return len(request.dtypes) * len(request.batches)

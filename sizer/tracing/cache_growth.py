@@ -1,0 +1,159 @@
+"""What the cache of one sequence holds by its length, read from transformers' own cache as it generates a few tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache, is_text, window_lengths
+from sizer.catalogue.modes import OFFLOADED, QUANTIZED
+from sizer.report.kv_cache import KvSegment
+from sizer.tracing.depth import Repeated
+from sizer.tracing.device import Device
+from sizer.tracing.modules import Loading
+from sizer.tracing.steps import Work, weight_dtype
+from sizer.tracing.token_trace import TokenTrace, trace_tokens
+
+SHORT_PROMPT, TOKENS_OF_A_LINE = 8, 3  # tokens; the cache's bytes at the last two give a line
+_MADE = TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
+SHORT_QUANTIZED = 64  # tokens, which are whole groups whatever a token's keys are
+
+
+def trace_kv_cache(
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    *,
+    device: Device,
+    loading: Loading | None = None,
+    repeated: Sequence[Repeated] = (),
+) -> tuple[KvSegment, ...]:
+    """What one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a line for
+    what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
+    quantised to. If the cache grows in steps of several tokens, its bytes follow from models with fewer of the `repeated` layers.
+
+    A model that reads images or sound is given text alone. Empty for models whose prompt is read by an encoder, or is more than
+    text in another way. Raises TraceError where PyTorch gives up.
+    """
+    if loading is None and blueprint.replace_layers is None:
+        module.to("meta").to(weight_dtype(work.dtype))
+    example = blueprint.example(1, False)
+    if blueprint.text_example is not None:
+        blueprint = replace(blueprint, example=blueprint.text_example)
+        example = blueprint.example(1, False)
+    if module.config.is_encoder_decoder or not is_text(example):
+        return ()
+    prompt = example.kwargs["input_ids"].shape[1]
+    if work.cache == QUANTIZED:
+        check_cache(module, work.cache)
+        return (_quantized_line(blueprint, module, work, loading, prompt=prompt, device=device),)
+    kind = OFFLOADED[0] if work.cache in OFFLOADED else "dynamic"
+    plain = replace(work, cache=kind, new=TOKENS_OF_A_LINE + 1)
+
+    def traced(context: int) -> TokenTrace:
+        told = {"batch": 1, "device": device, "tokens": TOKENS_OF_A_LINE, "after": context - _MADE - prompt}
+        return trace_tokens(blueprint, module, plain, loading, **told)
+
+    def held(context: int) -> tuple[TokenTrace, dict[int, tuple[int, int]]]:
+        """The bytes of the cache, and those on the host, by its length: with so many tokens and with one less."""
+        run = traced(context)
+        lengths = context - 1, context
+        return run, dict(zip(lengths, zip(run.cache_bytes[-2:], run.host_bytes[-2:], strict=True), strict=True))
+
+    made = empty_cache(module, kind)
+    if rates := compress_rates(made):
+        starts = [window for window in window_lengths(made) if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
+
+        def last(context: int) -> tuple[int, int]:
+            run = traced(context)
+            return run.cache_bytes[-1], run.host_bytes[-1]
+
+        return _periodic_lines(_DeepBytes(last, module, repeated), starts, math.lcm(*rates))
+    run, first = held(SHORT_PROMPT + _MADE)
+    windows = [window + SHORT_PROMPT for window in run.windows]
+    starts = [window for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
+    return (
+        _line(0, first),
+        *(_line(window, held(window + 2 + _MADE)[1]) for window in starts),
+    )
+
+
+class _DeepBytes:
+    """The bytes of a cache by its length, from models with fewer layers: two of them, once a third was on their line.
+
+    Args:
+        held: The bytes of the cache, and those on the host, with so many tokens, of the module as it is when called.
+        module: The model.
+        repeated: The lists of its layers that are alike.
+    """
+
+    def __init__(
+        self, held: Callable[[int], tuple[int, int]], module: nn.Module, repeated: Sequence[Repeated]
+    ) -> None:
+        self._held, self._module = held, module
+        self._candidates, self._checked = [*repeated], False
+
+    def __call__(self, context: int) -> tuple[int, int]:
+        while self._candidates:
+            layers = self._candidates[0]
+            first, second, *third = (self._at(layers, more, context) for more in range(2 if self._checked else 3))
+            grown = [after - before for before, after in zip(first, second, strict=True)]
+            if not third or [after - before for before, after in zip(second, third[0], strict=True)] == grown:
+                self._checked = True
+                sizes = [size + growth * layers.periods for size, growth in zip(first, grown, strict=True)]
+                return sizes[0], sizes[1]
+            del self._candidates[0]
+        return self._held(context)
+
+    def _at(self, layers: Repeated, more: int, context: int) -> tuple[int, int]:
+        with layers.shortened(self._module, more):
+            return self._held(context)
+
+
+def _periodic_lines(
+    held: Callable[[int], tuple[int, int]], windows: Sequence[int], period: int
+) -> tuple[KvSegment, ...]:
+    """Return the lines of a cache that grows by the same bytes in each `period` tokens, through lengths that are a multiple of it.
+
+    If no two such lengths are before the first window, the first line goes from a short prompt to the window's end.
+    """
+    found = []
+    for start, end in zip((0, *windows), (*windows, None), strict=True):
+        first = -(-(start + SHORT_PROMPT + _MADE) // period) * period
+        ends = first, first + period
+        if end is not None and ends[-1] >= end:
+            ends = start + SHORT_PROMPT + _MADE, end - 1
+        found.append(_line(start, {context: held(context) for context in ends}))
+    return tuple(found)
+
+
+def _line(start: int, held: Mapping[int, tuple[int, int]]) -> KvSegment:
+    """Return the line from `start` tokens on through the bytes of two lengths, of which some are on the host."""
+    (before, (first, first_there)), (context, (last, last_there)) = held.items()
+    slope, slope_there = (last - first) // (context - before), (last_there - first_there) // (context - before)
+    return KvSegment(
+        start=start,
+        constant_bytes=last - slope * context,
+        token_bytes=slope,
+        host_constant_bytes=last_there - slope_there * context,
+        host_token_bytes=slope_there,
+    )
+
+
+def _quantized_line(
+    blueprint: Blueprint, module: nn.Module, work: Work, loading: Loading | None, *, prompt: int, device: Device
+) -> KvSegment:
+    """The line through two prompts."""
+    lengths = SHORT_QUANTIZED, 2 * SHORT_QUANTIZED
+    first, second = (
+        trace_tokens(
+            blueprint, module, replace(work, new=1), loading, batch=1, device=device, tokens=1, after=length - prompt
+        ).cache_bytes[-1]
+        for length in lengths
+    )
+    slope = (second - first) // SHORT_QUANTIZED
+    return KvSegment(start=0, constant_bytes=first - slope * SHORT_QUANTIZED, token_bytes=slope)

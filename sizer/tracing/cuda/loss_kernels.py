@@ -1,0 +1,193 @@
+"""Losses and other operators on CUDA that hold a tensor of their input's size before they reduce it.
+
+PyTorch 2.15: native/BinaryOps.cpp and PointwiseOps (mse_loss, smooth_l1_loss), native/Loss.cpp, native/cuda/Loss.cu.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import Held, Steps, after_results, round_up
+from sizer.tracing.cuda.reductions import staged, summing
+from sizer.tracing.device import Device
+from sizer.tracing.meta.strides import elements_of, is_reduced
+from sizer.tracing.operator_tables import Results, listed
+
+
+def _reduced(shape: torch.Size, like: Tensor) -> list[int]:
+    whole = torch.empty(shape, dtype=like.dtype, device="meta")
+    return summing(whole, tuple(range(whole.dim())))
+
+
+def iterated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """mse_loss, smooth_l1_loss(input, target, reduction): the elements once more, reduced into the result
+    (native/Loss.cpp)."""
+    if not is_reduced(args, kwargs, 2):
+        return []
+    shape = elements_of(args)
+    return [[prod(shape) * out.itemsize, *_reduced(shape, out)]]
+
+
+def reduced_aside(at: int) -> Held:
+    """Return a rule for losses that are computed into their result, reduced to a scalar, and copied back."""
+
+    def held(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+        if not is_reduced(args, kwargs, at):
+            return []
+        return [[out.itemsize, *_reduced(elements_of(args[:at]), out)]]
+
+    held.__doc__ = (
+        "A scalar, copied back into the result, whose storage holds all elements (native/Loss.cpp, cuda/Loss.cu)."
+    )
+    return after_results(held)
+
+
+def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """The elements, then the result (native/BinaryOps.cpp, huber_loss)."""
+    if not is_reduced(args, kwargs, 2):
+        yield out
+        return
+    shape = elements_of(args)
+    yield (prod(shape) * out.itemsize,)
+    yield out
+    yield _reduced(shape, out)
+
+
+def multi_margin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """multi_margin_loss(input, target, p, margin, weight, reduction): a loss for each sample, then their sum
+    (cuda/MultiMarginLoss.cu)."""
+    input = args[0]
+    if input.dim() < 2 or not is_reduced(args, kwargs, 5):
+        return []
+    return [(input.shape[0] * out.itemsize,), _reduced(input.shape[:1], out)]
+
+
+def number_as_tensor(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """pow(number, exponent): the number on the device, unless it is 1 (native/Pow.cpp, pow_Scalar_out)."""
+    return [] if args[0] == 1 else [[8]]
+
+
+def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """is_target, a loss for each sample, then their reduction (cuda/MultiLabelMarginCriterion.cu)."""
+    loss, is_target = out
+    yield is_target
+    if args[0].dim() > 1 and is_reduced(args, kwargs, 2):
+        yield (args[0].shape[0] * loss.itemsize,)
+    yield loss
+
+
+def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Largest values, which of them are infinite, exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl)."""
+    input = args[0]
+    yield (out.nbytes,)
+    yield [out.nbytes, out.numel()]
+    yield (input.numel() * out.itemsize,)
+    yield out
+    if input.dim() and input.numel() > 1:
+        yield summing(input, tuple(d % input.dim() for d in args[1]) or tuple(range(input.dim())))
+
+
+def renorm(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """A norm for each slice in the accumulation dtype, for halves a factor in their own (native/Normalization.cpp, renorm_out)."""
+    input, dim = args[0], args[2] % args[0].dim()
+    slices = input.shape[dim]
+    halves = input.dtype in (torch.float16, torch.bfloat16)
+    others = tuple(d for d in range(input.dim()) if d != dim)
+    yield out
+    yield (slices * (4 if halves else input.itemsize),)
+    yield summing(input, others)
+    yield [slices * input.itemsize] if halves else []
+
+
+def scattered_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """scatter_reduce(input, dim, index, source, "mean"): ones, counts, which counts are zero (TensorAdvancedIndexing.cpp)."""
+    if args[4] != "mean":
+        return []
+    return [[args[3].nbytes, out.nbytes, out.numel()]]
+
+
+def indexed_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """index_reduce(input, dim, index, source, "mean"): counts, ones added to them, which counts are zero
+    (TensorAdvancedIndexing.cpp)."""
+    if args[4] != "mean":
+        return []
+    return [(out.nbytes,), [args[3].nbytes], [out.numel()]]
+
+
+def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Which elements are not zero, and their sum as int64 (native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
+    input = args[0]
+    yield (input.numel(),)
+    yield out
+    yield [
+        input.numel() * 8,
+        *staged(torch.empty(input.shape, dtype=torch.int64, device="meta"), args[1] if len(args) > 1 else None),
+    ]
+
+
+def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Each element against each of few tests (TensorCompare.cpp, isin_default_kernel_gpu); sorting many is not counted."""
+    elements, tests = args[:2]
+    if tests.numel() >= 10 * elements.numel() ** 0.145:
+        return []
+    return [[elements.numel() * tests.numel(), out.numel()]]
+
+
+def unfold_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """unfold_backward(gradient, sizes, dim, size, step): places along the dimension (native/UnfoldBackward.cpp)."""
+    sizes, dim = args[1], args[2]
+    return [[sizes[dim] * 8]] if sizes else []
+
+
+def buffer_of_none(args: tuple, out: Any) -> Any:
+    """log_sigmoid_forward: CUDA's buffer is empty, on meta it is as large as the result (native/Activation.cpp)."""
+    return out[0], torch.empty(0, dtype=out[1].dtype, device="meta")
+
+
+def isinf(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Absolute values, then their comparison with infinity (native/TensorCompare.cpp, isinf)."""
+    yield (args[0].nbytes,) if args[0].dtype.is_floating_point else ()
+    yield out
+
+
+def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_pdist_backward(gradient, input [N, M], p, distances): N - 1 rows for each element (cuda/DistanceKernel.cu)."""
+    return [[max(0, args[1].shape[0] - 1) * out.nbytes]] if args[3].numel() else []
+
+
+def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors (native/cuda/TensorShape.cu), taken as 64 bytes for
+    each; of strided tensors copies of those that need padding (native/TensorShape.cpp)."""
+    tensors, dim, chunks = args
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return [out, [64 * len(tensors)]]
+    padded = [(t, round_up(t.shape[dim], chunks)) for t in tensors]
+    return [tuple(t.nbytes // t.shape[dim] * size for t, size in padded if size != t.shape[dim]), out]
+
+
+RESULTS: Results = {
+    **listed("log_sigmoid_forward", buffer_of_none),
+}
+HELD: dict[Any, Held] = {
+    **listed("mse_loss smooth_l1_loss", after_results(iterated)),
+    **listed("soft_margin_loss", reduced_aside(2)),
+    **listed("binary_cross_entropy", reduced_aside(3)),
+    **listed("huber_loss", huber),
+    **listed("multilabel_margin_loss_forward", multilabel_margin),
+    **listed("logsumexp", logsumexp),
+    **listed("renorm", renorm),
+    **listed("scatter_reduce.two", after_results(scattered_mean)),
+    **listed("index_reduce", after_results(indexed_mean)),
+    **listed("count_nonzero count_nonzero.dim_IntList", count_nonzero),
+    **listed("isin.Tensor_Tensor", after_results(isin)),
+    **listed("isinf", isinf),
+    **listed("_chunk_cat", chunk_cat),
+    **listed("multi_margin_loss", after_results(multi_margin)),
+    **listed("pow.Scalar", after_results(number_as_tensor)),
+    **listed("_pdist_backward", after_results(pdist_backward)),
+    **listed("unfold_backward", after_results(unfold_backward)),
+}

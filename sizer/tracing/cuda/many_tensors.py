@@ -1,0 +1,143 @@
+"""Kernels over many tensors on CUDA: grouped matrix products, and copies of many tensors in one kernel.
+
+Grouped matrix products on CUDA: what they hold beside their results.
+
+Source: aten/src/ATen/native/cuda/GroupedBlas.cpp, GroupMM.cu, and CUTLASS's get_workspace_size, asked over the host code of PyTorch
+2.11 and 2.15: descriptors of tensors for each multiprocessor, and on 10.x barriers between its warps.
+
+Copies of many tensors in one kernel on CUDA, as FSDP2 packs and unpacks what ranks tell each other: what they hold inside.
+
+Source: aten/src/ATen/native/cuda/TensorShape.cu, and TensorShape.cpp for what no kernel takes, PyTorch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from math import ceil, prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results, round_up
+from sizer.tracing.device import Device
+
+
+def processors_of(device: Device) -> int:
+    """The multiprocessors of the largest GPU of the device's capability, of the next lower one where there is none.
+
+    *Known limitation*: of a smaller one the few kernels that ask for them hold a little less.
+    """
+    return next((count for capability, count in _most() if device.capability >= capability), _most()[-1][1])
+
+
+@cache
+def _most() -> tuple[tuple[tuple[int, int], int], ...]:
+    """Capabilities, the highest first, each with the most multiprocessors."""
+    found: dict[tuple[int, int], int] = {}
+    for row in HARDWARE.values():
+        found[row.capability] = max(found.get(row.capability, 0), row.processors)
+    return tuple(sorted(found.items(), reverse=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- grouped
+
+
+# Bytes for each multiprocessor: on 9.x, on 10.x in tiles for few rows or columns, and in others.
+SM90, SM100_SMALL, SM100 = 512, 5_376, 5_888
+SMALL = 128  # rows or columns of a group, at most
+
+
+def grouped_mm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """aten._grouped_mm: aten/src/ATen/native/cuda/GroupMM.cu for bfloat16 on 9.x and 10.x, CUTLASS's arguments and workspace; else
+    group by group by cuBLAS."""
+    first, second = args[0], args[1]
+    groups = args[2] if len(args) > 2 else kwargs.get("offs")
+    dtypes = {first.dtype, second.dtype, out.dtype}
+    if dtypes != {torch.bfloat16} or not (device.capability[0] == 9 or device.capability[0] == 10):
+        return [[PRODUCT]]
+    count = first.shape[0] if groups is None else groups.shape[0]
+    # pointers to both matrices and the result, as many as are 16 bytes; three strides; rows, columns and depth as int32
+    arguments = round_up(count, 2) * 3 * 8 + count * (3 * 8 + 3 * 4)
+    each = SM90 if device.capability[0] == 9 else SM100_SMALL if _is_small(first, second, count) else SM100
+    return [[arguments, processors_of(device) * each]]
+
+
+def _is_small(first: Tensor, second: Tensor, groups: int) -> bool:
+    """Whether a group has few rows or columns, where all are as large."""
+    rows, columns = first.shape[-2], second.shape[-1]
+    if first.dim() == 2 and second.dim() == 3:
+        rows //= groups
+    elif first.dim() == 3 and second.dim() == 2:
+        columns //= groups
+    return rows <= SMALL or columns <= SMALL
+
+
+# ------------------------------------------------------------------------------------------------------- packed copies
+
+
+# BLOCK_SIZE and TILE_SIZE: threads of a block, and the bytes that they copy at a time, 16 each.
+BLOCK_THREADS, TILE_BYTES = 128, 2048
+PROCESSOR_THREADS = 2048  # maxThreadsPerMultiProcessor, of 7.0, 8.0, 9.0, 10.0 and 10.3
+ENTRY_BYTES = 8  # of the tables that tell a kernel's blocks what to copy: int64
+
+
+def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """fsdp.chunk_cat(tensors, dim, num_chunks, *, out) along the first dimension, for tensors of one dtype (TensorShape.cu): a
+    table of seven columns. What the kernel does not take (strided tensors, other dtypes than the result's but bfloat16 for float32)
+    is padded, all of it, then copied."""
+    tensors, _, chunks = args
+    result = kwargs["out"]
+    rows = [-(-tensor.shape[0] // chunks) for tensor in tensors]  # of each chunk
+    same = tensors[0].dtype == result.dtype
+    widens = (tensors[0].dtype, result.dtype) == (torch.bfloat16, torch.float32)
+    if not (same or widens) or not _are_dense(tensors):
+        padded = zip(tensors, rows, strict=True)
+        return [[_bytes(t, each * chunks) for t, each in padded if each * chunks != t.shape[0]]]
+    of_chunks = (each * prod(t.shape[1:]) * result.itemsize for t, each in zip(tensors, rows, strict=True))
+    blocks = sum(-(-size // TILE_BYTES) for size in of_chunks)
+    return [[(6 * len(tensors) + 2 + blocks) * ENTRY_BYTES]]
+
+
+def chunk_cat_mixed_dtype(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """fsdp.chunk_cat_mixed_dtype (TensorShape.cu), which PyTorch 2.15 has in the place of fsdp.chunk_cat: that for each dtype."""
+    tensors, *others = args
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        yield from chunk_cat(device, ([tensor for tensor in tensors if tensor.dtype == dtype], *others), kwargs, out)
+
+
+def split_with_sizes_copy(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """fsdp.split_with_sizes_copy(tensor, sizes, dim, *, out) (TensorShape.cu): a table of five columns, with as many blocks as keep
+    the multiprocessors busy twice."""
+    tensor, sizes, *rest = args
+    dim, results = rest[0] if rest else kwargs.get("dim", 0), kwargs["out"]
+    if not _are_dense((tensor, *results)) or any(one.dtype != tensor.dtype for one in results):
+        return []
+    of_chunks = [size * tensor.stride(dim) * tensor.itemsize for size in sizes]
+    chunks = tensor.numel() // prod(tensor.shape[dim:])
+    blocks = sum(-(-size // TILE_BYTES) for size in of_chunks)
+    most = processors_of(device) * PROCESSOR_THREADS // BLOCK_THREADS * 2
+    each = -(-blocks * chunks // most)  # tiles that a block copies, of as many chunks as tiles of each
+    tiles = -(-each // min(ceil(sqrt(each)), chunks))
+    launched = sum(-(-size // (TILE_BYTES * tiles)) for size in of_chunks)
+    return [[(4 * len(sizes) + 1 + launched) * ENTRY_BYTES]]
+
+
+def _bytes(tensor: Tensor, rows: int) -> int:
+    """Those of a tensor with so many rows."""
+    return rows * prod(tensor.shape[1:]) * tensor.itemsize
+
+
+def _are_dense(tensors: Iterable[Tensor]) -> bool:
+    return all(torch.ops.aten.is_non_overlapping_and_dense.default(tensor) for tensor in tensors)
+
+
+# By name: PyTorch defines them as FSDP2 is imported.
+HELD: dict[Any, Held] = {
+    torch.ops.aten._grouped_mm.default: after_results(grouped_mm),
+    "fsdp.chunk_cat.default": chunk_cat,
+    "fsdp.chunk_cat_mixed_dtype.default": chunk_cat_mixed_dtype,
+    "fsdp.split_with_sizes_copy.default": split_with_sizes_copy,
+}

@@ -1,0 +1,68 @@
+"""Dropout and draws from a distribution on CUDA.
+
+Dropout on CUDA: the fused kernel, whose mask comes before its output.
+
+Draws from a distribution on CUDA: checks of the probabilities, and a random number for each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.cuda.reductions import extremes, largest_of_rows
+from sizer.tracing.device import Device
+
+_aten = torch.ops.aten
+
+
+def dropout(device: Device, input: Tensor, p: float, train: bool) -> Tensor:
+    """aten.dropout: native_dropout with a mask of 1 byte an element (Dropout.cpp, is_fused_kernel_acceptable)."""
+    if not train or p == 0 or input.numel() == 0:
+        return input
+    if p == 1:
+        return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
+    return _aten.native_dropout.default(input, p, True)[0]
+
+
+def mask_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Dropout's mask is made before its output (cuda/Dropout.cu, dropout_cuda)."""
+    yield out[1]
+    yield out[0]
+
+
+KERNELS = {_aten.dropout.default: dropout}
+
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+
+
+def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """aten.multinomial (native/Distributions.cpp, multinomial_out, 2.15): the draws [rows, samples] come first.
+
+    The least and the largest probability, whether these are valid, and whether a row sums to 0 stay until the kernel ends. Each
+    probability is then divided by a random number of its own, and the largest are drawn; draws with replacement need none. Scratch
+    of the sort that finds several draws is left out.
+    """
+    input, samples = args[0], args[1]
+    replaced = (args[2] if len(args) > 2 else kwargs.get("replacement", False)) and samples > 1
+    rows = out.numel() // samples
+    yield out
+    if replaced:  # cuda/MultinomialKernel.cu: one distribution of cumulated probabilities
+        yield [input.nbytes, input.nbytes]
+        return
+    yield (input.itemsize, input.itemsize)
+    yield extremes(input)
+    yield ([1, 1], 1)
+    yield ([rows * input.itemsize, rows] if input.dim() > 1 else [input.itemsize], 1)
+    yield [1]
+    yield [input.nbytes, *largest_of_rows(input)]
+
+
+HELD: dict[Any, Held] = {
+    _aten.native_dropout.default: mask_first,
+    _aten.multinomial.default: multinomial,
+}

@@ -1,0 +1,138 @@
+"""The rules of a device: the tables of the rooms below, joined. An operator that two tables of a kind name is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sizer.base.versions import Version
+from sizer.tracing import mps_kernels
+from sizer.tracing.allocations import Held
+from sizer.tracing.cpu import attention as cpu_attention
+from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
+from sizer.tracing.cpu import convolution as cpu_convolution
+from sizer.tracing.cpu import copies, products
+from sizer.tracing.cpu import normalization as cpu_normalization
+from sizer.tracing.cpu import reductions as cpu_reductions
+from sizer.tracing.cuda import (
+    attention,
+    attention_workspaces,
+    bitsandbytes,
+    convolution,
+    encoder,
+    many_tensors,
+    normalization,
+    random_draws,
+    recurrent,
+    reductions,
+    scans,
+    softmax,
+)
+from sizer.tracing.cuda import copies as cuda_copies
+from sizer.tracing.cuda import indexing as cuda_indexing
+from sizer.tracing.cuda import loss_kernels as cuda_losses
+from sizer.tracing.cuda.by_capability import shared_blas
+from sizer.tracing.cuda.cublas import Blas, blas_of
+from sizer.tracing.device import Device
+from sizer.tracing.meta import (
+    collectives,
+    composite,
+    dtypes,
+    in_place,
+    loss_operators,
+    matrix_products,
+    quantized_operators,
+    shortcuts,
+    strides,
+)
+from sizer.tracing.operator_tables import join
+from sizer.tracing.values import boxes, masks, stand_ins
+from sizer.tracing.values.handler import Handler
+
+_EVERYWHERE = (
+    stand_ins, masks, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, shortcuts,
+    quantized_operators,
+)  # fmt: skip
+# The modules whose tables are a device's rules.
+FAMILIES: dict[str, tuple[ModuleType, ...]] = {
+    "cuda": (
+        *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, random_draws, encoder, cuda_copies,
+        many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans, softmax,
+    ),
+    "mps": (*_EVERYWHERE, mps_kernels),
+    "cpu": (
+        *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
+        cpu_reductions,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a device does with operators: one table for each way in which meta tensors are not enough.
+
+    Handlers of other libraries' operators, and what their kernels hold, are found by name ("torchvision.nms.default"): these exist
+    only once they are imported.
+    """
+
+    kernels: Mapping[Any, Callable[..., Any]]  # call, in a composite operator's place, what the device would call
+    formulas: Mapping[Any, Callable[..., Any]]  # call, in an operator's place, what has the gradient that the device would compute
+    handlers: Mapping[Any, Handler]  # give results that depend on values, or that have no meta kernel; may decline
+    results: Mapping[Any, Callable[[tuple, Any], Any]]  # correct a meta kernel's result
+    held: Mapping[Any, Held]  # what a kernel holds beside its results
+    checks: Mapping[Any, dtypes.Check]  # raise where every device would
+    shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
+    blas: Blas | None  # cuBLAS's workspaces, which go by the capability
+    known: frozenset[Any]  # operators that a rule describes as a whole, so that none of their parts are run
+
+
+def rules_for(device: Device) -> Rules:
+    """The rules of a device's kind, capability and version."""
+    rules = _rules(device.kind, device.version)
+    if device.kind != "cuda":
+        return rules
+    if device.shared:
+        return replace(rules, blas=shared_blas(device.capability.plain, device.version))
+    return replace(rules, blas=blas_of(device.capability, device.version))
+
+
+@cache
+def _rules(kind: str, version: Version) -> Rules:
+    def joined(table: str) -> dict[Any, Any]:
+        return join(*(vars(family).get(table, {}) for family in FAMILIES[kind]))
+
+    by_version = attention.results(version) if kind == "cuda" else {}
+    results, held, shortcuts = join(joined("RESULTS"), by_version), joined("HELD"), joined("SHORTCUTS")
+    return Rules(
+        kernels=joined("KERNELS"),
+        formulas=joined("FORMULAS"),
+        handlers=joined("HANDLERS"),
+        results=results,
+        held=held,
+        checks=joined("CHECKS"),
+        shortcuts=shortcuts,
+        blas=None,
+        known=frozenset((*results, *held, *shortcuts)),
+    )
+
+
+@contextmanager
+def kernels_installed(device: Device) -> Iterator[None]:
+    """Within the context, meta tensors take the device's kernels where autograd meets a composite operator, and its formulas.
+
+    They stand on the dispatch key AutogradMeta, so that calls from Python and from inside PyTorch's own C++ are treated alike.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        rules = rules_for(device)
+        for operator, kernel in (*rules.kernels.items(), *rules.formulas.items()):
+            library.impl(operator, partial(kernel, device), "AutogradMeta")
+        yield
+    finally:
+        library._destroy()

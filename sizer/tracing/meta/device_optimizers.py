@@ -1,0 +1,175 @@
+"""Optimizers as PyTorch makes them on a device: which implementation runs by default, and the fused one on meta tensors."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sizer.architecture.compile_later import compiled_when_called
+from sizer.base.errors import BuildError
+from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
+
+
+class Optimizers:
+    """Several optimizers that step as one: Muon takes matrices only, AdamW the rest, as its documentation advises."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Every tensor that the optimizers keep between steps."""
+        return [
+            value
+            for optimizer in self.optimizers
+            for state in state_of(optimizer).values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Mapping[nn.Parameter, dict[str, object]]:
+    """Return the state by parameter, also of an optimizer that holds others: over ranks, or offloaded."""
+    if isinstance(own := getattr(optimizer, "optim_dict", None), dict):
+        of_device = optimizer.d_opt.state if optimizer.d_opt is not None else {}
+        return {**of_device, **{device: state for device, one in own.items() for state in one.state.values()}}
+    return getattr(optimizer, "optim", optimizer).state
+
+
+def build_optimizers(
+    name: str, implementation: str | None, module: nn.Module, *, sharded: bool = False, offloaded: bool = False
+) -> Optimizers:
+    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device.
+
+    `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer), `offloaded` those that step on
+    the host (torchao's CPUOffloadOptimizer).
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return build_optimizers_of(name, implementation, trained, sharded=sharded, offloaded=offloaded)
+
+
+def build_optimizers_of(
+    name: str, implementation: str | None, parameters: list[nn.Parameter], *, sharded: bool = False, offloaded: bool = False
+) -> Optimizers:
+    """Return the optimizers of parameters, as `build_optimizers` does."""
+    if name == "none" or not parameters:
+        return Optimizers([])
+    if name != "muon":
+        return Optimizers([_one(name, implementation, parameters, sharded, offloaded)])
+    matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
+    made = [_one("muon", None, matrices, sharded)] if matrices else []
+    return Optimizers([*made, *([_one("adamw", implementation, rest, sharded)] if rest else [])])
+
+
+def check_installed(name: str) -> None:
+    """Raise BuildError if an optimizer's package is not installed; `name` is a key of OPTIMIZERS."""
+    package = OPTIMIZERS[name].package
+    if importlib.util.find_spec(package) is None:
+        raise BuildError(f"{package} is not installed", given=f"optimizer={name}", todo=f"pip install {package}")
+
+
+def _one(
+    name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool = False, offloaded: bool = False
+) -> torch.optim.Optimizer:
+    row = OPTIMIZERS[name]
+    how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
+    assert row.class_name is not None, "it steps"
+    with compiled_when_called():
+        module = importlib.import_module(row.module)
+    kind = getattr(module, row.class_name)
+    if sharded:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(parameters, kind, **row.options, **how)
+    if offloaded:
+        from torchao.optim import CPUOffloadOptimizer
+
+        return CPUOffloadOptimizer(parameters, kind, **row.options, **how)
+    optimizer = kind(parameters, **row.options, **how)
+    if row.paged_bytes:
+        _keep_pages_apart(optimizer)
+    if row.compiled and parameters[0].is_meta:
+        _leave_uncompiled(optimizer)
+    return optimizer
+
+
+def _leave_uncompiled(optimizer: torch.optim.Optimizer) -> None:
+    """Have what an optimizer of torchao would compile compute nothing on meta: it works in place, on states made before it.
+
+    torchao/optim/adam.py, 0.18: `step` makes the states, and calls `torch.compile(single_param_adam)` for each parameter.
+    """
+    step = optimizer.step
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(torch, "compile", lambda function, **options: _computes_nothing):
+            return step(*args, **kwargs)
+
+    optimizer.step = stepped
+
+
+def _computes_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for a compiled function whose results are written to what it was given."""
+
+
+def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:
+    """Have what a paged optimizer of bitsandbytes keeps in managed memory outside of PyTorch's allocator on meta, too.
+
+    bitsandbytes/functional.py, 0.50: `get_paged` asks the driver (cudaMallocManaged).
+    """
+    allocate = optimizer.get_state_buffer
+
+    def get_state_buffer(parameter: nn.Parameter, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if not parameter.is_meta or parameter.numel() < PAGED_FROM:
+            return allocate(parameter, dtype=dtype)
+        with _disable_current_modes():
+            return torch.empty(parameter.shape, dtype=dtype, device="meta")
+
+    optimizer.get_state_buffer = get_state_buffer
+
+
+# Modules that ask whether an optimizer may keep its step counters on the device.
+_CAPTURABLE = ("adadelta", "adam", "adamax", "asgd", "nadam", "optimizer", "radam", "rmsprop", "rprop")
+
+
+@contextmanager
+def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
+    """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device,
+    or that of the CPU once the parameters are `offloads()` on the host.
+
+    `capturable=True` is allowed as on CUDA, where most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed:
+    its kernels (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate
+    nothing.
+    """
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    def foreach() -> list[str]:
+        return ["cuda", "meta"] if kind == "cuda" and not offloads() else ["cuda"]
+
+    clips = ["cuda"] if kind == "mps" else ["cuda", "meta"]  # torch.nn.utils.clip_grad, on the CPU too
+    fused = ["meta", "cuda", "mps", "cpu", "xpu"]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", foreach))
+        stack.enter_context(
+            mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: clips)
+        )
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
+        for module in _CAPTURABLE:
+            name = f"torch.optim.{module}._get_capturable_supported_devices"
+            stack.enter_context(mock.patch(name, lambda supports_xla=True: ["cuda", "meta"]))
+        for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
+            stack.enter_context(mock.patch.object(torch, kernel, nothing))
+        yield

@@ -1,0 +1,181 @@
+"""Losses that meta tensors cannot compute as a device does: of sequences, and `F.linear_cross_entropy` with options.
+
+Connectionist temporal classification: PyTorch has no meta kernel for its loss.
+
+Source: aten/src/ATen/native/cuda/LossCTC.cu. The cuDNN path (int32 targets on the CPU) is not taken by what is traced here.
+
+The loss of an RNN transducer: an operator of torchaudio, which has no meta kernel and is often not installed.
+
+Source: torchaudio 2.11, RnntLoss in functional/functional.py, and workspace.h, cpu/compute.cpp and gpu/compute.cu of
+src/libtorchaudio/rnnt.
+
+`F.linear_cross_entropy` with options: PyTorch's Python code, which chooses its buffers by the tensors' device.
+
+On CUDA a product of 16-bit matrices gives float32 logits, elsewhere copies in float32 are multiplied
+(torch/nn/modules/linear_cross_entropy.py, `_ChunkContext.build`, 2.15).
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.device import Device
+from sizer.tracing.meta.accelerators import OnMeta
+from sizer.tracing.values.handler import HandlerContext
+
+_aten = torch.ops.aten
+
+
+def ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_ctc_loss: (loss [batch], log_alpha [batch, time, 2 * longest target + 1]) from log_probs [time, batch, classes]."""
+    log_probs, targets, target_lengths = args[0], args[1], args[3]
+    if log_probs.device.type != "meta":
+        return NotImplemented
+    time, batch = log_probs.shape[0], log_probs.shape[1]
+    longest = _longest(recorder, targets, target_lengths)
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
+
+
+def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> int:
+    if isinstance(lengths, torch.Tensor):
+        real = recorder.values.get(lengths)
+        if real is not None:
+            return int(real.max())
+        recorder.stand_in("the longest target of a CTC loss was taken to fill its row")
+        return targets.shape[-1]
+    return max(lengths)
+
+
+def ctc_loss_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_ctc_loss_backward: the gradient of log_probs, of its shape."""
+    log_probs = args[1]
+    return torch.empty_like(log_probs) if log_probs.device.type == "meta" else NotImplemented
+
+
+HANDLERS = {
+    _aten._ctc_loss.default: ctc_loss,
+    _aten._ctc_loss.Tensor: ctc_loss,
+    _aten._ctc_loss_backward.default: ctc_loss_backward,
+    _aten._ctc_loss_backward.Tensor: ctc_loss_backward,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------- rnnt
+
+
+LIKE_TORCHAUDIO = "the loss of a transducer was taken to hold what torchaudio's operator holds"
+FLOATS_PER_PLACE = 5  # of the lattice of frames and labels: denominator, two probabilities, alpha, beta
+COUNTERS = 2  # integers for each sample and label, on a GPU
+
+
+class _Loss(torch.autograd.Function):
+    """Costs [batch] of logits [batch, frames, 1 + labels, classes]; the gradient is computed with them and kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, on_gpu: bool) -> Tensor:
+        batch, frames, places, _ = logits.shape
+        costs, gradients = logits.new_empty(batch), torch.empty_like(logits)
+        counters = logits.new_empty(COUNTERS * batch * places if on_gpu else 0, dtype=torch.int32)
+        lattice = logits.new_empty(FLOATS_PER_PLACE * batch * frames * places, dtype=torch.float32)
+        del counters, lattice
+        ctx.save_for_backward(gradients)
+        return costs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * grad.view(-1, 1, 1, 1), None
+
+
+@contextmanager
+def transducers_on(recorder: HandlerContext) -> Iterator[None]:
+    """Within the context, transformers' transducers compute their loss as with torchaudio, whether it is installed or not."""
+    module = sys.modules.get("transformers.loss.loss_rnnt")
+    if module is None or not hasattr(module, "rnnt_loss"):
+        yield
+        return
+    with mock.patch.object(module, "rnnt_loss", _with_operator(recorder, inspect.unwrap(module.rnnt_loss))):
+        yield
+
+
+def _with_operator(recorder: HandlerContext, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def rnnt_loss(logits: Tensor, *rest: Any, **options: Any) -> Tensor:
+        recorder.stand_in(LIKE_TORCHAUDIO)
+        return _Loss.apply(logits, recorder.device.kind == "cuda")
+
+    torchaudio: Any = SimpleNamespace(functional=SimpleNamespace(rnnt_loss=rnnt_loss))
+
+    def loss(*args: Any, **kwargs: Any) -> Tensor:
+        before = sys.modules.get("torchaudio")
+        sys.modules["torchaudio"] = torchaudio  # the function imports it when it is called
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            del sys.modules["torchaudio"]
+            if before is not None:
+                sys.modules["torchaudio"] = before
+
+    return loss
+
+
+# -------------------------------------------------------------------------------------------------------- chunked loss
+
+
+_ACCUMULATOR = "_linear_cross_entropy_batch_chunked_accumulator"
+
+
+@contextmanager
+def chunked_loss_on(device: Device) -> Iterator[None]:
+    """Within the context the chunked loss takes the path of a device. It stays on meta otherwise, with a device of its own."""
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    if options is None:  # before PyTorch 2.15
+        yield
+        return
+    told, adjust = torch.device(device.kind), options._adjust
+    patches = ExitStack()
+
+    def adjusted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch.nn.modules import linear_cross_entropy as module
+
+        accumulate = getattr(module, _ACCUMULATOR)
+        if not isinstance(accumulate, _OnDevice):
+            patches.enter_context(mock.patch.object(module, _ACCUMULATOR, _OnDevice(accumulate, told)))
+        if kwargs["device"].type != "meta":
+            return adjust(self, *args, **kwargs)
+        with _capability_told(device) if device.kind == "cuda" else nullcontext():
+            return adjust(self, *args, **kwargs | {"device": told})
+
+    with patches, mock.patch.object(options, "_adjust", adjusted):
+        yield
+
+
+class _OnDevice:
+    """PyTorch's loop over chunks, whose tensors say that they are on a device, and whose buffers are made on meta."""
+
+    def __init__(self, accumulate: Any, told: torch.device) -> None:
+        self._accumulate, self._told = accumulate, told
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._told.type == "cpu" or args[0].device.type != "meta":  # on the CPU it does what it does on meta
+            return self._accumulate(*args, **kwargs)
+        read, name = Tensor.device.__get__, self._accumulate.__module__
+
+        def device_of(tensor: Tensor) -> torch.device:
+            return self._told if sys._getframe(1).f_globals.get("__name__") == name else read(tensor)
+
+        with mock.patch.object(Tensor, "device", property(device_of), create=True), OnMeta():
+            return self._accumulate(*args, **kwargs)
+
+
+def _capability_told(device: Device) -> Any:
+    return mock.patch.multiple(
+        torch.cuda, is_available=lambda: True, get_device_capability=lambda index=None: (device.capability[0], 0)
+    )

@@ -1,0 +1,280 @@
+"""Streams where there is no device: a trace runs everything in one order, and notes for which stream each block is allocated.
+
+`torch.Stream()` and `torch.cuda.current_stream()` ask the driver, which a machine without a GPU does not have. What stands in for
+them waits for nothing: what another stream was asked for is done; what it is done for certain by is noted beside
+(sizer.tracing.log). CUDA's allocator keeps the blocks of its streams apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, ClassVar, Protocol
+from unittest import mock
+
+import torch
+
+from sizer.tracing.log import BlockLog, Mark
+from sizer.tracing.values.known import tensors_of
+
+# c10/cuda/CUDAStream.cpp (kStreamsPerPoolBits, max_compile_time_stream_priorities), PyTorch 2.6 to 2.15: new streams of a priority
+# are taken in turn from a pool of so many.
+PER_PRIORITY, PRIORITIES = 32, 4
+
+_ACCUMULATES = (
+    2**64 - 1
+)  # the number of every node that accumulates a gradient (torch/csrc/autograd/functions/accumulate_grad.h)
+
+
+class Recording(Protocol):
+    """What a trace's recorder has for streams; `follow_stream` is called with the arguments of each operator where there are
+    several."""
+
+    log: BlockLog
+    follow_stream: Callable[[tuple], None] | None
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The block that holds a tensor."""
+
+    def await_stream(self, tensor: torch.Tensor, stream: int) -> None:
+        """Note that another stream uses a tensor."""
+
+
+class AtWork:
+    """The stream that works: the one that code has entered; in the backward pass the one on which autograd has made the node.
+
+    A node has the stream that was entered as it was made (torch/csrc/autograd/input_metadata.h), and runs on it (node.h). Nodes are
+    numbered in the order in which they are made, so that the numbers where another stream is entered tell.
+    *Known limitation*: one that accumulates a gradient is taken to run on the stream of the node before it.
+    """
+
+    def __init__(self, recorder: Recording) -> None:
+        self._recorder = recorder
+        self._changes: list[int] = []  # the next node's number where another stream is entered
+        self._entered: list[int] = []
+        self._node: tuple[int, str] | None = None  # its number and name
+        self._of_node = 0  # its stream, where code that it calls enters no other
+        self._outside = 0  # the stream that works where the backward pass was asked for
+        self._begun = 0  # the first block of the backward pass
+        self._by_code: list[int] = []  # the first block, by turns, of those on a stream that code entered and of others
+        self._of_leaves: set[int] = set()
+
+    @property
+    def stream(self) -> int:
+        """Its number."""
+        self.follow()
+        return self._recorder.log.stream
+
+    def enter(self, stream: int) -> None:
+        """Have a stream work from here on."""
+        self._recorder.follow_stream = self.follow
+        self.follow()
+        if self._node is not None and (stream == self._of_node) == bool(len(self._by_code) % 2):
+            self._by_code.append(len(self._recorder.log.sizes))
+        self._change(stream)
+
+    def follow(self, given: tuple = ()) -> None:
+        """Have the stream work whose turn it is where autograd's engine has gone on to another node. What a node is `given` that
+        another one has made on its stream it waits for, and uses (torch/csrc/autograd/input_buffer.h)."""
+        if self._recorder.follow_stream is None:
+            return  # no stream has been entered
+        node = torch._C._current_autograd_node()
+        key = None if node is None else (node._sequence_nr(), node.name())
+        if key != self._node:
+            self._go_on(key)
+        if key is not None and self._recorder.log.stream == self._of_node:
+            self._take(given)
+
+    def _go_on(self, key: tuple[int, str] | None) -> None:
+        log = self._recorder.log
+        if key is None:
+            for stream in self._of_leaves - {self._outside}:
+                log.stream_order.wait(self._outside, log.stream_order.record(stream))
+            self._of_leaves.clear()
+            self._change(self._outside)
+        else:
+            if self._node is None:
+                self._outside, self._begun = log.stream, len(log.sizes)
+            if key[0] == _ACCUMULATES:
+                self._of_leaves.add(log.stream)
+            else:
+                self._change(self._made_on(key[0]))
+            self._of_node = log.stream
+        self._node = key
+
+    def _take(self, given: tuple) -> None:
+        log = self._recorder.log
+        for tensor in tensors_of(given):
+            block = self._recorder.block_of(tensor)
+            if block is None or block < self._begun or bisect_right(self._by_code, block) % 2:
+                continue
+            if (made_on := log.streams[block]) != log.stream:
+                log.stream_order.wait(log.stream, log.stream_order.record(made_on))
+                self._recorder.await_stream(tensor, log.stream)
+
+    def _made_on(self, number: int) -> int:
+        place = bisect_right(self._changes, number)
+        return self._entered[place - 1] if place else 0
+
+    def _change(self, stream: int) -> None:
+        log = self._recorder.log
+        if stream != log.stream:
+            log.stream = stream
+            self._changes.append(torch._C._autograd._get_sequence_nr())
+            self._entered.append(stream)
+
+
+class Event:
+    """An event that has happened. Each trace has a class of its own."""
+
+    at_work: ClassVar[AtWork]
+    log: ClassVar[staticmethod[[], BlockLog]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._mark: Mark = {}
+
+    def record(self, stream: Any = None) -> Event:
+        """This event, which happens once the stream, by default the one at work, has done what it was asked for."""
+        self._mark = self.log().stream_order.record(_number(stream, self.at_work))
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        """Have a stream wait."""
+        self.log().stream_order.wait(_number(stream, self.at_work), self._mark)
+
+    def synchronize(self) -> None:
+        """Have the host wait."""
+        self.log().synchronize(self._mark)
+
+    def query(self) -> bool:
+        """Whether it has happened: always."""
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        """No time at all, in milliseconds."""
+        return 0.0
+
+
+class Stream:
+    """A stream by its number, 0 for the default one; work on it is done at once. Each trace has a class of its own."""
+
+    device_type = 1  # c10::DeviceType::CUDA
+    device_index = 0
+    at_work: ClassVar[AtWork]
+    event: ClassVar[type[Event]]
+    next_number: ClassVar[staticmethod[[int], int]]
+
+    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
+        self.stream_id = self.cuda_stream = self.next_number(priority) if stream_id is None else stream_id
+        self.device = torch.device("cuda", 0)
+        self._before: list[int] = []
+
+    def __enter__(self) -> Stream:
+        self._before.append(self.at_work.stream)
+        self.at_work.enter(self.stream_id)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.at_work.enter(self._before.pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Wait for what another stream was asked for."""
+        self.event().record(stream).wait(self)
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for an event."""
+        event.wait(self)
+
+    def synchronize(self) -> None:
+        """Have the host wait for what it was asked for."""
+        self.event().record(self).synchronize()
+
+    def query(self) -> bool:
+        """Whether all work is done: always."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured: never."""
+        return False
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event that happens once it has done what it was asked for."""
+        return (event or self.event()).record(self)
+
+
+def _number(stream: Any, at_work: AtWork) -> int:
+    return at_work.stream if stream is None else stream.stream_id
+
+
+def _numbers(kind: str) -> Callable[[int], int]:
+    """A function that gives the next stream of a priority (0, or below it for a higher one) its number; where a kind of device has
+    no streams, that of the default one."""
+    if kind != "cuda":
+        return lambda priority: 0
+    made = [count() for _ in range(PRIORITIES)]
+
+    def next_number(priority: int) -> int:
+        pool = min(max(-priority, 0), PRIORITIES - 1)
+        return 1 + pool * PER_PRIORITY + next(made[pool]) % PER_PRIORITY
+
+    return next_number
+
+
+@contextmanager
+def streams_seen(recorder: Recording, kind: str) -> Iterator[None]:
+    """Within the context streams and events can be made, entered and waited for, and the recorder's log knows which stream is at
+    work, and which blocks wait for others (`Tensor.record_stream`)."""
+    at_work = AtWork(recorder)
+    told = {"at_work": at_work, "log": staticmethod(lambda: recorder.log)}
+    events = type("Event", (Event,), told)
+    own = type("Stream", (Stream,), told | {"event": events, "next_number": staticmethod(_numbers(kind))})
+
+    def set_stream(stream: Stream | None) -> None:
+        if stream is not None:
+            at_work.enter(stream.stream_id)
+
+    @contextmanager
+    def entered(stream: Stream | None) -> Iterator[None]:
+        before = at_work.stream
+        if stream is not None:
+            at_work.enter(stream.stream_id)
+        try:
+            yield
+        finally:
+            at_work.enter(before)
+
+    def synchronize(device: Any = None) -> None:
+        order = recorder.log.stream_order
+        for stream in order.all_streams():
+            recorder.log.synchronize(order.record(stream))
+
+    def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+        recorder.await_stream(tensor, stream.stream_id)
+
+    places: dict[Any, dict[str, Any]] = {
+        torch: {"Stream": own, "Event": events},
+        torch.cuda: {
+            "Stream": own,
+            "Event": events,
+            "current_stream": lambda device=None: own(stream_id=at_work.stream),
+            "default_stream": lambda device=None: own(stream_id=0),
+            "set_stream": set_stream,
+            "stream": entered,
+            "synchronize": synchronize,
+            "is_current_stream_capturing": lambda: False,
+        },
+        torch.Tensor: {"record_stream": record_stream},
+    }
+    with ExitStack() as stack:
+        for module, names in places.items():
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        yield

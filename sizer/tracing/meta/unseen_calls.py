@@ -1,0 +1,84 @@
+"""What a trace must note although no dispatch mode sees it: storages that change their size, memory given back, DDP's buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from sizer.tracing.log import BlockLog
+
+
+@contextmanager
+def resizes_seen(seen: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Within the context `seen` is told of every storage on meta that was resized, with the bytes that it had before."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        before = storage.nbytes()
+        out = resize(storage, size)
+        if storage.device.type == "meta":
+            seen(storage, before)
+        return out
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize_):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- empty cache
+
+
+# The modules whose `empty_cache` empties the cache of a kind of device. The CPU's allocator has none.
+_MODULES = {"cuda": (torch.cuda, torch.xpu, torch.accelerator), "mps": (torch.mps, torch.accelerator), "cpu": ()}
+
+
+@contextmanager
+def emptied_caches_seen(kind: str, seen: Callable[[], None]) -> Iterator[None]:
+    """Within the context `torch.cuda.empty_cache()` and its like call `seen`, on a machine without such a device, too."""
+    with ExitStack() as stack:
+        for module in _MODULES[kind]:
+            stack.enter_context(mock.patch.object(module, "empty_cache", seen))
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------- buckets
+
+
+@contextmanager
+def buckets_seen(log: BlockLog) -> Iterator[None]:
+    """Within the context what DDP's reducers hold is workspace: their buckets, made with them and again after the first pass.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets), PyTorch 2.11 and 2.15.
+    """
+    if not dist.is_available():
+        yield
+        return
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        start = len(log.order)
+        yield
+        for block in log.alive(start):
+            log.classify(block, "workspace")
+
+    class Reducer(dist.Reducer):
+        """PyTorch's own."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with held():
+                super().__init__(*args, **kwargs)
+
+        def _rebuild_buckets(self) -> bool:
+            with held():
+                log.telling = False  # ranks agree on the order once
+                try:
+                    return super()._rebuild_buckets()
+                finally:
+                    log.telling = True
+
+    with mock.patch.object(dist, "Reducer", Reducer):
+        yield

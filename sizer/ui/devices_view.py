@@ -1,0 +1,190 @@
+"""The devices of this machine, the line that sets one safely, and what memory does on it, shown for real."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.base.errors import SizerError
+from sizer.base.units import MIB, format_bytes
+from sizer.device.machine import demonstration, inventory
+from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
+from sizer.device.machine.inventory import PORTABLE, Inventory
+from sizer.ui import measuring, remarks
+from sizer.ui.charts import draw
+from sizer.ui.styling import COLOURS, GIBIBYTES, Scale
+
+KNOWN_SECONDS = 60  # how long a list of devices, with what is free on them, is believed
+SHOWN = "demonstrated"  # session state: the device that was last demonstrated
+ROW_HEIGHT = 46  # pixels of the chart for each line of code
+SCALE = Scale(name="MiB", unit_bytes=MIB)
+FIGURES = {  # title → the field of a stage, the colour
+    "Allocated": ("allocated_bytes", COLOURS["parameter"]),
+    "Reserved": ("reserved_bytes", COLOURS["gradient"]),
+    "Process": ("driver_bytes", COLOURS["outside PyTorch"]),
+}
+
+ALONE = "PyTorch finds no accelerator on this machine. The CPU is here, and all that follows works on it."
+RESERVED = (
+    "Reserved memory is what PyTorch keeps of all that it ever asked the driver for, so that the next tensor needs no driver; "
+    "it is free for PyTorch, and given back by PyTorch itself before an allocation fails. `empty_cache()` in a training loop "
+    "therefore helps nobody: the next step asks for the same memory again, and waits for the driver to give it."
+)
+
+
+@st.cache_data(ttl=KNOWN_SECONDS, max_entries=1, show_spinner="Looking for this machine's devices")
+def find_inventory() -> Inventory:
+    """The inventory of this machine. Tests put another one in its place. Raises JobError."""
+    return inventory.find_inventory()
+
+
+@st.cache_data(ttl=KNOWN_SECONDS, max_entries=8, show_spinner="Running it in a process of its own")
+def demonstrate(device: str) -> Demonstration:
+    """The demonstration on a device; sessions that ask at the same time share one. Raises DeviceError, JobError."""
+    return demonstration.demonstrate(device)
+
+
+def show_devices() -> None:
+    """Show the devices of this machine, and what memory does on them. Raises JobError."""
+    found = find_inventory()
+    _show_list(found)
+    st.header("What reserved memory is", anchor=False)
+    with st.container(width=820):
+        st.markdown(RESERVED)
+    _show_demonstration(found)
+
+
+def _show_list(found: Inventory) -> None:
+    accelerators = [facts for facts in found.devices if facts.kind not in ("cpu", "meta")]
+    if not accelerators:
+        st.info(ALONE)
+    remarks.show_lines(found.missing)
+    size = st.column_config.NumberColumn(format="%.2f")
+    st.dataframe(_frame(found), hide_index=True, column_config={"Memory, GiB": size, "Free, GiB": size})
+    elsewhere = " It finds the accelerator where there is one, and the CPU elsewhere:"
+    st.markdown(f"**The safe line for this machine.**{elsewhere if found.line.startswith(PORTABLE) else ''}")
+    st.code(found.line, language=None, wrap_lines=True)
+    st.caption(_versions(found.versions))
+
+
+def _frame(found: Inventory) -> pd.DataFrame:
+    sizes = {
+        heading: pd.array([None if size is None else GIBIBYTES.of(size) for size in column], dtype="Float64")
+        for heading, column in (
+            ("Memory, GiB", [facts.total_bytes for facts in found.devices]),
+            ("Free, GiB", [facts.free_bytes for facts in found.devices]),
+        )
+    }
+    frame = pd.DataFrame(
+        {
+            "Device": [facts.device for facts in found.devices],
+            "Name": [facts.name for facts in found.devices],
+            **sizes,
+            "Compute capability": [facts.capability_text for facts in found.devices],
+            "Driver and runtime": [_versions(facts.versions) or None for facts in found.devices],
+        }
+    )
+    return frame.dropna(axis="columns", how="all")
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+# ------------------------------------------------------------------------------------------------------ the demonstration
+
+
+def _show_demonstration(found: Inventory) -> None:
+    if not measuring.may_measure():
+        st.info("Running anything on this machine's devices is switched off here; the text holds all the same.")
+        return
+    names = [facts.device for facts in found.devices if facts.kind != "meta"]
+    first = next((name for name in names if name != "cpu"), "cpu")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        device = st.segmented_control("Device", names, default=first, required=True, key="demonstration_device")
+        run = st.button("Show it on this device", key="demonstrate", icon=":material/play_arrow:")
+    if run:
+        st.session_state[SHOWN] = device
+    if st.session_state.get(SHOWN) != device:
+        st.caption(
+            "Makes tensors of up to 512 MiB in a process of its own, which takes some seconds and leaves nothing behind."
+        )
+        return
+    try:
+        shown = demonstrate(device)
+    except SizerError as error:
+        remarks.show_error(error)
+        return
+    _show_stages(shown)
+
+
+def _show_stages(shown: Demonstration) -> None:
+    left, right = st.columns(2, gap="medium")
+    frame = stages_frame(shown)
+    with left:
+        st.markdown(f"**After each line of code**, in {SCALE.name}")
+        draw(stages_chart(shown.device, frame), "stages_chart")
+        st.caption(f"Process: {shown.driver}.")
+    with right:
+        st.markdown(f"**The same as numbers**, in {SCALE.name}")
+        number = st.column_config.NumberColumn(format="%.1f")
+        st.dataframe(frame, hide_index=True, column_config={title: number for title in FIGURES if title in frame})
+        st.markdown(_costs(shown))
+        remarks.show_lines(shown.remarks)
+
+
+def stages_frame(shown: Demonstration) -> pd.DataFrame:
+    """The lines of code and the figures after each, in MiB; a figure that nobody tells on this device has no column."""
+    columns = {title: [getattr(stage, field) for stage in shown.stages] for title, (field, _) in FIGURES.items()}
+    return pd.DataFrame(
+        {
+            "Code": [stage.code or "(nothing yet)" for stage in shown.stages],
+            **{
+                title: pd.array([None if size is None else SCALE.of(size) for size in sizes], dtype="Float64")
+                for title, sizes in columns.items()
+                if any(size is not None for size in sizes)
+            },
+        }
+    )
+
+
+def stages_chart(device: str, frame: pd.DataFrame) -> alt.Chart:
+    """Bars after each line of code of `stages_frame`: in tensors, reserved by PyTorch, held by the process."""
+    used = [title for title in FIGURES if title in frame]
+    rows = frame.assign(Line=[f"{place}. {code}" for place, code in enumerate(frame["Code"], start=1)])
+    long = rows.melt(["Code", "Line"], used, var_name="figure", value_name="size").dropna()
+    long["size"] = long["size"].astype(float)
+    colour = alt.Scale(domain=used, range=[FIGURES[title][1] for title in used])
+    return (
+        alt.Chart(long)
+        .mark_bar()
+        .encode(
+            x=alt.X("size:Q", title=SCALE.name, axis=alt.Axis(tickCount=5)),
+            y=alt.Y("Line:N", title=None, sort=list(rows["Line"]), axis=alt.Axis(labelLimit=170, ticks=False)),
+            yOffset=alt.YOffset("figure:N", sort=used),
+            color=alt.Color("figure:N", scale=colour, legend=alt.Legend(orient="top", title=None, columns=2)),
+            tooltip=[
+                alt.Tooltip("Code:N", title="after"),
+                alt.Tooltip("figure:N"),
+                alt.Tooltip("size:Q", title=SCALE.name, format=".1f"),
+            ],
+        )
+        .properties(
+            height=ROW_HEIGHT * len(frame),
+            description=f"Memory on {device} after each line of code, in {SCALE.name}",
+        )
+        .configure_view(stroke=None)
+    )
+
+
+def _costs(shown: Demonstration) -> str:
+    """What emptying the cache costs here, measured; empty where there is no cache."""
+    seconds = {cost.what: cost.spread.median_seconds for cost in shown.costs}
+    if not {CACHED, EMPTYING, EMPTIED} <= seconds.keys():
+        return ""
+    cached, emptying, emptied = (f"{seconds[what] * 1e6:,.0f} µs" for what in (CACHED, EMPTYING, EMPTIED))
+    return (
+        f"Here an allocation of {format_bytes(shown.block_bytes)} takes **{cached}** from the cache. With `empty_cache()` before "
+        f"it, it takes **{emptied}**, and `empty_cache()` itself **{emptying}** (medians)."
+    )

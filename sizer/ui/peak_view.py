@@ -1,0 +1,280 @@
+"""What is alive at the peak of the cell in focus: in one sentence, by module (also as an icicle), by tensor, and as files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.base.errors import SizerError
+from sizer.base.units import format_bytes
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import SOURCES
+from sizer.query.request import Request
+from sizer.query.text import format_query
+from sizer.report.estimate import Estimate
+from sizer.report.peak import ModuleBytes, PeakReport, with_children
+from sizer.report.report import Report
+from sizer.ui import service
+from sizer.ui.charts import legend
+from sizer.ui.exports import offer_download
+from sizer.ui.headline import sample_size, verdict
+from sizer.ui.once import drawn_once
+from sizer.ui.picture import Summary, alt_text
+from sizer.ui.styling import COLOURS, INK, Scale, scale_for
+from sizer.ui.turns import result_of
+
+ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in focus
+
+
+def show_peak(request: Request, report: Report, estimate: Estimate) -> None:
+    """Show what is alive at the peak of one estimate of a report, once the reader has asked for that trace."""
+    if not st.toggle("Trace every tensor that is alive at the peak", key=ASKED, persist_state="session"):
+        return
+    if report.pending:
+        st.caption("Known once the estimate is whole.")
+        return
+    cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
+    with st.container():  # there with progress or without
+        found = _ask(cell)
+    if isinstance(found, PeakReport):
+        _show_found(found)
+        _offer_files(cell, report, estimate)
+    else:
+        st.text(f"It could not be traced: {found}")
+
+
+def _ask(cell: Request) -> PeakReport | SizerError:
+    """The answer, with progress in a line meanwhile; leaves the job where Streamlit ends this run for a newer one."""
+    job, line = service.get_client().submit_peak(format_query(cell)), st.empty()
+    try:
+        with service.held(job):
+            while (found := result_of(job, service.POLL_SECONDS)) is None:
+                line.text(job.progress or "waiting")
+    except SizerError as error:
+        return error
+    line.empty()
+    return found
+
+
+@drawn_once
+def _show_found(found: PeakReport) -> None:
+    st.text(found.sentence)
+    if found.remedy:
+        st.text(found.remedy)
+    st.markdown("**By module**, children under their parents; the strip below each name is what it holds, by category")
+    st.altair_chart(icicle_chart(found.modules), key="icicle")
+    st.html(legend([category for category, size in found.at_peak.items() if size]))
+    _show_table(modules_frame(found), height=260)
+    st.markdown("**By tensor**, alike ones in one row, the largest first")
+    _show_table(tensors_frame(found), height=320)
+    if found.rest_count:
+        st.caption(f"And {found.rest_count:,} smaller ones, {format_bytes(found.rest_bytes)} together.")
+
+
+def _show_table(frame: pd.DataFrame, *, height: int) -> None:
+    number = st.column_config.NumberColumn(format="%.3f")
+    sizes = dict.fromkeys(frame.select_dtypes("float").columns, number)
+    st.dataframe(frame, hide_index=True, height=height, column_config=sizes)
+
+
+def tensors_frame(found: PeakReport) -> pd.DataFrame:
+    """A row for each group of tensors that are alike."""
+    scale = scale_for([found.allocated_bytes])
+    return pd.DataFrame(
+        {
+            "Tensor": [group.tensor for group in found.tensors],
+            "Count": [group.count for group in found.tensors],
+            scale.name: [scale.of(group.bytes) for group in found.tensors],
+            "What": [group.category for group in found.tensors],
+            "Operator": [group.op for group in found.tensors],
+            "Module": [group.module or "the model itself" for group in found.tensors],
+            "Made in": [group.phase for group in found.tensors],
+        }
+    )
+
+
+def modules_frame(found: PeakReport) -> pd.DataFrame:
+    """A row for each module: what its own work holds, what it holds with its children, and that by category."""
+    scale = scale_for([found.allocated_bytes])
+    own = {row.path: sum(row.by_category.values()) for row in found.modules}
+    totals = with_children(found.modules)
+    paths = sorted(totals, key=lambda path: -sum(totals[path].values()))
+    columns = {
+        "Module": [path or "(root)" for path in paths],
+        f"With children, {scale.name}": [scale.of(sum(totals[path].values())) for path in paths],
+        f"Own, {scale.name}": [scale.of(own.get(path, 0)) for path in paths],
+    }
+    for category in (name for name, size in found.at_peak.items() if size):
+        columns[category.capitalize()] = [scale.of(totals[path].get(category, 0)) for path in paths]
+    return pd.DataFrame(columns)
+
+
+def _offer_files(cell: Request, report: Report, estimate: Estimate) -> None:
+    summary = summary_of(cell, report, estimate)
+    stem = re.sub(r"[^\w.-]+", "-", f"sizer-{cell.name or cell.source}-{estimate.dtype}-batch-{estimate.batch}")
+    if report.gpu.backend == "cuda":
+        st.markdown(
+            "**To take along**: the snapshot opens in PyTorch's own viewer, [pytorch.org/memory_viz](https://pytorch.org/memory_viz)"
+        )
+        offer_download("Memory snapshot", lambda: _snapshot(cell), f"{stem}.pickle", "application/octet-stream")
+    st.caption("The picture of the row Share in words, for the text beside it:")
+    st.code(alt_text(summary, estimate, report.gpu), language=None, wrap_lines=True)
+
+
+def _snapshot(cell: Request) -> bytes:
+    return service.get_client().submit_snapshot(format_query(cell)).result()
+
+
+def summary_of(cell: Request, report: Report, estimate: Estimate) -> Summary:
+    """What the picture says of one dtype and batch size; the link is cut where it holds a whole config."""
+    title_of = SOURCES[cell.source].title_of
+    optimizer = f" with {cell.optimizer}" if MODES[cell.mode].trains and cell.optimizer != "none" else ""
+    return Summary(
+        title=title_of(cell.name) if title_of else cell.name or report.model.class_name,
+        work=f"{MODES[cell.mode].title}{optimizer}, {estimate.dtype}, batch {estimate.batch}{sample_size(report)}",
+        verdict=verdict(cell, report, estimate),
+        link=f"{(st.context.url or '').rstrip('/')}/?{format_query(cell)}",
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- icicle
+
+
+DEPTH = 6  # rows
+ROW, BELOW = 34, 50  # pixels: of a row, of the axis
+NAME = 0.62  # of a row, for the box with the name; below it what the module holds by category
+NARROWEST = 0.002  # of the width: narrower modules are left to the table
+LETTERS = 130  # of the labels that fit across the whole width
+WHOLE = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A module in its row: `start` to `end` in bytes, and the bytes by category that it holds with its children, largest first."""
+
+    path: str
+    depth: int
+    start: int
+    end: int
+    held: dict[str, int]
+
+    @property
+    def colour(self) -> str:
+        """That of the category which it holds most of."""
+        return COLOURS[next(iter(self.held))]
+
+    @property
+    def told(self) -> str:
+        """What it holds, in words."""
+        return ", ".join(f"{category} {format_bytes(size)}" for category, size in self.held.items())
+
+
+def boxes(modules: Iterable[ModuleBytes]) -> list[Box]:
+    """The boxes of all modules that are wide enough, parents before their children."""
+    totals = with_children(modules)
+    children: dict[str, list[str]] = {}
+    for path in sorted(totals, key=_in_order):
+        if path:
+            children.setdefault(path.rpartition(".")[0], []).append(path)
+    return list(_below("", 0, 0, totals, children)) if totals else []
+
+
+def _below(
+    path: str, depth: int, start: int, totals: dict[str, dict[str, int]], children: dict[str, list[str]]
+) -> Iterator[Box]:
+    held = {category: size for category, size in sorted(totals[path].items(), key=lambda item: -item[1]) if size}
+    size = sum(held.values())
+    if depth == DEPTH or size < NARROWEST * sum(totals[""].values()):
+        return
+    yield Box(path=path or WHOLE, depth=depth, start=start, end=start + size, held=held)
+    for child in children.get(path, ()):
+        yield from _below(child, depth + 1, start, totals, children)
+        start += sum(totals[child].values())
+
+
+def icicle_chart(modules: Iterable[ModuleBytes]) -> alt.LayerChart:
+    """The boxes of the modules, coloured by the category that each holds most of, over strips with all of them by category."""
+    found = boxes(modules)
+    whole, rows = max((box.end for box in found), default=1), max((box.depth + 1 for box in found), default=1)
+    scale = scale_for([whole])
+    frame, strips = _box_frame(found, whole, scale), _strip_frame(found, scale)
+    across = alt.X("start:Q", title=scale.name, scale=alt.Scale(domain=[0, scale.of(whole)], nice=False))
+    down = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, rows], reverse=True))
+    tooltip = [alt.Tooltip(f"{name}:N") for name in ("module", "size", "holds")]
+    place = {"x": across, "x2": "end:Q", "y": down, "y2": "bottom:Q", "color": alt.Color("colour:N", scale=None)}
+    layers = [
+        alt.Chart(frame).mark_rect(stroke=INK, strokeWidth=0.5).encode(**place, tooltip=tooltip),
+        alt.Chart(strips).mark_rect().encode(**place, tooltip=[alt.Tooltip("category:N"), *tooltip[:2]]),
+        alt.Chart(frame)
+        .mark_text(baseline="middle")
+        .encode(x="middle:Q", y="name_at:Q", text="label:N", color=alt.Color("ink:N", scale=None), tooltip=tooltip),
+    ]
+    return (
+        alt.layer(*layers)
+        .properties(height=ROW * rows + BELOW, description="Bytes at the peak by module, children under their parents")
+        .configure_view(stroke=None)
+    )
+
+
+def _box_frame(found: list[Box], whole: int, scale: Scale) -> pd.DataFrame:
+    columns = {
+        "module": [box.path for box in found],
+        "top": [box.depth for box in found],
+        "bottom": [box.depth + NAME for box in found],
+        "name_at": [box.depth + NAME / 2 for box in found],
+        "start": [scale.of(box.start) for box in found],
+        "end": [scale.of(box.end) for box in found],
+        "middle": [scale.of(box.start + box.end) / 2 for box in found],
+        "size": [format_bytes(box.end - box.start) for box in found],
+        "holds": [box.told for box in found],
+        "colour": [box.colour for box in found],
+        "ink": [ink_on(box.colour) for box in found],
+        "label": [_label(box, whole) for box in found],
+    }
+    return pd.DataFrame(columns)
+
+
+def _strip_frame(found: list[Box], scale: Scale) -> pd.DataFrame:
+    """A row for each category of each box, side by side below it."""
+    rows = []
+    for box in found:
+        ends = accumulate(box.held.values(), initial=box.start)
+        for (start, end), (category, size) in zip(pairwise(ends), box.held.items(), strict=True):
+            rows.append(
+                {
+                    "module": box.path,
+                    "category": category,
+                    "size": format_bytes(size),
+                    "colour": COLOURS[category],
+                    "top": box.depth + NAME,
+                    "bottom": box.depth + 1,
+                    "start": scale.of(start),
+                    "end": scale.of(end),
+                }
+            )
+    return pd.DataFrame(rows, columns=["module", "category", "size", "colour", "top", "bottom", "start", "end"])
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is easier to read on a colour ("#0072B2"), by their contrast (WCAG 2.2)."""
+    channels = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#000000" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "#FFFFFF"
+
+
+def _label(box: Box, whole: int) -> str:
+    """The last part of a module's path where there is room for it."""
+    name = box.path.rpartition(".")[2]
+    return name if len(name) <= LETTERS * (box.end - box.start) // whole else ""
+
+
+def _in_order(path: str) -> list[tuple[int, int, str]]:
+    """Layers by their number, all else by name."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in path.split(".")]

@@ -1,0 +1,266 @@
+"""The page's tables. Cells with names from a config go through st.dataframe, which shows text as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from pandas.io.formats.style import Styler
+
+from sizer.base.units import format_bytes, format_more
+from sizer.query.request import Request
+from sizer.report.census import Census, TensorRow
+from sizer.report.estimate import Estimate
+from sizer.report.kv_cache import PAGED_NOTE, describe_growth
+from sizer.report.phases import PHASE_ENDS, PHASE_TITLES
+from sizer.report.report import Report
+from sizer.ui import defaults
+from sizer.ui.focus import PeakKind, ask_peak_kind, look_at
+from sizer.ui.known_batches import largest_batch
+from sizer.ui.once import drawn_once, made_once, worked_out
+from sizer.ui.styling import GIBIBYTES, MARKS, TINTS, scale_for
+
+LARGEST = "Largest batch"
+LEGEND = (
+    "✓ fits, ! tight: it fits only if the allocator returns cached memory, ? may not fit, ✕ does not fit. "
+    "Largest batch: the first number fits, no batch above the second can."
+)
+NOT_TRACED, TO_COME = "not traced", "…"
+CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
+UNREGISTERED = (
+    "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
+    "by, so they stay where they were made and what they take on the device depends on the code that uses them."
+)
+TIED = "These names share one parameter, which counts once."
+REAL = (
+    "These tensors were made with values although the model was built without memory: they hold host memory already while the "
+    "model is being built, and a very large one would make building it slow or impossible."
+)
+
+
+def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
+    """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
+    dtypes = shown_dtypes(report)
+    rows = [_fits_row(dtype, request, report, kind) for dtype in dtypes]
+    return pd.DataFrame(rows, index=list(dtypes), columns=_columns(request))
+
+
+def shown_dtypes(report: Report) -> tuple[str, ...]:
+    """Return the dtypes that have a row: those asked for, without those that the model has no kernels for."""
+    dtypes: Any = report.request["dtypes"]
+    return tuple(dtypes)
+
+
+def _columns(request: Request) -> list[str]:
+    return [*map(str, request.batches), LARGEST]
+
+
+def _fits_row(dtype: str, request: Request, report: Report, kind: PeakKind) -> list[str]:
+    missing = TO_COME if dtype in report.pending else NOT_TRACED
+    found = {row.batch: row for row in report.estimates if row.dtype == dtype}
+    cells = [_fits_cell(found[batch], kind) if batch in found else missing for batch in request.batches]
+    return [*cells, TO_COME if dtype in report.pending else str(largest_batch(request, report, dtype))]
+
+
+def _fits_cell(estimate: Estimate, kind: PeakKind) -> str:
+    return f"{MARKS[estimate.verdict]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}"
+
+
+def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
+    """Show the dtype × batch table, tinted and marked by what fits, and the kind of peak chosen for it.
+
+    The focus is in bold and selected, if there is one yet; selecting another cell, by pointer or arrow keys, moves it there.
+    """
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
+        kind = ask_peak_kind()
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("Choose a cell to look at it.", width="content")
+        defaults.offer_grid(request)
+    dtypes = shown_dtypes(report)
+    selected = [] if focus is None else [(dtypes.index(focus.dtype), str(focus.batch))]
+    st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
+    largest = tuple(str(largest_batch(request, report, dtype)) for dtype in dtypes)
+    styler = _styled_fits(request, report, kind, focus, largest)
+    st.dataframe(
+        styler,
+        key=CELLS,
+        on_select=lambda: _take_cell(dtypes),
+        selection_mode="single-cell",
+        height="content",
+        column_config=dict.fromkeys(_columns(request), st.column_config.TextColumn(alignment="right")),
+    )
+    st.caption(LEGEND)
+    return kind
+
+
+@made_once
+def _styled_fits(
+    request: Request, report: Report, kind: PeakKind, focus: Estimate | None, largest: tuple[str, ...]
+) -> Styler:
+    """Make the table once; `largest` are the texts of its last column, which later answers change."""
+    return worked_out(style_fits(fits_frame(request, report, kind), report, focus))
+
+
+def _take_cell(dtypes: tuple[str, ...]) -> None:
+    """Look at the selected cell; what is no batch size leaves the focus where it is."""
+    for row, column in st.session_state[CELLS]["selection"]["cells"]:
+        if column.isdecimal():
+            look_at((dtypes[row], int(column)))
+
+
+def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> Styler:
+    """The dtype × batch table tinted by what fits, with the focus in bold."""
+    tints = {(row.dtype, str(row.batch)): f"background-color: {TINTS[row.verdict]}" for row in report.estimates}
+    if focus is not None:
+        tints[focus.dtype, str(focus.batch)] += "; font-weight: 700"
+    cells = [[tints.get((dtype, column), "") for column in frame.columns] for dtype in frame.index]
+    styles = pd.DataFrame(cells, index=frame.index, columns=frame.columns)
+    return frame.style.apply(lambda _: styles, axis=None)
+
+
+@drawn_once
+def show_phases(estimate: Estimate) -> None:
+    """Show allocated, peak and reserved memory per phase of the step."""
+    scale = scale_for([estimate.peak_reserved_bytes])
+    rows = [
+        {
+            "Phase": PHASE_TITLES.get(use.phase, use.phase),
+            "Allocated at its end": scale.of(use.allocated_bytes),
+            "Peak": scale.of(use.peak_allocated_bytes),
+            "Reserved at its end": scale.of(use.reserved_bytes),
+            "What has happened": PHASE_ENDS.get(use.phase, ""),
+        }
+        for use in estimate.phases
+    ]
+    number = st.column_config.NumberColumn(format="%.2f")
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        column_config=dict.fromkeys(("Allocated at its end", "Peak", "Reserved at its end"), number),
+    )
+    st.caption(
+        f"Allocated memory in {scale.name}: at the end of each phase, and the most inside it; reserved at its end."
+    )
+
+
+@drawn_once
+def show_kv_cache(report: Report, focus: Estimate | None) -> None:
+    """Show what one sequence's cache takes by its context, in the dtype in focus, and how many a paged server would hold."""
+    caches = {cache.dtype: cache for cache in report.kv_caches}
+    cache = caches.get(focus.dtype if focus else "", report.kv_caches[0])
+    scale = scale_for([row.sequence_bytes for row in cache.rows])
+    st.markdown(f"**{describe_growth(cache)} and sequence** in {cache.dtype}, as transformers caches it")
+    rows = [
+        {
+            "Context": row.context,
+            "One sequence": scale.of(row.sequence_bytes),
+            **{f"{number} sequences": scale.of(number * row.sequence_bytes) for number in (8, 32, 128)},
+            "Sequences, paged": row.paged_sequences,
+        }
+        for row in cache.rows
+    ]
+    sizes = ("One sequence", *(f"{number} sequences" for number in (8, 32, 128)))
+    columns = dict.fromkeys(sizes, st.column_config.NumberColumn(format="%.2f"))
+    st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=columns)
+    said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
+    st.caption(f"In {scale.name}. Sequences, paged: {said}.")
+
+
+@drawn_once
+def show_communication(estimate: Estimate) -> None:
+    """Show what each rank tells the others in a step."""
+    scale = scale_for([row.bytes for row in estimate.communication])
+    rows = [
+        {"Collective": row.kind, "Over": row.group, "Calls": row.calls, scale.name: scale.of(row.bytes)}
+        for row in estimate.communication
+    ]
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, column_config={scale.name: st.column_config.NumberColumn(format="%.3f")}
+    )
+    st.caption(
+        f"By each rank in a step, in {estimate.dtype} at batch {estimate.batch}, read off the trace: bytes of whole tensors, what "
+        "a rank has after an all-gather and had before a reduce-scatter. How many of them it sends depends on NCCL's algorithm."
+    )
+
+
+@drawn_once
+def show_loop(report: Report) -> None:
+    """Show what other training loops would take."""
+    rows = [
+        {
+            "In another loop": row.decision,
+            "Reserved memory": format_more(row.bytes),
+            "Within the range": "yes" if row.in_range else "no",
+        }
+        for row in report.loop
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True)
+    first = report.loop[0]
+    st.caption(
+        f"What the peak of reserved memory would take more or less, in {first.dtype} at batch {first.batch}. The range is that of "
+        "the process. The key outputs=freed or outputs=kept asks for one loop alone."
+    )
+
+
+@drawn_once
+def show_modules(model: Census) -> None:
+    """Show every module's own parameters and buffers, largest first."""
+    scale = scale_for([row.parameter_bytes + row.buffer_bytes for row in model.modules])
+    rows = sorted(model.modules, key=lambda row: row.parameter_bytes + row.buffer_bytes, reverse=True)
+    frame = pd.DataFrame(
+        {
+            "Module": [row.path or "(root)" for row in rows],
+            "Class": [row.class_name for row in rows],
+            "Parameters": [row.parameters for row in rows],
+            "Trainable": [row.trainable_parameters for row in rows],
+            "Buffers": [row.buffers for row in rows],
+            scale.name: [scale.of(row.parameter_bytes + row.buffer_bytes) for row in rows],
+        }
+    )
+    whole = st.column_config.NumberColumn(format="localized")
+    st.dataframe(
+        frame,
+        hide_index=True,
+        height=min(36 * (len(rows) + 1), 380),
+        column_config={
+            "Module": st.column_config.TextColumn(width="large", pinned=True),
+            "Parameters": whole,
+            "Trainable": whole,
+            "Buffers": whole,
+            scale.name: st.column_config.NumberColumn(format="%.2f"),
+        },
+    )
+    st.caption(
+        f"Each module's own tensors as it was built, without its children's; the last column is in {scale.name}."
+    )
+
+
+@drawn_once
+def show_tensors(model: Census) -> None:
+    """Show the tensors that are tied, not registered or not on meta, and why they matter."""
+    st.markdown(
+        UNREGISTERED if model.unregistered_tensors else "Every tensor of this model is a parameter or a buffer."
+    )
+    if model.unregistered_tensors:
+        st.dataframe(_tensor_frame(model.unregistered_tensors), hide_index=True)
+    if model.real_tensors:
+        st.markdown(REAL)
+        st.dataframe(_tensor_frame(model.real_tensors), hide_index=True)
+    if model.tied_parameters:
+        st.markdown(TIED)
+        st.dataframe(pd.DataFrame({"Names": [" = ".join(names) for names in model.tied_parameters]}), hide_index=True)
+
+
+def _tensor_frame(rows: tuple[TensorRow, ...]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "Tensor": [row.name for row in rows],
+            "Shape": ["×".join(map(str, row.shape)) or "scalar" for row in rows],
+            "Dtype": [row.dtype for row in rows],
+            "Device": [row.device for row in rows],
+            "Bytes": [row.bytes for row in rows],
+            "Why it is listed": [row.why for row in rows],
+        }
+    )

@@ -1,0 +1,256 @@
+"""A server as a task of the page: its fields of the form, and its answer. The figures are those of sizer.report.served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.base.units import GIB, counted
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS
+from sizer.catalogue.sources import Source
+from sizer.query.keys import KEYS
+from sizer.query.request import Request
+from sizer.query.text import format_query, parse_query
+from sizer.report.report import Report
+from sizer.report.served import Served
+from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line
+from sizer.ui.charts import draw
+from sizer.ui.form_model import KEEP
+from sizer.ui.frame import show_tabs
+from sizer.ui.links import offer_copy, show_link
+from sizer.ui.remarks import show_remarks, show_uncounted
+from sizer.ui.styling import GIBIBYTES
+
+PREFIX = "serve_"  # of the keys of the form's widgets
+BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
+BAR = {
+    "weights": "#0B63A8",
+    "profile run": "#E08214",
+    "outside PyTorch": "#7F7F7F",
+    "CUDA graphs": "#8073AC",
+    "KV cache": "#1B9E77",
+}
+# Label, help and what holds if a field is empty, by key of the query: what people bring first, then flags.
+FIRST = {
+    "want_requests": ("Requests at once", "How many requests the server must hold at once.", "as many as fit"),
+    "want_tokens": ("Tokens of each", "Prompt and answer together; 8k is 8,192.", "the longest allowed"),
+}
+FLAGS = {
+    "max_model_len": ("Longest request", "Tokens; auto is the longest that fits.", "the config's"),
+    "util": ("Share of the memory", "gpu_memory_utilization, or SGLang's mem_fraction_static.", "the server's own"),
+    "max_num_seqs": ("Requests in a step", "max_num_seqs, or SGLang's max_running_requests.", "the server's own"),
+    "max_num_batched_tokens": ("Tokens in a step", "max_num_batched_tokens, or SGLang's chunked_prefill_size.", "the server's own"),
+    "engine_version": ("Version", "Of the server, such as 0.11.2.", "the newest known"),
+    "used": ("Memory in use", "By other programs, such as 2GiB.", "nothing"),
+    "outside": ("Memory outside of PyTorch", "What a log of this machine leaves beside the plan, such as 0.5GiB.", "fitted"),
+    "graphs": ("Memory of CUDA graphs", "As a log of this machine says, such as 1.2GiB.", "fitted"),
+    "kv_bytes": ("Bytes of the cache", "In the place of a profile run, such as 8GiB.", "what the run leaves"),
+}
+RANKS = {
+    "tp": ("Tensor parallel", "GPUs that split each matrix.", "1"),
+    "pp": ("Pipeline parallel", "GPUs that split the layers.", "1"),
+    "dp": ("Data parallel", "Copies of the server's attention.", "1"),
+}
+
+
+def fill(request: Request) -> None:
+    """Put a request's values into the server's fields; call it before `ask`."""
+    texts = dict(item.split("=", 1) for item in format_query(request).split("&"))
+    state = st.session_state
+    for key in (*FLAGS, *RANKS):
+        state[PREFIX + key] = texts.get(key, "")
+    requests, _, tokens = texts.get("want", "").partition("x")
+    state[f"{PREFIX}want_requests"], state[f"{PREFIX}want_tokens"] = requests, tokens
+    state[f"{PREFIX}engine"], state[f"{PREFIX}kv"] = request.engine, request.kv
+    layouts = ("checkpoint", "full", *LAYOUTS)
+    asked = request.server_weights or request.weights
+    state[f"{PREFIX}weights"] = asked if asked in layouts else "checkpoint"
+    state[f"{PREFIX}api"], state[f"{PREFIX}sampler"] = request.api, request.sampler
+    state[f"{PREFIX}enforce_eager"], state[f"{PREFIX}ep"] = request.enforce_eager, request.ep
+
+
+def ask(source: Source, gpu: str) -> dict[str, str]:
+    """Return the values of a server's question by key: users and context, engine and cards, then flags."""
+    values: dict[str, str] = {"mode": "serve"}
+    left, right = st.columns(2)
+    requests, tokens = (_text(column, key, FIRST) for column, key in zip((left, right), FIRST, strict=True))
+    if requests or tokens:
+        values["want"] = f"{requests or 1}x{tokens or '1k'}"
+    titles = {key: row.title for key, row in ENGINES.items()}
+    engine = st.segmented_control(
+        "Engine", list(titles), format_func=titles.get, key=f"{PREFIX}engine", required=True, width="stretch", **KEEP
+    )
+    takes = ("max_model_len", "used", *ENGINES[engine].takes)
+    values |= {"engine": engine, "gpu": gpu}
+    for key, column in zip(RANKS, st.columns(len(RANKS)), strict=True):
+        if key in takes and key not in source.refuses:
+            values[key] = _text(column, key, RANKS)
+    if "weights" in takes:
+        layouts = ("checkpoint", "full", *LAYOUTS)
+        values["weights"] = st.selectbox("Weights", layouts, key=f"{PREFIX}weights", **KEEP)
+    with st.expander("Flags of the server"):
+        for key in FLAGS:
+            if key in takes:
+                values[key] = _text(st, key, FLAGS)
+        for key, label, options in (("kv", "KV cache", KV_DTYPES), ("api", "Started as", APIS), ("sampler", "Sampler", SAMPLERS)):
+            if key in takes:
+                values[key] = st.selectbox(label, options, key=f"{PREFIX}{key}", help=KEYS[key].allowed, **KEEP)
+        for key, label in (("enforce_eager", "Without CUDA graphs"), ("ep", "Expert parallel")):
+            if key in takes:
+                values[key] = "01"[st.toggle(label, key=f"{PREFIX}{key}", help=KEYS[key].allowed, **KEEP)]
+    return values
+
+
+def _text(place, key: str, rows: dict[str, tuple[str, str, str]]) -> str:
+    label, help_text, placeholder = rows[key]
+    return place.text_input(label, key=PREFIX + key, placeholder=placeholder, help=help_text, **KEEP).strip()
+
+
+def facts(request: Request) -> Iterator[str]:
+    """Yield what a question in one line says of its server."""
+    yield ENGINES[request.engine].title + (f" {request.engine_version}" if request.engine_version else "")
+    if request.want is not None:
+        yield f"{counted(request.want[0], 'request')} of {request.want[1]:,} tokens"
+    if request.max_model_len is not None:
+        length = request.max_model_len
+        yield f"up to {f'{length:,} tokens' if isinstance(length, int) else 'what fits'}"
+    if (layout := request.server_weights or request.weights) != "checkpoint":
+        yield f"weights {layout}"
+    for key, word in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data")):
+        if (ranks := getattr(request, key)) > 1:
+            yield f"{word} parallel {ranks}"
+
+
+def show(request: Request, report: Report, served: Served) -> None:
+    """Show a server's answer: requests at once and tokens, the bar, and the command."""
+    length = served.flags.get("max_model_len")
+    card = f"{served.gpus} × {report.gpu.name}" if served.gpus > 1 else f"one {report.gpu.name}"
+    answer = f"{served.requests_at_once:,.1f} requests of {length:,} tokens at once on {card}"
+    if served.starts is False:
+        answer = f"A server for {length:,} tokens a request does not start on {card}"
+    st.title(answer, anchor=False)
+    st.badge(f"{STARTS[served.starts].rstrip('.')} · {served.kv_tokens:,} KV tokens", color=BADGES[served.starts])
+    if served.want is not None:
+        st.markdown(f"**{want_line(served.want)}**")
+    if served.message:
+        with st.container(border=True):
+            st.caption("The server's message")
+            st.text(served.message)
+    draw(budget_chart(served), "budget_chart")
+    with st.container(horizontal=True, gap="medium"):
+        _metric("Budget", served.budget_bytes)
+        _metric("Weights", served.weights_bytes)
+        if served.profile_peak_bytes:
+            _metric("Profile run", served.profile_peak_bytes)
+        _metric("KV cache", served.kv_cache_bytes)
+    st.caption(graphs_line(served))
+    st.caption(range_line(served))
+    st.code(served.command, language="bash", wrap_lines=True)
+    show_uncounted(report)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        offer_copy(request)
+
+
+def show_details(request: Request, report: Report, served: Served) -> None:
+    """Show the tabs below a server's answer, of which the open one alone is drawn."""
+    show_tabs(
+        {
+            "Contexts": lambda: _show_contexts(served),
+            "What to change": lambda: _show_levers(request, served),
+            "Flags": lambda: _show_flags(served),
+            "Not counted": lambda: show_remarks(report),
+            "Copy link": lambda: show_link(request),
+            "Downloads": lambda: _show_download(report),
+        },
+        key="details_of_server",
+    )
+
+
+def _metric(label: str, size: int) -> None:
+    st.metric(label, f"{gib(size)} GiB")
+
+
+def budget_parts(served: Served) -> dict[str, int]:
+    """Return the bytes of the budget's parts by name, from left to right, without those of 0 bytes."""
+    parts = {
+        "weights": served.weights_bytes,
+        "profile run": served.profile_peak_bytes,
+        "outside PyTorch": served.outside_torch_bytes,
+        "CUDA graphs": served.graphs_bytes if served.graphs_in_budget else 0,
+        "KV cache": max(0, served.kv_cache_bytes),
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def budget_chart(served: Served) -> alt.LayerChart:
+    """The budget's parts side by side, with a dashed line where the budget ends."""
+    parts, start, rows = budget_parts(served), 0, []
+    for name, size in parts.items():
+        rows.append({"part": name, "start": start / GIB, "end": (start + size) / GIB, "size": GIBIBYTES.text(size)})
+        start += size
+    colours = alt.Scale(domain=list(parts), range=[BAR[name] for name in parts])
+    bars = (
+        alt.Chart(pd.DataFrame(rows))
+        .mark_rect()
+        .encode(
+            x=alt.X("start:Q", title="GiB", scale=alt.Scale(domain=[0, max(start, served.budget_bytes) / GIB], nice=False)),
+            x2="end:Q",
+            color=alt.Color("part:N", scale=colours, legend=alt.Legend(orient="bottom", title=None)),
+            tooltip=[alt.Tooltip("part:N"), alt.Tooltip("size:N")],
+        )
+    )
+    end = pd.DataFrame({"budget": [served.budget_bytes / GIB]})
+    line = alt.Chart(end).mark_rule(strokeDash=[4, 3]).encode(x="budget:Q")
+    return alt.layer(bars, line, height=160, description="The server's budget by what it is spent on, in GiB")
+
+
+def _show_contexts(served: Served) -> None:
+    rows = [{"Tokens of each request": f"{row.context:,}", "Requests at once": row.requests} for row in served.contexts]
+    st.dataframe(rows, hide_index=True, width="content")
+
+
+def _show_levers(request: Request, served: Served) -> None:
+    """Show each change with what the server then holds, and a button that asks for it."""
+    if not served.levers:
+        st.caption("Nothing that is known here makes room for more requests.")
+    for number, lever in enumerate(served.levers):
+        text, button = st.columns([4, 1], vertical_alignment="center")
+        text.markdown(f"`{lever.flags}` — {lever.requests_at_once:,.1f} requests at once ({lever.gained:+,.1f}). {lever.note}.")
+        button.button("Apply", key=f"{PREFIX}lever_{number}", on_click=_apply, args=(request, lever.query), type="tertiary")
+
+
+def _apply(request: Request, changes: str) -> None:
+    """Make the address ask for the question with other values of some keys."""
+    items = dict(item.split("=", 1) for item in format_query(request).split("&"))
+    items |= dict(item.split("=", 1) for item in changes.split("&"))
+    asked = parse_query("&".join(f"{key}={value}" for key, value in items.items()))
+    st.query_params.from_dict(dict(item.split("=", 1) for item in format_query(asked).split("&")))
+
+
+def _show_flags(served: Served) -> None:
+    rows = [{"Flag": name, "Value": "the server's own" if value is None else str(value)} for name, value in served.flags.items()]
+    st.dataframe(rows, hide_index=True, width="content")
+
+
+def _show_download(report: Report) -> None:
+    st.download_button("Report as JSON", report.to_json(), file_name="server.json", mime="application/json")
+
+
+def offer_server(request: Request) -> None:
+    """Say that a generation is one batch in transformers, and offer the same model on a server if one runs on the device."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("One batch in transformers. A server schedules requests one by one and fills the device with its KV cache.")
+        if find_gpu(request.gpu).backend == "cuda":
+            st.button("Plan a server", key=f"{PREFIX}offer", on_click=_open_server, args=(request,), type="tertiary")
+
+
+def _open_server(request: Request) -> None:
+    """Make the address ask for the same model on a server, with the batch as requests and prompt and answer as their tokens."""
+    tokens = (request.sequence_length or 0) + request.new
+    arch = next(item for item in format_query(request).split("&") if item.startswith("arch="))
+    query = f"{arch}&mode=serve&gpu={request.gpu}&want={max(request.batches)}x{tokens}"
+    st.query_params.from_dict(dict(item.split("=", 1) for item in query.split("&")))

@@ -1,0 +1,84 @@
+"""How figures look: one unit for a whole table or chart, and one colour for each category of memory.
+
+Cool colours are memory that stays from step to step, warm ones memory that comes and goes within a step, greys what the
+allocator and the driver hold besides. Seven are those of Okabe and Ito (Color Universal Design, 2008). They are told apart with any
+colour vision (tested).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sizer.base.units import GIB, KIB, MIB
+from sizer.report.fit import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A unit's name and its size in bytes."""
+
+    name: str
+    unit_bytes: int
+
+    def of(self, size_bytes: int) -> float:
+        """A number of bytes in this unit."""
+        return size_bytes / self.unit_bytes
+
+    def text(self, size_bytes: int) -> str:
+        """Return a number of bytes as text in this unit, to three digits or more: "1,024.00 GiB", "0.052 GiB", "<0.001 GiB"."""
+        size = abs(self.of(size_bytes))
+        number = "<0.001" if 0 < size < 0.001 else f"{size:,.{3 if 0 < size < 0.9995 else 2}f}"
+        return f"{'−' if size_bytes < 0 else ''}{number} {self.name}"
+
+
+GIBIBYTES = Scale(name="GiB", unit_bytes=GIB)
+_SCALES = (GIBIBYTES, Scale(name="MiB", unit_bytes=MIB), Scale(name="KiB", unit_bytes=KIB))
+
+
+def scale_for(sizes: Iterable[int]) -> Scale:
+    """The largest unit in which the largest of `sizes` (bytes) is at least 0.1; KiB where they are all tiny."""
+    largest = max(sizes, default=0)
+    return next((scale for scale in _SCALES if largest >= scale.unit_bytes / 10), _SCALES[-1])
+
+
+# ------------------------------------------------------------------------------------------------------------- palette
+
+
+COLOURS: dict[str, str] = {
+    "parameter": "#0072B2",
+    "frozen parameter": "#7755DD",
+    "buffer": "#8E2F86",
+    "gradient": "#56B4E9",
+    "optimizer state": "#009E73",
+    "activation": "#E69F00",
+    "temporary": "#F0E442",
+    "input": "#CC79A7",
+    "workspace": "#D55E00",
+    "kv cache": "#7A4A12",
+    "allocator cache": "#C4CBD2",
+    "outside PyTorch": "#5F6A75",
+}
+FREE = "free"  # what no process has; it has no colour
+INK = "#7D8792"  # rules and labels inside charts: readable on white and on near-black
+
+# Behind a table's cell, on either theme; the mark says the same without colour.
+TINTS: dict[Verdict, str] = {
+    "fits": "rgba(0, 158, 115, 0.18)",
+    "tight": "rgba(86, 180, 233, 0.24)",
+    "may not fit": "rgba(230, 159, 0, 0.26)",
+    "does not fit": "rgba(213, 94, 0, 0.18)",
+}
+VERDICT_COLOURS: dict[Verdict, str] = {
+    "fits": "#009E73",
+    "tight": "#56B4E9",
+    "may not fit": "#E69F00",
+    "does not fit": "#D55E00",
+}
+MARKS: dict[Verdict, str] = {"fits": "✓", "tight": "!", "may not fit": "?", "does not fit": "✕"}
+HELD: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # whose colours a figure has that was checked
+
+
+def marked(verdict: Verdict) -> str:
+    """Return a verdict with its mark."""
+    return f"{MARKS[verdict]} {verdict}"
