@@ -29,7 +29,7 @@ from sizer.report.unbounded import peak_reserved_bytes
 from sizer.tape.archive import Traced
 from sizer.tape.compiled_code import merge_compiled
 from sizer.tape.tape import Tape
-from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.by_capability import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.explain import convolutions, explain, formulas

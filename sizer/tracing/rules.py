@@ -40,8 +40,7 @@ from sizer.tracing.cuda import copies as cuda_copies
 from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda import losses as cuda_losses
-from sizer.tracing.cuda.by_capability import shared_blas
-from sizer.tracing.cuda.cublas import Blas, blas_of
+from sizer.tracing.cuda.by_capability import Blas, blas_of, shared_blas
 from sizer.tracing.device import Device
 from sizer.tracing.meta import (
     collectives,

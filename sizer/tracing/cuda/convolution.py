@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.allocations import PRODUCT, Held, Steps, copies
+from sizer.tracing.cuda.by_capability import CUDNN, tensor_cores_from
 from sizer.tracing.cuda.convolution_backend import Call, as_call, backend_of, note_differences
 from sizer.tracing.cuda.reductions import summing
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-
-CUDNN = "cuDNN convolution"
 
 _aten = torch.ops.aten
 _CONTIGUOUS = torch.contiguous_format
@@ -190,11 +189,6 @@ def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
     if not device.shared and device.capability < tensor_cores_from(_name(call.input.dtype)):
         return 0
     return sum(one.nbytes for one in operands)
-
-
-def tensor_cores_from(dtype: str) -> tuple[int, int]:
-    """The capability from which on tensor cores serve convolutions of a dtype."""
-    return (8, 0) if dtype == "float32" else (7, 0)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results, round_up
+from sizer.base.units import round_up
+from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results
 from sizer.tracing.cuda.processors import processors_of
 from sizer.tracing.device import Device
 

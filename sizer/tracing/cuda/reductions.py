@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results
-from sizer.tracing.cuda.reduction_staging import Reduction, staging_bytes
+from sizer.tracing.cuda.by_hardware import PARTIAL, REDUCTION, SEMAPHORES
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.tables import listed
 from sizer.tracing.values.handler import HandlerContext
-
-REDUCTION = "CUDA reduction"
-PARTIAL, SEMAPHORES = "partial results", "semaphores"
 
 _HALVES = (torch.float16, torch.bfloat16)
 _PAIR = 16  # a value and its place, or the four numbers of Welford's method
@@ -62,12 +58,6 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
     return after_results(held)
 
 
-def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
-    """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
-    accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
-    return resolve(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
-
-
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
     """What a sum over these dimensions, in the input's dtype, holds while it runs."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
@@ -100,25 +90,6 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
     words = "".join("01"[gone] for gone in reduced), str(input.itemsize), str(accumulator), str(int(converts))
     numbers = *input.shape, *input.stride()
     return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
-
-
-def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block of a reduction on a GPU; where 32 bits do not index the input, the largest of its pieces' blocks."""
-    which, reduced, itemsize, accumulator, converts = words
-    rank = len(reduced)
-    work = Reduction(
-        shape=numbers[:rank],
-        strides=numbers[rank:],
-        reduced=tuple(mark == "1" for mark in reduced),
-        itemsize=int(itemsize),
-        accumulator=int(accumulator),
-        converts=converts == "1",
-    )
-    device = HARDWARE[key]
-    stages = staging_bytes(work, device.processors, device.threads)
-    if which == SEMAPHORES:
-        return max((stage[-1] for stage in stages if len(stage) > 1), default=0)
-    return max((sum(stage[: max(1, len(stage) - 1)]) for stage in stages), default=0)
 
 
 HELD: dict[Any, Held] = {
