@@ -4,7 +4,7 @@
 
     tables, capability ← device, stream_order ← log, modules, storages, loading ← values ← allocations, workspaces ← meta
         ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled ← libraries, rank, pipelined, stages
-        ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation ← rollouts
+        ← trace, watch, rule_texts, explain, batch_lines, depth ← tokens ← kv_cache, generation ← rollouts
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device

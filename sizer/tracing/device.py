@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sizer.base.versions import Version, installed_version
 from sizer.catalogue.gpus import Backend, Gpu
 from sizer.tape.archive import Decision, Kernel
 from sizer.tape.compiled_code import CompiledCode, merge_compiled
 from sizer.tracing.capability import Capability
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KINDS = ("cuda", "mps", "cpu")
 

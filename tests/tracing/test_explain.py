@@ -19,7 +19,8 @@ from sizer.tape.family import TapeFamily
 from sizer.tracing import rules
 from sizer.tracing.cuda import convolution
 from sizer.tracing.device import KINDS, Device
-from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
+from sizer.tracing.explain import explain, formulas, rules_of
+from sizer.tracing.rule_texts import DECIDED_BY_CUDNN
 from sizer.tracing.rules import rules_for
 from tests.tape.tapes import make_tape
 from tests.tracing.test_mechanisms import Attend, run

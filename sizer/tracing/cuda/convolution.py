@@ -199,10 +199,6 @@ def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-BY_CUDNN = (
-    "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
-    "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
-)
 HELD: dict[Any, Held] = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,

@@ -12,10 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
-_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _NO_BFLOAT16, _NO_HALVES = ("bfloat16",), ("bfloat16", "float16")
 
 # By operator: the dtypes without a kernel on CUDA and MPS, and on the CPU.
@@ -46,7 +42,8 @@ def missing_kernel(failure: str) -> str | None:
 def _check(operator: str) -> Callable[[str, tuple], None]:
     def check(kind: str, args: tuple) -> None:
         missing = MISSING[operator][kind == "cpu"]
-        name = next((_NAMES[arg.dtype] for arg in args if isinstance(arg, Tensor) and arg.dtype in _NAMES), None)
+        dtypes = [str(getattr(arg, "dtype", "")).removeprefix("torch.") for arg in args]
+        name = next((dtype for dtype in dtypes if dtype in _NO_HALVES), None)
         if name in missing:
             raise NotImplementedError(f"torchvision's operator {operator} has no {name} kernel on {kind.upper()}")
 
