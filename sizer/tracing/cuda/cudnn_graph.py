@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sizer.allocator.compiled import compiled_within
+from sizer.allocator.compiled import COMPILED, compiled_within
 from sizer.tracing.cuda.native_call import call
 
 # cudnnBackendDescriptorType_t
@@ -49,7 +49,7 @@ def begin(library: ctypes.CDLL) -> Words:
     cudnn: Words = np.zeros(_SIZE, np.int64)
     cudnn[: len(_FUNCTIONS)] = _addresses(library)
     cudnn[_ADDRESS] = cudnn.ctypes.data + _ROOM * cudnn.itemsize
-    return cudnn
+    return cudnn if COMPILED else memoryview(cudnn)  # whose items are plain integers, which ctypes takes sooner
 
 
 @functools.cache
