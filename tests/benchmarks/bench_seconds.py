@@ -1,6 +1,6 @@
 """CPU time and memory of whole commands against `python -c "import torch"`: `python -m tests.benchmarks.bench_seconds [--times 5]`.
 
-Each command and the import run in turn; the ratios are medians. A new question has no cache folder. Other questions have a copy of the
+Each command and the import run in turn; the ratios are medians. A new question has no cache folder. Others have a copy of the
 folder in which an earlier question was answered. CPU seconds are those of all processes of a command. Memory is that of its largest
 process.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sizer.commands.estimate import WORKER
+from sizer.commands.estimate_command import WORKER
 from sizer.estimating.estimator import Estimator
 from sizer.query.text import parse_query
 from sizer.service.local.asking import ask
