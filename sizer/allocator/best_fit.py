@@ -8,7 +8,7 @@ module is imported.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -223,7 +223,7 @@ class _Lists:
         return count
 
 
-_run = run if COMPILED else run_on_lists
+_run: Callable[..., int] = run if COMPILED else run_on_lists
 
 
 class Driver:

@@ -76,12 +76,12 @@ def answer(
     request = parse_query(query)
     access = access_of(task, query, config_text, edition_of(_versions()))
     folder = TapeFolder(settings.tapes) if settings.tapes else None
-    job = {"task": task, "query": query, "config_text": config_text, "partials": False}
-    job["kept"] = access.readable(folder.read(access.architecture)) if folder and access else {}
+    kept = access.readable(folder.read(access.architecture)) if folder and access else {}
+    job = {"task": task, "query": query, "config_text": config_text, "partials": False, "kept": kept}
     worker = _Worker(settings, access, folder, show)
-    if prepares and task in REPLAYED and job["kept"] and request.compile is None:
+    if prepares and task in REPLAYED and kept and request.compile is None:
         show("replaying what is kept")
-        prepare_replay(request, job["kept"])
+        prepare_replay(request, kept)
         with suppress(SizerError):  # the job that imports torch says what is wrong
             if (found := worker.run(job, _REPLAY)) is not None and found.get("answer") is not None:
                 return found["answer"]
