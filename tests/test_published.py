@@ -22,7 +22,7 @@ from tests.benchmarks.published.rows import QUANTITIES, Run, names_of_sets, read
 
 RUNS = read_runs()
 MIB = 2**20
-# cuBLAS's workspaces are kept to the end up to 2.14 (sizer.tracing.cuda.cublas); all of these runs are of such a version
+# cuBLAS's workspaces are kept to the end up to 2.14 (sizer.tracing.cuda.by_capability); all of these runs are of such a version
 KEPT = TAKES_VERSION or version(torch.__version__) < (2, 15)
 
 

@@ -7,11 +7,12 @@ module is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from sizer.allocator.compiled import compiled
+from sizer.allocator.compiled import COMPILED, compiled
 from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
@@ -134,6 +135,97 @@ def run(
     return len(events)
 
 
+def run_on_lists(
+    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
+    small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
+) -> int:  # fmt: skip
+    """What `run` does, on lists: without Numba the items of an array cost several times as much."""
+    sizes, places, position = taken.tolist(), addresses.tolist(), begin
+    pools = [_Lists(pool, int(count)) for pool, count in zip((small, large), counts, strict=True)]
+    reserved, limit = state[RESERVED].item(), state[LIMIT].item()
+    for position, event in enumerate(events[begin:].tolist(), begin):
+        block = event if event >= 0 else ~event
+        if not (size := sizes[block]):
+            continue
+        is_small = size <= SMALL_SIZE
+        pool = pools[0 if is_small else 1]
+        if len(pool.starts) >= pool.room:
+            state[ASKED] = 0
+            break
+        if event < 0:
+            pool.merge(places[block], size)
+            continue
+        at = bisect_left(pool.by_size, (size, 0))
+        if at < len(pool.by_size):  # get_free_block
+            have, address = pool.by_size.pop(at)
+            at = bisect_left(pool.starts, address)
+        else:
+            have = segment_size(size)
+            if reserved + have > limit:
+                state[ASKED] = have
+                break
+            address = int(_give(state, have))
+            reserved += have
+            made[:, state[MADE]] = position, address, have
+            state[MADE] += 1
+            at = bisect_left(pool.starts, address)
+            pool.starts.insert(at, address)
+            pool.sizes.insert(at, have)
+        places[block] = address
+        rest = have - size
+        if rest > SMALL_SIZE or (is_small and rest > 0):  # should_split
+            insort(pool.by_size, (rest, address + size))
+            pool.starts[at], pool.sizes[at] = address + size, rest
+        else:
+            sizes[block] = have
+            del pool.starts[at], pool.sizes[at]
+    else:
+        position = len(events)
+    taken[:], addresses[:] = sizes, places
+    for which, (lists, array) in enumerate(zip(pools, (small, large), strict=True)):
+        counts[which] = lists.write(array)
+    return position
+
+
+class _Lists:
+    """The free blocks of a pool: (bytes, address) in order, and addresses in order with their bytes."""
+
+    def __init__(self, pool: np.ndarray, count: int) -> None:
+        self.room = pool.shape[1]
+        rows = pool[:, :count].tolist()
+        self.by_size = list(zip(rows[0], rows[1], strict=True))
+        self.starts, self.sizes = rows[2], rows[3]
+
+    def merge(self, start: int, size: int) -> None:
+        """Put in a free block, joined with those that it touches (try_merge_blocks)."""
+        by_size, starts, sizes = self.by_size, self.starts, self.sizes
+        at = bisect_left(starts, start)
+        if at < len(starts) and starts[at] == start + size:
+            after = sizes[at]
+            del by_size[bisect_left(by_size, (after, start + size))], starts[at], sizes[at]
+            size += after
+        if at > 0 and starts[at - 1] + sizes[at - 1] == start:
+            start, before = starts[at - 1], sizes[at - 1]
+            del by_size[bisect_left(by_size, (before, start))]
+            size += before
+            sizes[at - 1] = size
+        else:
+            starts.insert(at, start)
+            sizes.insert(at, size)
+        insort(by_size, (size, start))
+
+    def write(self, pool: np.ndarray) -> int:
+        """Write the blocks into a pool; how many there are."""
+        count = len(self.starts)
+        if count:
+            pool[:2, :count] = np.array(self.by_size, np.int64).T
+            pool[2, :count], pool[3, :count] = self.starts, self.sizes
+        return count
+
+
+_run: Callable[..., int] = run if COMPILED else run_on_lists
+
+
 class Driver:
     """The device's memory: `reserved` bytes are held, up to `capacity` (without bound where that is None).
 
@@ -174,7 +266,7 @@ class Pools:
         made, state = np.empty((3, len(events)), np.int64), driver.state
         state[MADE], position = 0, begin
         while True:
-            position = run(events, position, taken, addresses, *self._pools, self._counts, state, made)
+            position = _run(events, position, taken, addresses, *self._pools, self._counts, state, made)
             if position == len(events) or state[ASKED]:
                 return position, int(state[ASKED]), made[:, : state[MADE]].T.tolist()
             self._pools = [np.concatenate([pool, np.empty_like(pool)], axis=1) for pool in self._pools]

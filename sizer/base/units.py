@@ -42,3 +42,8 @@ def _scale(n: int, units: tuple[tuple[int, str], ...], plain: str) -> str:
     scaled = (((size * 200 + unit) // (2 * unit), name) for unit, name in units)
     hundredths, name = next(row for row in scaled if row[0] >= 100)
     return f"{sign}{hundredths // 100}.{hundredths % 100:02} {name}"
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The least multiple that is not below the number."""
+    return -(-number // multiple) * multiple

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import MappingProxyType
+
+from sizer.base.errors import BuildError
 
 BITSANDBYTES, TORCHAO = "bitsandbytes", "torchao"
 IMPLEMENTATIONS = ("foreach", "fused", "loop")
@@ -92,3 +95,10 @@ _ROWS = (
 )
 
 OPTIMIZERS: dict[str, Optimizer] = {row.key: row for row in _ROWS}
+
+
+def check_installed(name: str) -> None:
+    """Raise BuildError if an optimizer's package is not installed; `name` is a key of OPTIMIZERS."""
+    package = OPTIMIZERS[name].package
+    if find_spec(package) is None:
+        raise BuildError(f"{package} is not installed", given=f"optimizer={name}", todo=f"pip install {package}")

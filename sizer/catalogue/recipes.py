@@ -19,6 +19,9 @@ AUTO = "AutoModel()"  # for the class without a head, which embeddings are of; t
 TRANSFORMERS, COLOCATED = "transformers", "colocated"  # what makes completions
 GROUP, NEW = 8, 256  # completions for each prompt, tokens of each: TRL's own are 8 and 512
 MIN_GROUP, MAX_GROUP = 2, 1024
+# How a step accumulates passes: a backward pass after each, whose gradients FSDP2 reduces; the same under `no_sync`, so that they
+# stay whole until the last; or one backward pass of the summed losses.
+EACH, NO_SYNC, SUMMED = ACCUMULATES = ("each", "no_sync", "summed")
 CACHED = 32  # texts of a mini-batch of sentence-transformers' cached loss
 MAX_CHUNKS, MAX_EVALUATED, MAX_CACHED = 4096, 65_536, 65_536
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from sizer.base.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Counted, Progress
+from sizer.estimating.model import Progress
 from sizer.estimating.scopes import as_traced
 from sizer.estimating.tracer import Traced, Tracer, answers_of, check_kernels
 from sizer.query.request import Request, check_traced, gpu_of
 from sizer.query.text import format_query, parse_query
+from sizer.report.census import Counted
 from sizer.report.decision import Cell, cell_of
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.report.fit import Fits, fits_in

@@ -36,8 +36,8 @@ from sizer.catalogue.recipes import (
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
-from sizer.estimating.tracer import Counted
 from sizer.query.request import Request, scope_of
+from sizer.report.census import Counted
 from sizer.tracing.compiled.names import OLDEST_READ as COMPILED_FROM
 
 Change = Callable[[Request, Counted], Request | None]

@@ -21,9 +21,10 @@ from sizer.decision.lever_table import ADAPTERS, COMPILED, LEVERS, OTHER_WORK, L
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.decision.serving import served_levers
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Counted, Progress
+from sizer.estimating.model import Progress
 from sizer.query.request import Request
 from sizer.query.text import format_query
+from sizer.report.census import Counted
 from sizer.report.decision import LeverReport, LeverRow, LeverSet
 from sizer.report.estimate import Estimate
 

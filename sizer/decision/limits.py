@@ -16,10 +16,11 @@ from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.decision.pipeline_levers import FRAMES
 from sizer.distributed.context_parallel import BLOCK, PIECES
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Counted, Progress
+from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query
 from sizer.query.values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
+from sizer.report.census import Counted
 from sizer.report.decision import Limit, LimitReport
 from sizer.report.fit import Fits
 from sizer.report.largest_batch import search

@@ -10,8 +10,8 @@ from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.pipelines import CAST, DENOISERS
 from sizer.decision.lever_table import Change, Lever, row_of
-from sizer.estimating.tracer import Counted
 from sizer.query.request import Request
+from sizer.report.census import Counted
 from sizer.report.peak import PeakReport
 from sizer.tape.tape import FROZEN
 

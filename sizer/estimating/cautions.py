@@ -38,10 +38,10 @@ def target(device: Device) -> dict[str, str]:
     return {"torch": pytorch.format_version(device.version)}
 
 
-def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
+def cautions(device: Device, gpu: Gpu, built_for: tuple[str, ...] | None = None) -> tuple[str, ...]:
     """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
-    differs from those that the rules are for."""
-    unsupported = builds.caution(gpu, device.version)
+    differs from those that the rules are for. `built_for` are the flags of the installed PyTorch, if they are known."""
+    unsupported = builds.caution(gpu, device.version, built_for)
     said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
     return (*said, *([unsupported] if unsupported else []))
 

@@ -1,19 +1,19 @@
-"""The estimate: request → counts and tapes → report. Imports torch; runs in a process of its own."""
+"""The estimate: request → counts and tapes → report. Runs in a process of its own, which imports torch if something is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES, SERVER_FIELDS
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
-from sizer.catalogue.recipes import GRPO
+from sizer.catalogue.recipes import GRPO, NO_SYNC, SUMMED
 from sizer.estimating.cautions import cautions, of_each_rank, of_server, on_the_host, target, versions
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.estimating.tracer import Tracer, answers_of, cheapest_first, check_kernels
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import format_query
@@ -29,12 +29,14 @@ from sizer.report.unbounded import peak_reserved_bytes
 from sizer.tape.archive import Traced
 from sizer.tape.compiled_code import merge_compiled
 from sizer.tape.tape import Tape
-from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.by_capability import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.explain import convolutions, explain, formulas
-from sizer.tracing.meta.dtypes import missing_kernel
-from sizer.tracing.steps import NO_SYNC, SUMMED
+from sizer.tracing.meta.missing_kernels import missing_kernel
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 
 def estimate(
@@ -308,7 +310,7 @@ class Estimator:
             cautions=(
                 *of_each_rank(request),
                 *of_server(request, self.gpu),
-                *cautions(device, self.gpu),
+                *cautions(device, self.gpu, self._tracer.installed.built_for),
                 *self._tracer.loaded.cautions,
                 *on_the_host(request, kv_caches),
             ),
@@ -375,7 +377,7 @@ class Estimator:
 
     @cached_property
     def _formulas(self) -> dict[str, Formula]:
-        return formulas(self._tracer.device(), self.gpu)
+        return formulas(self._tracer.device(), self.gpu, texts=self._tracer.installed.texts)
 
     def _kv_caches(self, columns: Mapping[str, Column]) -> tuple[KvCache, ...]:
         """The caches of a generation, by dtype."""
@@ -411,6 +413,7 @@ class Estimator:
             gpu=self.gpu,
             expandable_segments=request.expandable_segments,
             answered=self._answered(),
+            texts=self._tracer.installed.texts,
         )
 
     def _answered(self) -> bool:

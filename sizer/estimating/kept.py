@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import replace
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sizer.base.codec import DecodeError, decode, encode
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.estimating.scopes import choices_of
 from sizer.query.request import Request
+from sizer.report.explanation import RuleTexts
 from sizer.tape.archive import Traced, pack, unpack
 from sizer.tape.family import TapeFamily
 from sizer.tape.loop_choices import decide_outputs
 from sizer.tape.tape import Tape
 from sizer.tracing.cuda.by_capability import sized
-from sizer.tracing.depth import Depths
 from sizer.tracing.device import Device, decide_alike
+
+if TYPE_CHECKING:
+    from sizer.tracing.depth import Depths
 
 T = TypeVar("T")
 
@@ -68,6 +71,15 @@ class ScopedResults:
 def digest_name(name: str) -> bytes:
     """Return the digest that a value begins with."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What an answer takes from the installed PyTorch beside its traces: the texts of a device's rules, and the GPUs that it was
+    built for (`sizer.tracing.cuda.builds`)."""
+
+    texts: RuleTexts
+    built_for: tuple[str, ...]
 
 
 class KeptTapes:
@@ -140,6 +152,8 @@ def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
 
 def read_depths(kept: Kept, name: str) -> Depths | None:
     """Two depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
+    from sizer.tracing.depth import Depths  # imports torch
+
     if (data := kept.get(name)) is None:
         return None
     with contextlib.suppress(DecodeError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from torch import nn
@@ -26,8 +26,7 @@ from sizer.recipes.evaluation import check_evaluation
 from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
 from sizer.recipes.offloading import check_offloading
 from sizer.recipes.preferences import check_objective, policy_of
-from sizer.report.census import Census
-from sizer.tape.archive import Traced
+from sizer.report.census import Counted
 from sizer.tracing.batch_lines import FITTED_AT
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
@@ -39,38 +38,15 @@ COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, who
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """What is known of an architecture before its steps are traced.
-
-    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
-    `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits
-    (sizer.recipes.losses). The other fields are the Blueprint's.
-    """
-
-    census: Census
-    sequence_length: int | None
-    image_size: tuple[int, int] | None
-    notes: tuple[str, ...]
-    uncounted: tuple[str, ...]
-    frames: int | None = None
-    smallest: int = 1
-    refusal: str = ""
-    vocabulary: int | None = None
-
-
 class Model:
     """A blueprint and its modules, each made when first needed: one module for all dtypes, unless it is quantised.
 
-    `choices` is all that they depend on: requests that agree on it share one Model. `unpacked` are tapes that were read from where
-    they are kept, by name.
+    Requests that agree on `module_choices_of` (sizer.estimating.scopes) share one Model.
     """
 
     def __init__(
         self, request: Request, loaded: Loaded, device: Device, *, config: dict | None, kept: Kept, progress: Progress
     ) -> None:
-        self.choices = module_choices_of(request)
-        self.unpacked: dict[str, Traced] = {}
         self._request, self._loaded, self._device, self._config = request, loaded, device, config
         self._kept, self._progress = kept, progress
         self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
@@ -147,7 +123,7 @@ class Model:
         kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
         if kind not in self._deep_traces:
             possible = self._request.objective == LM and (plan is None or (plan.splits and plan.pp == 1))
-            name = f"depths {kind} {self.choices}"
+            name = f"depths {kind} {module_choices_of(self._request)}"
             shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
             self._deep_traces[kind] = DeepTraces(self.repeated if possible else (), shown=shown, show=show)
         return self._deep_traces[kind]

@@ -1,4 +1,4 @@
-"""From a request to what is counted and traced of it. Imports torch; runs in a process of its own.
+"""From a request to what is counted and traced of it. Runs in a process of its own, which imports torch if something is missing.
 
 What was counted or traced once is kept, where there is somewhere to keep it, and not done again: all that is left is a replay.
 The model that is traced is that of `sizer.estimating.model`.
@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.base.errors import Refusal, RequestError, TraceError, quote
 from sizer.base.versions import parse_version
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import FULL, NONE, WITH_REFERENCE, chunks_of, is_contrastive, is_library
+from sizer.catalogue.optimizers import check_installed
+from sizer.catalogue.recipes import EACH, FULL, NONE, WITH_REFERENCE, chunks_of, is_contrastive, is_library
 from sizer.catalogue.sources import SOURCES, import_function
-from sizer.estimating.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
-from sizer.estimating.model import Counted, Model, Progress
-from sizer.estimating.scopes import as_traced, choices_of, module_scope_of, work_scope_of
-from sizer.estimating.work import work_of
+from sizer.estimating.kept import (
+    Installed,
+    Kept,
+    KeptTapes,
+    NothingKept,
+    ScopedResults,
+    keep,
+    keep_tape,
+    read_kept,
+    read_tape,
+)
+from sizer.estimating.scopes import as_traced, choices_of, module_choices_of, module_scope_of, work_scope_of
 from sizer.query.request import Request, check_traced
 from sizer.query.values import DTYPES
+from sizer.report.census import Counted
 from sizer.report.kv_cache import KvSegment
 from sizer.report.replays import Replays
 from sizer.tape.affine import NotAffineError
@@ -37,14 +44,19 @@ from sizer.tape.family import NotTracedError, TapeFamily
 from sizer.tape.loop_choices import with_outputs
 from sizer.tape.tape import Tape
 from sizer.tracing.batch_lines import trace_lines
+from sizer.tracing.cuda.builds import installed_flags
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.meta.device_optimizers import check_installed
-from sizer.tracing.meta.dtypes import missing_kernel
-from sizer.tracing.steps import EACH, Work
-from sizer.tracing.trace import trace
-from sizer.tracing.traced_rank import StageTraces
+from sizer.tracing.meta.missing_kernels import missing_kernel
+
+if TYPE_CHECKING:  # these import torch, which a replay of kept tapes does without
+    from torch import nn
+
+    from sizer.architecture.blueprint import Blueprint
+    from sizer.estimating.model import Model, Progress
+    from sizer.tracing.steps import Work
+    from sizer.tracing.traced_rank import StageTraces
 
 BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
 
@@ -73,23 +85,37 @@ class Tracer:
         kept = NothingKept() if kept is None else kept
         self._kept = ScopedResults(kept, work_scope_of(request))
         self._source, self._config = SOURCES[request.source], config
-        of_module = ScopedResults(kept, module_scope_of(request))
+        self._of_module = ScopedResults(kept, module_scope_of(request))
         self._progress = progress or (lambda text: None)
-        self._model = Model(
-            self.request, self.loaded, self.device(), config=config, kept=of_module, progress=self._progress
-        )
+        self._module_choices, self._unpacked = module_choices_of(self.request), dict[str, Traced]()
+        self._lender: Tracer | None = None  # one with the same model
         self._alike: Tracer | None = None  # one of the same work on devices of other rules
         self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
         self._choices = choices_of(self.request)
-        self._tapes = KeptTapes(self._kept, self.request, self.device(), self._model.unpacked)
+        self._tapes = KeptTapes(self._kept, self.request, self.device(), self._unpacked)
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
-        self._stages = StageTraces()
+
+    @cached_property
+    def _model(self) -> Model:
+        if self._lender is not None:
+            return self._lender._model
+        from sizer.estimating.model import Model
+
+        return Model(
+            self.request, self.loaded, self.device(), config=self._config, kept=self._of_module, progress=self._progress
+        )
+
+    @cached_property
+    def _stages(self) -> StageTraces:
+        from sizer.tracing.traced_rank import StageTraces
+
+        return StageTraces()
 
     def share_model(self, other: Tracer) -> bool:
         """Use another tracer's model, and what it has found out, where this one's would be the same; whether it is."""
-        if self._model.choices != other._model.choices:
+        if self._module_choices != other._module_choices:
             return False
-        self._model, self._tapes.unpacked = other._model, other._tapes.unpacked
+        self._lender, self._tapes.unpacked = other, other._tapes.unpacked
         if self._choices == other._choices:
             self._alike, self._exceptional = other, other._exceptional
         return True
@@ -100,10 +126,22 @@ class Tracer:
         compiles_for = self.gpu if self.request.compile is not None else None
         # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
         shared = shared and not self._compares_stages and compiles_for is None
-        shared = shared and not is_library(work_of(self.request, "").library)
+        shared = shared and not self._calls_library
         return Device(
             self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
         )
+
+    @cached_property
+    def installed(self) -> Installed:
+        """What answers on this kind of device take from the installed PyTorch."""
+        device = self.device()
+        name = f"installed {device.kind} {'.'.join(map(str, device.version))}"
+        if (found := read_kept(self._of_module, name, Installed, "installed")) is None:
+            from sizer.tracing.rule_texts import read_rule_texts
+
+            found = Installed(texts=read_rule_texts(device), built_for=installed_flags())
+            keep(self._of_module, name, found)
+        return found
 
     @cached_property
     def counted(self) -> Counted:
@@ -245,11 +283,12 @@ class Tracer:
         self._progress(f"tracing the cache in {dtype}")
         try:
             module, loading = self._model.built(dtype)
-            work = work_of(self.request, dtype)
+            from sizer.estimating.work import work_of
             from sizer.tracing.cache_growth import (
                 trace_kv_cache,  # imports transformers, which other work does not need
             )
 
+            work = work_of(self.request, dtype)
             repeated = self._model.repeated
             found = trace_kv_cache(
                 self._model.blueprint, module, work, device=self.device(), loading=loading, repeated=repeated
@@ -282,6 +321,9 @@ class Tracer:
             assert self._source.trace is not None, "pipelines have functions of their own"
             run = import_function(self._source.trace)
             return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
+        from sizer.estimating.work import work_of
+        from sizer.tracing.trace import trace
+
         work = replace(work_of(self.request, dtype), accumulates=accumulates)
         blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
@@ -308,11 +350,20 @@ class Tracer:
         return at() if whole else self._model.deep_traces(work.plan).trace(module, at, device)
 
     @property
+    def _calls_library(self) -> bool:
+        from sizer.estimating.work import work_of
+
+        return is_library(work_of(self.request, "").library)
+
+    @property
     def _compares_stages(self) -> bool:
         return self.request.pp > 1 and self.request.rank is None
 
     def _run_stages(self, dtype: str, batch: int, device: Device, block_notes: BlockNotes | None) -> Tape:
         """The tape of the rank of a pipeline that needs most."""
+        from sizer.estimating.work import work_of
+        from sizer.tracing.trace import trace
+
         blueprint, module = self._model.blueprint, self._model.module(dtype)
 
         def at(work: Work, *, block_notes: BlockNotes | None = None) -> Tape:

@@ -61,3 +61,23 @@ class Census:
     unregistered_tensors: tuple[TensorRow, ...] = ()
     real_tensors: tuple[TensorRow, ...] = ()
     modules: tuple[ModuleRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What is known of an architecture before its steps are traced.
+
+    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
+    `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits
+    (sizer.recipes.losses). The other fields are the Blueprint's.
+    """
+
+    census: Census
+    sequence_length: int | None
+    image_size: tuple[int, int] | None
+    notes: tuple[str, ...]
+    uncounted: tuple[str, ...]
+    frames: int | None = None
+    smallest: int = 1
+    refusal: str = ""
+    vocabulary: int | None = None

@@ -56,6 +56,39 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorText:
+    """What the rule of an operator says of the bytes inside its kernel; `by_cudnn` if cuDNN decides them, `convolves` if cuDNN can
+    be asked."""
+
+    name: str
+    text: str
+    by_cudnn: bool = False
+    convolves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitationText:
+    """A known limitation of the rules for some operators; of all work if `operators` is empty."""
+
+    text: str
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleTexts:
+    """What the rules of a kind of device say of themselves: plain data, so that a kept answer is explained without torch.
+
+    `held` are the operators whose kernels hold memory, `products` those that call cuBLAS, empty for other devices. `convolutions`
+    are all operators that convolve on CUDA.
+    """
+
+    held: tuple[OperatorText, ...] = ()
+    products: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
+    limitations: tuple[LimitationText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """How a report was computed. `rules` names whose rules: the device and PyTorch's version. `margins` says for each dtype what
     the range of the process is made of, at one batch size."""

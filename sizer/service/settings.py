@@ -18,6 +18,11 @@ from sizer.service.memory_budget import budget_bytes
 from sizer.service.tape_folder import default_folder
 from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 
+# What an estimate imports, with what it imports late: a confined job should find all of it imported
+TRACING = (
+    *("sizer.estimating.estimator", "sizer.estimating.model", "sizer.estimating.work", "sizer.service.tasks"),
+    *("sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
+)
 PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.preload:warm"
 
 Launch = Literal["fork", "spawn"]
@@ -56,7 +61,7 @@ def preloaded() -> tuple[str, ...]:
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
     caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")
-    sizers = ("sizer.estimating.estimator", "sizer.estimating.cautions:versions", "sizer.service.tasks", *caches)
+    sizers = (*TRACING, "sizer.estimating.cautions:versions", *caches)
     decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "ranks"))
     warm = (WARM,) if is_public() else ()  # some two seconds, which a spare spends beforehand
     names = ("torch", *chain.from_iterable(of_sources), *adapters, *sizers, *decisions, PREPARE_CUDNN, *warm)

@@ -4,7 +4,7 @@
 
     operator_tables, device, log, modules ← values ← allocations, blocks ← meta
         ← cuda | cpu | mps_kernels ← device_rules ← recorder ← steps ← compiled ← traced_rank
-        ← trace, watch, explain, batch_lines, depth ← token_trace ← cache_growth, generation ← rollouts
+        ← trace, watch, rule_texts, explain, batch_lines, depth ← token_trace ← cache_growth, generation ← rollouts
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device
@@ -17,7 +17,7 @@ does. In these three an operator's family has one module, whose tables `device_r
 - a length that a model predicts: PREDICTED, `values/lengths.py`;
 - what a kernel holds beside its results: HELD of the family;
 - a workspace that a library or the GPU's size decides: a `DeferredSize` in HELD, resolved in KINDS, `cuda/size_oracle.py`;
-- what a matrix product holds: WORKSPACE_USERS and `blas_of`, `cuda/cublas.py`;
+- what a matrix product holds: WORKSPACE_USERS, `cuda/cublas.py`, and `blas_of`, `cuda/by_capability.py`;
 - a size that goes by the capability alone, so that devices of several share a trace: `cuda/by_capability.py`;
 - dtypes that every device refuses: CHECKS, `meta/dtypes.py`;
 - a slow meta kernel: SHORTCUTS, `meta/shortcuts.py`;

@@ -41,8 +41,3 @@ def after_results(held: Held) -> Held:
 def copies(*tensors: Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> list[int]:
     """What `contiguous()` copies: the bytes of each tensor that is not in the layout yet."""
     return [t.nbytes for t in tensors if t is not None and not t.is_contiguous(memory_format=layout)]
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The least multiple that is not below the number."""
-    return -(-number // multiple) * multiple

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sizer.base.versions import Version, installed_version
 from sizer.catalogue.gpus import Backend, Gpu
@@ -107,6 +105,9 @@ def _is_among(capability: tuple[int, int], ranges: Iterable[Range]) -> bool:
 
 # -------------------------------------------------------------------------------------------------------------- device
 
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KINDS = ("cuda", "mps", "cpu")
 

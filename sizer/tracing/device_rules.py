@@ -37,8 +37,7 @@ from sizer.tracing.cuda import (
 from sizer.tracing.cuda import copies as cuda_copies
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda import loss_kernels as cuda_losses
-from sizer.tracing.cuda.by_capability import shared_blas
-from sizer.tracing.cuda.cublas import Blas, blas_of
+from sizer.tracing.cuda.by_capability import Blas, blas_of, shared_blas
 from sizer.tracing.device import Device
 from sizer.tracing.meta import (
     collectives,
@@ -47,6 +46,7 @@ from sizer.tracing.meta import (
     in_place,
     loss_operators,
     matrix_products,
+    missing_kernels,
     quantized_operators,
     shortcuts,
     strides,
@@ -56,7 +56,7 @@ from sizer.tracing.values import boxes, masks, stand_ins
 from sizer.tracing.values.handler import Handler
 
 _EVERYWHERE = (
-    stand_ins, masks, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, shortcuts,
+    stand_ins, masks, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, missing_kernels, shortcuts,
     quantized_operators,
 )  # fmt: skip
 # The modules whose tables are a device's rules.

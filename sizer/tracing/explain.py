@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import ModuleType
 
 from sizer.allocator.allocator import describe
 from sizer.base.units import format_bytes
 from sizer.base.versions import format_version
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.report.explanation import Explanation, Formula, KernelUse
+from sizer.report.explanation import Explanation, Formula, KernelUse, RuleTexts
 from sizer.tape.archive import Kernel, Traced
-from sizer.tracing.cuda import convolution, cublas, recurrent
+from sizer.tracing.cuda.by_capability import Blas, blas_of
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.device_rules import FAMILIES, rules_for
 
-# What cuDNN decides by itself; for convolutions it can be asked.
-DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()
-_LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
+BY_CUDNN = (
+    "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
+    "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
+)
 _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
 
 
@@ -34,13 +32,14 @@ def explain(
     gpu: Gpu | None = None,
     expandable_segments: bool = False,
     answered: bool = True,
+    texts: RuleTexts | None = None,
 ) -> Explanation:
     """The explanation of a report, but for its workspaces, stand-ins and margins.
 
     `traced` is what was traced of each dtype. `gpu` is the device where it is one of the catalogue. `optimizer` is None where none
     steps. `answered` is False where cuDNN was asked about this work and had no answer. What is said to be exact, modelled or not
     counted is read off the tapes, the rules of the device, and the limitations that the modules of these rules name in their
-    docstrings.
+    docstrings: `texts`, which are read here if they are None.
     """
     dtypes = tuple(traced)
     kernels = list(_kernels(traced))
@@ -50,7 +49,7 @@ def explain(
         rules=rules_of(device),
         kernels=tuple(kernels),
         exact=tuple(_exact(traced.values())),
-        modelled=tuple(_modelled(device, gpu, answered, _operators(traced.values()))),
+        modelled=tuple(_modelled(device, texts or _read(device), gpu, answered, _operators(traced.values()))),
         allocator=describe(device.kind, expandable_segments=expandable_segments),
     )
 
@@ -68,22 +67,23 @@ def _exact(traced: Collection[Traced]) -> Iterator[str]:
         yield f"traced by itself: batch {', '.join(map(str, single))}"
 
 
-def _modelled(device: Device, gpu: Gpu | None, answered: bool, operators: frozenset[str]) -> Iterator[str]:
+def _modelled(
+    device: Device, texts: RuleTexts, gpu: Gpu | None, answered: bool, operators: frozenset[str]
+) -> Iterator[str]:
     """What is a model, and what is left out, of operators that were traced."""
-    held = rules_for(device).held
-    if device.kind == "cuda" and _any_of(convolution.HELD, operators):
+    if device.kind == "cuda" and _any_of(texts.convolutions, operators):
         yield convolutions(gpu, answered=answered)
-    alone = [op for op in held if op in DECIDED_BY_CUDNN and op not in convolution.HELD and _any_of([op], operators)]
-    if modelled := sorted({str(op).rpartition(".")[0] for op in alone}):
+    alone = [one.name for one in texts.held if one.by_cudnn and not one.convolves and _any_of([one.name], operators)]
+    if modelled := sorted({name.rpartition(".")[0] for name in alone}):
         yield f"workspaces that cuDNN alone knows ({', '.join(modelled)}): modelled; the range of the process allows for them"
-    if held:
-        yield f"what kernels hold beside their results: formulas for {len(held)} operators; of others it is not counted"
+    if texts.held:
+        yield f"what kernels hold beside their results: formulas for {len(texts.held)} operators; of others it is not counted"
     else:
         yield "what kernels hold beside their results is not counted"
     if gpu is not None and gpu.context_high_bytes > gpu.context_low_bytes:
         ends = f"{format_bytes(gpu.context_low_bytes)} to {format_bytes(gpu.context_high_bytes)}"
         yield f"what the process holds outside the allocator: {ends}"
-    yield from _limitations(device, operators)
+    yield from (one.text for one in texts.limitations if not one.operators or _any_of(one.operators, operators))
 
 
 def _operators(traced: Collection[Traced]) -> frozenset[str]:
@@ -91,25 +91,9 @@ def _operators(traced: Collection[Traced]) -> frozenset[str]:
     return frozenset(name for one in traced for tape in one.family.tapes() for name in tape.op_names)
 
 
-def _any_of(asked: Iterable[object], operators: frozenset[str]) -> bool:
+def _any_of(asked: Iterable[str], operators: frozenset[str]) -> bool:
     """Whether some of these operators are among those that were traced; yes where nothing was."""
-    return not operators or any(str(operator) in operators for operator in asked)
-
-
-def _limitations(device: Device, operators: frozenset[str]) -> Iterator[str]:
-    """What the modules and functions of the device's rules say of themselves, by family of operators that was traced."""
-    own = f"sizer.tracing.{device.kind}"
-    families = [family for family in FAMILIES[device.kind] if family.__name__.startswith(own)]
-    used = [one for family in families for one in vars(family).values() if isinstance(one, ModuleType)]
-    modules = dict.fromkeys([*families, *(one for one in used if one.__name__.startswith(own))])
-    for module in modules:
-        held = vars(module).get("HELD", {})
-        if held and not _any_of(held, operators):
-            continue
-        functions = held.values()
-        for text in dict.fromkeys(one.__doc__ or "" for one in (module, *functions)):
-            if found := _LIMITATIONS.search(text):
-                yield f"{module.__name__.rpartition('.')[2].replace('_', ' ')}: {_first_paragraph(found[1])}"
+    return not operators or not operators.isdisjoint(asked)
 
 
 def rules_of(device: Device) -> str:
@@ -139,35 +123,37 @@ def convolutions(gpu: Gpu | None, *, answered: bool = True) -> str:
     )
 
 
-def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
+def formulas(device: Device, gpu: Gpu | None = None, *, texts: RuleTexts | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
-    rules = rules_for(device)
+    texts = texts or _read(device)
     who = oracle_name(gpu) if gpu is not None else None
-    asked = convolution.BY_CUDNN.format(who) if who else ""
+    asked = BY_CUDNN.format(who) if who else ""
     found = {
-        str(operator): Formula(
-            text=_first_paragraph(function.__doc__),
-            modelled=device.kind == "cuda" and operator in DECIDED_BY_CUDNN,
-            asked=asked if operator in convolution.HELD else "",
+        one.name: Formula(
+            text=one.text,
+            modelled=device.kind == "cuda" and one.by_cudnn,
+            asked=asked if one.convolves else "",
         )
-        for operator, function in rules.held.items()
+        for one in texts.held
     }
-    if rules.blas is not None:
-        found |= dict.fromkeys(map(str, cublas.WORKSPACE_USERS), Formula(text=_blas(rules.blas)))
+    if texts.products:
+        found |= dict.fromkeys(texts.products, Formula(text=_blas(blas_of(device.capability.plain, device.version))))
     return found
 
 
-def _blas(blas: cublas.Blas) -> str:
+def _read(device: Device) -> RuleTexts:
+    from sizer.tracing.rule_texts import read_rule_texts  # imports torch, which kept texts do without
+
+    return read_rule_texts(device)
+
+
+def _blas(blas: Blas) -> str:
     how = "one per thread, kept from its first use" if blas.kept else "for the time of each call"
     light = ""
     if blas.lt_size is not None:
         brief = "for the time of the call " if blas.kept and not blas.lt_kept else ""
         light = f", {blas.lt_size:,} B {brief}where cuBLASLt adds a bias"
     return f"cuBLAS's workspace of {blas.size:,} B, {how}{light}, and copies of strided operands (cuda/CublasHandlePool.cpp)"
-
-
-def _first_paragraph(text: str | None) -> str:
-    return " ".join((text or "").split("\n\n")[0].split())
 
 
 def _kernels(traced: Mapping[str, Traced]) -> Iterator[KernelUse]:

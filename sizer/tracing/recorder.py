@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
         if plan.multiplies and not on_host and (blas := self.rules.blas) is not None:
-            self._workspaces.multiply(plan.name, *blas.needs(func, args, out, beta=kwargs.get("beta", 1)))
+            self._workspaces.multiply(plan.name, *cublas.needs(blas, func, args, out, beta=kwargs.get("beta", 1)))
         return out
 
     def _plan(self, func: Any) -> _Plan:

@@ -23,8 +23,10 @@ from sizer.catalogue.recipes import (
     IN_BACKWARD,
     KEEP,
     LM,
+    NO_SYNC,
     NONE,
     OFFLOAD,
+    SUMMED,
     TRANSFORMERS,
     cached_texts,
     is_contrastive,
@@ -45,10 +47,6 @@ if TYPE_CHECKING:
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
 INIT_SCALE = 1.0
 
-
-# How a step accumulates passes: a backward pass after each, whose gradients FSDP2 reduces; the same under `no_sync`, so that they
-# stay whole until the last; or one backward pass of the summed losses.
-EACH, NO_SYNC, SUMMED = ACCUMULATES = ("each", "no_sync", "summed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

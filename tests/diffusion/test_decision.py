@@ -15,9 +15,9 @@ from sizer.decision.limits import limits
 from sizer.decision.peak import peak
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS
 from sizer.estimating.estimator import estimate
-from sizer.estimating.model import Counted
 from sizer.query.request import Request
 from sizer.query.text import parse_query
+from sizer.report.census import Counted
 from sizer.report.decision import LeverReport, saves
 
 SMALL = "arch=diffusers:sd1.5&dtype=float16&gpu=custom:2GiB@8.9"

@@ -21,7 +21,7 @@ from sizer.base.versions import installed_version
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.custom import _trace_step, size_module, size_step
 from sizer.report.report import Report
-from sizer.tracing.cuda.cublas import blas_of
+from sizer.tracing.cuda.by_capability import blas_of
 from sizer.tracing.device import Device
 
 BLAS = blas_of((8, 0), installed_version())

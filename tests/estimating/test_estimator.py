@@ -16,7 +16,7 @@ from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from sizer.query.values import DTYPES
 from sizer.report.report import Report
-from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.by_capability import CUDNN
 from sizer.tracing.cuda.size_oracle import KINDS
 from tests.architecture.rare_configs import RARE
 from tests.decision.questions import TWO_LAYERS

@@ -7,7 +7,7 @@ import torch
 
 import sizer
 from sizer.base.errors import RequestError
-from sizer.tracing.cuda.cublas import LARGE_WORKSPACE, LT_WORKSPACE
+from sizer.tracing.cuda.by_capability import LARGE_WORKSPACE, LT_WORKSPACE
 from tests.tracing.by_version import GPUS, QUESTIONS, peaks, perceptron, recorded
 
 RECORDED = recorded()

@@ -19,7 +19,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.hardware import HARDWARE
 from sizer.report.bounds import CONTEXT, ENGINES, MODELS, Margin
 from sizer.report.report import Report
-from sizer.tracing.cuda import convolution, cudnn, cudnn_convolution, deviceless
+from sizer.tracing.cuda import by_capability, cudnn, cudnn_convolution, deviceless
 from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.cuda.cudnn_graph import dense_strides
 from sizer.tracing.cuda.deviceless import NoImportError, replace_import
@@ -263,7 +263,7 @@ def test_reports_say_who_was_asked() -> None:
 def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> None:
     gpu = GPUS["h100-80gb"]
     assert cudnn.library() is None and cudnn.version() is None and oracle_name(gpu) is None
-    asked = (convolution.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1))
+    asked = (by_capability.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1))
     assert size_oracle_of(gpu)([asked]) == [None]
     report = sizer.estimate(SMALL)
     assert [line for line in report.uncounted if "workspaces of convolutions: modelled" in line]

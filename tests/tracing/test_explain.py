@@ -20,7 +20,8 @@ from sizer.tracing import device_rules
 from sizer.tracing.cuda import convolution
 from sizer.tracing.device import KINDS, Device
 from sizer.tracing.device_rules import rules_for
-from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
+from sizer.tracing.explain import explain, formulas, rules_of
+from sizer.tracing.rule_texts import DECIDED_BY_CUDNN
 from tests.tape.tapes import make_tape
 from tests.tracing.test_mechanisms import Attend, run
 

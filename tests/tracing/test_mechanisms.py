@@ -21,7 +21,7 @@ from sizer.base.versions import installed_version
 from sizer.estimating.custom import size_step
 from sizer.tape.tape import CATEGORIES, Tape
 from sizer.tracing.cuda.attention import choose
-from sizer.tracing.cuda.cublas import blas_of
+from sizer.tracing.cuda.by_capability import blas_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta import in_place
 from sizer.tracing.meta.attention import Attention

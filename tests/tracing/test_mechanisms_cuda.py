@@ -14,15 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sizer.catalogue.gpus import GPUS
 from sizer.tape.tape import CATEGORIES, Tape
-from sizer.tracing.cuda import normalization
 from sizer.tracing.cuda.attention import CONDITIONS, choose, order, refusal
-from sizer.tracing.cuda.cublas import (
-    DEFAULT_WORKSPACE,
-    LARGE_WORKSPACE,
-    LT_WORKSPACE,
-    blas_of,
-    uses_lt,
-)
+from sizer.tracing.cuda.by_capability import DEFAULT_WORKSPACE, LARGE_WORKSPACE, LT_WORKSPACE, blas_of
+from sizer.tracing.cuda.by_hardware import NORM, norm_block
+from sizer.tracing.cuda.cublas import needs, uses_lt
 from sizer.tracing.cuda.recurrent import reserve_bytes
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
@@ -174,7 +169,7 @@ def test_what_else_decides_on_cublaslt(func: str, bias: Tensor, beta: float, out
     result = bias if out == "bias" else out if isinstance(out, Tensor) else meta(2, 3, dtype=torch.bfloat16)
     addmm = getattr(torch.ops.aten.addmm, func)
     blas = blas_of(AMPERE, (2, 15))
-    called, kept = blas.needs(addmm, (bias, first, second), result, beta=beta)
+    called, kept = needs(blas, addmm, (bias, first, second), result, beta=beta)
     assert (called, kept) == ((LT_WORKSPACE if light else DEFAULT_WORKSPACE,), ())
 
 
@@ -576,8 +571,8 @@ def test_a_roll_goes_dimension_by_dimension() -> None:
     ],
 )
 def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: int, columns: int, bytes: int) -> None:
-    assert normalization.resolve(key, ("partial sums", "2"), (rows, columns)) == bytes
-    staged = normalization.resolve(key, ("semaphores", "2"), (rows, columns))
+    assert norm_block(key, ("partial sums", "2"), (rows, columns)) == bytes
+    staged = norm_block(key, ("semaphores", "2"), (rows, columns))
     assert staged == 0 if bytes == 0 else staged > 0
 
 
@@ -586,7 +581,7 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
         return F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True))
 
     asked = {
-        version: sum(one.kind == normalization.NORM for one in call(step, 4, 96, on=cuda(version=version)).size_queries)
+        version: sum(one.kind == NORM for one in call(step, 4, 96, on=cuda(version=version)).size_queries)
         for version in ((2, 6), (2, 8))
     }
     assert asked[2, 6] == 0
@@ -595,7 +590,7 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
 
 def test_a_layer_norm_asks_at_every_batch() -> None:
     tape = call(lambda w: F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True)), 4, 96)
-    asked = [question for question in tape.size_queries if question.kind == normalization.NORM]
+    asked = [question for question in tape.size_queries if question.kind == NORM]
     assert {question.numbers for question in asked} == {(4, 96)}
     assert all(answer == 0 for answer in tape.resolve(size_oracle_of(GPUS["t4"])).sizes[-3:])
 

@@ -9,7 +9,7 @@ from sizer.base.errors import RequestError
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from sizer.tracing.device import Device
-from sizer.tracing.meta.dtypes import MISSING, missing_kernel
+from sizer.tracing.meta.missing_kernels import MISSING, missing_kernel
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 from tests.tracing.torchvision_dtypes import DTYPES, OTHER_KINDS, cases, refused, registered

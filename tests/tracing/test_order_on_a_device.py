@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sizer.base.config_json import read_config
+from sizer.base.units import round_up
 from sizer.base.versions import installed_version
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.recording import read_measured
 from sizer.estimating.estimator import estimate_cell
 from sizer.tape.loops import written
 from sizer.tape.tape import Tape
-from sizer.tracing.allocations import round_up
 
 MEASURED = Path(__file__).parents[1] / "measured/h200-2.11-2026-11-26"
 BLOCK = 512  # bytes; the allocator's unit

@@ -7,7 +7,7 @@ import pytest
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
-from sizer.tracing.cuda.scans import resolve, sort_bytes
+from sizer.tracing.cuda.by_hardware import sort_block, sort_bytes
 
 # By GPU and bytes of a key: bytes for 5,000 and for 200,000 keys with places of 8 bytes.
 SORTED = {
@@ -30,12 +30,12 @@ NARROW = {"h100-80gb": (413183, 3268095), "rtx-4090": (413183, 3268095), "t4": (
 def test_a_sort_holds_what_cub_asks_for(gpu: str) -> None:
     for itemsize, expected in SORTED[gpu].items():
         words = ("scratch", str(itemsize), str(itemsize))
-        assert tuple(resolve(gpu, words, (1, count)) for count in (5_000, 200_000)) == expected
+        assert tuple(sort_block(gpu, words, (1, count)) for count in (5_000, 200_000)) == expected
 
 
 @pytest.mark.parametrize("gpu", ACCUMULATED)
 def test_keys_of_more_than_8_bits_are_there_twice(gpu: str) -> None:
-    found = [resolve(gpu, ("indices",), (50_000, rows)) for rows in (100, 1_000, 100_000)]
+    found = [sort_block(gpu, ("indices",), (50_000, rows)) for rows in (100, 1_000, 100_000)]
     assert tuple(found) == ACCUMULATED[gpu]
 
 
@@ -46,11 +46,11 @@ def test_narrow_pairs_have_tiles_of_their_own(gpu: str) -> None:
 
 def test_short_rows_need_places_alone() -> None:
     names = ("places", "pairs", "keys", "scratch")
-    assert [resolve("t4", (name, "2", "2"), (1, 4096)) for name in names] == [4096 * 8, 0, 0, 0]
-    together = [resolve("t4", (name, "2", "2"), (8, 5000)) for name in names]
+    assert [sort_block("t4", (name, "2", "2"), (1, 4096)) for name in names] == [4096 * 8, 0, 0, 0]
+    together = [sort_block("t4", (name, "2", "2"), (8, 5000)) for name in names]
     assert together[:3] == [320_000, 320_000, 80_000]
     assert together[3] == 1_264_639  # float16 [8, 5000] over the null driver
-    assert [resolve("t4", (name, "2", "2"), (200, 5000)) for name in names] == [8_000_000, 0, 0, 10_000_383]
+    assert [sort_block("t4", (name, "2", "2"), (200, 5000)) for name in names] == [8_000_000, 0, 0, 10_000_383]
 
 
 # Experts are found by a sort of all tokens' choices: of 256 tokens and 8 choices up to two sequences are short rows, more are not.

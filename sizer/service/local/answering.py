@@ -9,11 +9,13 @@ import tempfile
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from sizer.base.errors import JobError
+from sizer.base.errors import JobError, SizerError
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.sources import SOURCES, offered_sources
@@ -28,13 +30,12 @@ from sizer.service.job_process import explain_end, is_crash, over_budget, too_la
 from sizer.service.local import placeholders
 from sizer.service.memory_budget import private_bytes
 from sizer.service.preload import explain_import
-from sizer.service.settings import Settings
+from sizer.service.settings import TRACING, Settings
 from sizer.service.tape_folder import TapeFolder
 
 LOOK_SECONDS = 0.25  # between two looks at the time and the memory of a child
 MOST_RUNS = 2  # a child that something else than its own limits ended is run once more
 _COMPILER = "torch._dynamo"
-_ALWAYS = ("sizer.estimating.estimator", "sizer.service.tasks")
 # What Numba has compiled is read from files here: a confined child could not keep what it compiles.
 _COMPILED = {
     "cuda": ("sizer.allocator.cuda_cache", "sizer.tracing.cuda.cudnn_plans"),
@@ -42,6 +43,11 @@ _COMPILED = {
     "cpu": ("sizer.tracing.cuda.cudnn_plans",),
 }
 _EXPANDABLE = "sizer.allocator.expandable_cache"
+REPLAYED = ("estimate",)  # tasks that may be answered from what is kept
+_REPLAY = "sizer.service.local.replaying:run"
+_REPLAYS = ("sizer.estimating.estimator", "sizer.service.local.replaying")
+# Cells times bytes that are kept, from which on compiled replays are faster together with their import
+_WORTH_COMPILING = 2**20
 
 
 def answer(
@@ -67,43 +73,96 @@ def answer(
         SizerError: The error of the job, or why it ended without a result.
     """
     request = parse_query(query)
+    access = access_of(task, query, config_text, edition_of(_versions()))
+    folder = TapeFolder(settings.tapes) if settings.tapes else None
+    kept = access.readable(folder.read(access.architecture)) if folder and access else {}
+    job = {"task": task, "query": query, "config_text": config_text, "partials": False, "kept": kept}
+    worker = _Worker(settings, access, folder, show)
+    if prepares and task in REPLAYED and kept and request.compile is None:
+        show("replaying what is kept")
+        prepare_replay(request, kept)
+        with suppress(SizerError):  # the job that imports torch says what is wrong
+            if (found := worker.run(job, _REPLAY)) is not None and found.get("answer") is not None:
+                return found["answer"]
     if prepares:
         show("importing torch")
         prepare(request)
-    access = access_of(task, query, config_text, edition_of(_versions()))
-    job = {"task": task, "query": query, "config_text": config_text, "partials": False}
-    folder = TapeFolder(settings.tapes) if settings.tapes else None
-    for run in range(MOST_RUNS):
-        kept = access.readable(folder.read(access.architecture)) if folder and access else {}
-        child = _Child({**job, "kept": kept}, settings)
+    for _ in range(MOST_RUNS):
+        if (found := worker.run(job)) is not None:
+            return found
+        if not worker.is_worth_repeating:
+            break
+    raise worker.end()
+
+
+class _Worker:
+    """Runs children for one question, keeps what they trace, and tells how the last one ended."""
+
+    def __init__(
+        self, settings: Settings, access: Access | None, folder: TapeFolder | None, show: Callable[[str], None]
+    ) -> None:
+        self._settings, self._access, self._folder, self._show = settings, access, folder, show
+        self._failure: JobError | None = None
+        self._status = 0
+
+    def run(self, job: dict, function: str | None = None) -> dict | None:
+        """Return the result of a job in a child that calls a function, the settings' by default; None if it ends without one.
+
+        Raises:
+            SizerError: The error of the job.
+        """
+        settings = self._settings if function is None else replace(self._settings, function=function)
+        child = _Child(job, settings)
         try:
             for message in child.messages():
-                if "keep" in message and folder and access:
-                    _keep(folder, access, message["keep"])
+                if "keep" in message and self._folder and self._access:
+                    _keep(self._folder, self._access, message["keep"])
                 elif "progress" in message:
-                    show(message["progress"])
+                    self._show(message["progress"])
                 elif "error" in message:
                     raise error_from_wire(message["error"])
                 elif "result" in message:
                     return message["result"]
         finally:
-            status = child.stop()
-        if child.failure is not None or not is_crash(status) or run + 1 == MOST_RUNS:
-            break
-    raise child.failure or explain_end(status, settings)
+            self._status, self._failure = child.stop(), child.failure
+        return None
+
+    @property
+    def is_worth_repeating(self) -> bool:
+        """Return True if something else than its own limits ended the last child."""
+        return self._failure is None and is_crash(self._status)
+
+    def end(self) -> JobError:
+        """Return why the last child ended."""
+        return self._failure or explain_end(self._status, self._settings)
 
 
 def imports_of(request: Request) -> tuple[str, ...]:
     """Return the modules that a question needs: the package of its own source, and those of adapters if it trains one."""
     source = SOURCES[request.source]
     adapters = (PACKAGE,) if request.train == "adapter" and find_spec(PACKAGE) else ()
-    return (source.package, *adapters, source.blueprint.partition(":")[0], *_ALWAYS)
+    return (source.package, *adapters, source.blueprint.partition(":")[0], *TRACING)
 
 
 def compiled_for(request: Request) -> tuple[str, ...]:
     """Return the modules of compiled functions that a question needs."""
     expandable = (_EXPANDABLE,) if request.expandable_segments else ()
     return (*_COMPILED[gpu_of(request).backend], *expandable)
+
+
+def prepare_replay(request: Request, kept: Mapping[str, bytes]) -> None:
+    """Import what replays of kept tapes need."""
+    cells = len(request.dtypes) * len(request.batches)
+    gc.disable()
+    try:
+        with placeholders.hidden("scipy"):
+            for name in compiled_for(request) if cells * sum(map(len, kept.values())) >= _WORTH_COMPILING else ():
+                importlib.import_module(name)
+        for name in _REPLAYS:
+            importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def prepare(request: Request) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from sizer.tracing.allocations import round_up
+from sizer.base.units import round_up
 
 _ALIGNMENT = 128  # every scratchpad entry is aligned to it (src/common/memory_tracking.hpp)
 _PAGE = 4096

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, round_up
+from sizer.base.units import round_up
+from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.cpu import processor
 from sizer.tracing.device import Device
 

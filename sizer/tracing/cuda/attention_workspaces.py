@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
+from sizer.base.units import round_up
 from sizer.base.versions import version_followed
-from sizer.tracing.allocations import Held, Steps, copies, round_up
+from sizer.tracing.allocations import Held, Steps, copies
+from sizer.tracing.cuda.by_capability import EFFICIENT, HALF, SINGLE, efficient_workspace
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.values.known import tensors_of
 
-EFFICIENT = "attention's efficient backward pass"  # the kind of its size queries
-
 _aten = torch.ops.aten
-_HALF, _SINGLE = "half", "single"
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -59,7 +58,7 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
     query, key, value = args[1:4]
     batch, heads, queries, head = query.shape
     half = query.dtype in _HALVES
-    words, numbers = (_HALF if half else _SINGLE, *map(str, (queries, head, value.shape[-1]))), (batch * heads,)
+    words, numbers = (HALF if half else SINGLE, *map(str, (queries, head, value.shape[-1]))), (batch * heads,)
     workspace: int | DeferredSize
     if device.shared:
         workspace = DeferredSize(
@@ -75,38 +74,6 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
         return [[*copies, delta, workspace]]
     # in float32 delta is a copy, made contiguous, of the sum of a product as large as the output
     return [tuple(copies), ([batch * heads * queries * value.shape[-1] * 4, delta], delta), [workspace]]
-
-
-def efficient_workspace(capability: tuple[int, int], words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """Bytes in which memory-efficient attention's backward pass works: tiles of 4 bytes an element, 16 more a tile, that accumulate
-    the gradient of the query, for wide heads in half precision those of key and value too (mem_eff_attention/kernel_backward.h,
-    workspace_size).
-
-    `words` are the precision, the queries and the head dims of query and value, the one number is that of pairs of sample and head.
-    *Known limitations*: below 200 pairs wide heads may split their keys, which takes up to 26 MB more.
-    """
-    half, (queries, head, value_head), (pairs,) = words[0] == _HALF, map(int, words[1:]), numbers
-    rows, columns, in_registers = _efficient_blocks(capability, half, max(head, value_head))
-    tiles = -(-queries // rows) * -(-head // columns)
-    elements = tiles * (4 + rows * columns)
-    if half and not in_registers:
-        elements += columns * (round_up(head, rows) + round_up(value_head, rows))
-    return pairs * round_up(elements, 4) * 4
-
-
-def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> tuple[int, int, bool]:
-    """(rows, columns, whether gradients of key and value stay in registers) of the first kernel that fits, in the order of
-    mem_eff_attention/kernels/cutlassB.h; devices with 100 KiB of shared memory cannot take the largest blocks."""
-    if widest <= 64:
-        return 64, 64, True
-    roomy = capability in ((8, 0), (8, 7)) or (9, 0) <= capability <= (10, 9)
-    if not half or capability < (8, 0):
-        return (128, 64, True) if roomy or (half and widest <= 128) else (64, 64, False)
-    if widest <= 96 and capability in ((8, 6), (8, 9)):
-        return 128, 64, True
-    if widest <= 128:
-        return (128, 128, True) if roomy else (64, 64, False)
-    return (128, 64, False) if roomy else (64, 64, False)
 
 
 def _with_copied_gradient(work: Held) -> Held:

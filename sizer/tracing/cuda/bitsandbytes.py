@@ -14,7 +14,8 @@ from unittest import mock
 import torch
 
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tracing.cuda.cublas import handle_workspace
+from sizer.tracing.cuda.by_capability import handle_workspace
+from sizer.tracing.cuda.by_hardware import GEMM_4BIT
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.quantized_operators import (
     OPERATORS,
@@ -26,8 +27,6 @@ from sizer.tracing.meta.quantized_operators import (
     runner,
 )
 from sizer.tracing.values.handler import Handler, HandlerContext
-
-GEMM_4BIT = "product of 4-bit weights on CUDA"
 
 
 @cache

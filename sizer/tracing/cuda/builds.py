@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-import torch
-
 from sizer.base.versions import Version, format_version, installed_version
 from sizer.catalogue.gpus import Gpu
 
@@ -33,17 +31,25 @@ def runs_on(capability: tuple[int, int], flags: tuple[str, ...]) -> bool:
     return False
 
 
-def flags_of(version: Version) -> tuple[str, ...] | None:
+def installed_flags() -> tuple[str, ...]:
+    """The flags that the installed PyTorch was built for; none if it was built without CUDA. Imports torch."""
+    import torch
+
+    return () if torch.version.cuda is None else tuple(torch._C._cuda_getArchFlags().split())
+
+
+def flags_of(version: Version, installed: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
     """The flags that PyTorch of this version was built for: the installed one's own, else those of its wheels. None where nobody
-    knows."""
-    if version == installed_version() and torch.version.cuda is not None:
-        return tuple(torch._C._cuda_getArchFlags().split())
+    knows. `installed` are those of `installed_flags`, if they are known."""
+    if version == installed_version() and (own := installed_flags() if installed is None else installed):
+        return own
     return WHEELS.get(version)
 
 
-def caution(gpu: Gpu, version: Version) -> str | None:
-    """What to know of an NVIDIA GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows."""
-    flags = flags_of(version)
+def caution(gpu: Gpu, version: Version, installed: tuple[str, ...] | None = None) -> str | None:
+    """What to know of an NVIDIA GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows.
+    `installed` as in `flags_of`."""
+    flags = flags_of(version, installed)
     if gpu.capability is None or gpu.maker != "NVIDIA" or flags is None or runs_on(gpu.capability, flags):
         return None
     major, minor = gpu.capability

@@ -1,27 +1,131 @@
 """Sizes that go by the compute capability alone: cuBLAS's workspace, that of memory-efficient attention's backward pass, and the
-model of cuDNN's where nobody is asked.
+model of cuDNN's where nobody is asked. Plain numbers: no torch.
 
 In a trace that devices of several capabilities share (`Device.shared`) they are size queries; `sized` gives them their bytes.
+
+cuBLAS takes memory from PyTorch's allocator by PyTorch's version. Source: aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp
+(CublasLtWorkspace) and native/cuda/Blas.cpp (isInputCompliesAddmmCudaLt), read in their versions 2.6 and 2.11 to 2.15 and, for
+2.11.0 and 2.15.0, in the binaries themselves:
+
+| PyTorch      | cuBLAS                                   | cuBLASLt                        | 32 MiB on capability |
+|---|---|---|---|
+| 2.6          | one per thread, from first use to the end | 1 MiB for the time of each call | 9.0                  |
+| 2.11         | one per thread, from first use to the end | 1 MiB of its own, kept likewise | 9.0                  |
+| 2.12 to 2.14 | the same                                  | shares it                       | 9 to 12              |
+| 2.15 on      | for the time of each call                 | 1 MiB for the time of each call | 9 to 12              |
+
+Elsewhere cuBLAS takes 8,519,680 bytes. 2.12 is taken to be as 2.13, whose source was read; 2.7 and 2.8 as 2.6, 2.9 and 2.10 as
+2.11: cuBLASLt keeps its workspace since pull request 156495 of June 2025. A product of a single row goes to cuBLASLt, too, as the
+binaries show, though development versions between 2.10 and 2.11 asked for two.
 """
 
 from __future__ import annotations
 
-from sizer.base.versions import Version
+from dataclasses import dataclass
+
+from sizer.base.units import round_up
+from sizer.base.versions import Version, version_followed
 from sizer.tape.family import TapeFamily
-from sizer.tracing.cuda.attention_workspaces import EFFICIENT, efficient_workspace
-from sizer.tracing.cuda.convolution import CUDNN, tensor_cores_from
-from sizer.tracing.cuda.cublas import Blas, blas_with, handle_workspace
 from sizer.tracing.log import DeferredSize
 
+# Kinds of size queries
 HANDLE = "cuBLAS handle"
+EFFICIENT = "attention's efficient backward pass"
+CUDNN = "cuDNN convolution"
+
+DEFAULT_WORKSPACE = 8_519_680  # parseChosenWorkspaceSize: ":4096:2:16:8" = 4096 KiB * 2 + 16 KiB * 8
+LARGE_WORKSPACE = 32 * 2**20
+LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
+
+HALF, SINGLE = "half", "single"  # words of EFFICIENT
+
+Capability = tuple[int, int]
 
 
-def shared_blas(capability: tuple[int, int], version: Version) -> Blas:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blas:
+    """Workspaces in bytes of a thread's cuBLAS handle; `kept` from the first use to the end, else for the time of a call.
+    `lt_size` is what cuBLASLt takes, None where it shares the handle's, and `lt_kept` whether that is kept likewise; it takes a
+    bias of one row [1, N], too, where `lt_takes_a_row`."""
+
+    size: int
+    lt_size: int | None
+    kept: bool
+    lt_kept: bool
+    lt_takes_a_row: bool
+    lt_takes_a_matrix: bool  # a bias [M, N] of a half dtype
+    outer_by_triton: bool  # bmm of [B, M, 1] and [B, 1, N] is a Triton kernel (torch/_native/ops/bmm_outer_product)
+
+
+def blas_of(capability: Capability, version: Version) -> Blas:
+    """What cuBLAS takes on a device of this capability in this version of PyTorch."""
+    return blas_with(handle_workspace(capability, version), version)
+
+
+def handle_workspace(capability: Capability, version: Version) -> int:
+    """The bytes of a handle's workspace."""
+    large = capability == (9, 0) if version_followed(version) < (2, 12) else 9 <= capability[0] <= 12
+    return LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
+
+
+def blas_with(size: int, version: Version) -> Blas:
+    """What cuBLAS takes in this version of PyTorch where a handle's workspace has `size` bytes."""
+    version = version_followed(version)
+    own_lt = version < (2, 12) or version >= (2, 15)
+    return Blas(
+        size=size,
+        lt_size=LT_WORKSPACE if own_lt else None,
+        kept=version < (2, 15),
+        lt_kept=(2, 11) <= version < (2, 12),
+        lt_takes_a_row=version >= (2, 11),
+        lt_takes_a_matrix=version >= (2, 15),
+        outer_by_triton=version >= (2, 15),
+    )
+
+
+def shared_blas(capability: Capability, version: Version) -> Blas:
     """What cuBLAS takes in this version of PyTorch, its handle's workspace, as on this capability, left to a size query."""
     return blas_with(DeferredSize(handle_workspace(capability, version), HANDLE, (), ()), version)
 
 
-def sized(family: TapeFamily, capability: tuple[int, int], version: Version) -> TapeFamily:
+def efficient_workspace(capability: Capability, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """Bytes in which memory-efficient attention's backward pass works: tiles of 4 bytes an element, 16 more a tile, that accumulate
+    the gradient of the query, for wide heads in half precision those of key and value too (mem_eff_attention/kernel_backward.h,
+    workspace_size).
+
+    `words` are the precision, the queries and the head dims of query and value, the one number is that of pairs of sample and head.
+    *Known limitations*: below 200 pairs wide heads may split their keys, which takes up to 26 MB more.
+    """
+    half, (queries, head, value_head), (pairs,) = words[0] == HALF, map(int, words[1:]), numbers
+    rows, columns, in_registers = _efficient_blocks(capability, half, max(head, value_head))
+    tiles = -(-queries // rows) * -(-head // columns)
+    elements = tiles * (4 + rows * columns)
+    if half and not in_registers:
+        elements += columns * (round_up(head, rows) + round_up(value_head, rows))
+    return pairs * round_up(elements, 4) * 4
+
+
+def _efficient_blocks(capability: Capability, half: bool, widest: int) -> tuple[int, int, bool]:
+    """(rows, columns, whether gradients of key and value stay in registers) of the first kernel that fits, in the order of
+    mem_eff_attention/kernels/cutlassB.h; devices with 100 KiB of shared memory cannot take the largest blocks."""
+    if widest <= 64:
+        return 64, 64, True
+    roomy = capability in ((8, 0), (8, 7)) or (9, 0) <= capability <= (10, 9)
+    if not half or capability < (8, 0):
+        return (128, 64, True) if roomy or (half and widest <= 128) else (64, 64, False)
+    if widest <= 96 and capability in ((8, 6), (8, 9)):
+        return 128, 64, True
+    if widest <= 128:
+        return (128, 128, True) if roomy else (64, 64, False)
+    return (128, 64, False) if roomy else (64, 64, False)
+
+
+def tensor_cores_from(dtype: str) -> Capability:
+    """The capability from which on tensor cores serve convolutions of a dtype."""
+    return (8, 0) if dtype == "float32" else (7, 0)
+
+
+def sized(family: TapeFamily, capability: Capability, version: Version) -> TapeFamily:
     """The tapes of a shared trace on a device of this capability in this version of PyTorch."""
     handle = handle_workspace(capability, version)
 

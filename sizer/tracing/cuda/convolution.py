@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import PRODUCT, Held, Steps, copies
 from sizer.tracing.cuda import cudnn
+from sizer.tracing.cuda.by_capability import CUDNN, tensor_cores_from
 from sizer.tracing.cuda.reductions import summing
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -149,8 +150,6 @@ def note_differences(device: Any, call: Call) -> None:
 
 # --------------------------------------------------------------------------------------------------------- convolution
 
-
-CUDNN = "cuDNN convolution"
 
 _aten = torch.ops.aten
 
@@ -317,11 +316,6 @@ def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
     return sum(one.nbytes for one in operands)
 
 
-def tensor_cores_from(dtype: str) -> tuple[int, int]:
-    """The capability from which on tensor cores serve convolutions of a dtype."""
-    return (8, 0) if dtype == "float32" else (7, 0)
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -330,10 +324,6 @@ def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-BY_CUDNN = (
-    "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
-    "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
-)
 HELD: dict[Any, Held] = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,

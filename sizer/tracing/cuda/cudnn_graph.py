@@ -86,7 +86,7 @@ def begin(library: ctypes.CDLL) -> Words:
     cudnn: Words = np.zeros(_SIZE, np.int64)
     cudnn[: len(_FUNCTIONS)] = _addresses(library)
     cudnn[_ADDRESS] = cudnn.ctypes.data + _ROOM * cudnn.itemsize
-    return cudnn
+    return cudnn if COMPILED else memoryview(cudnn)  # whose items are plain integers, which ctypes takes sooner
 
 
 @functools.cache

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from sizer.base.versions import format_version, parse_version
-from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
-from sizer.tracing.cuda.scans import sort_bytes, sorted_pairs, sorted_rows
+from sizer.base.versions import format_version
+from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.cuda.by_hardware import ALWAYS, EMBEDDING
+from sizer.tracing.cuda.scans import sorted_pairs, sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 
@@ -74,13 +75,9 @@ def roll(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 # ----------------------------------------------------------------------------------------------------------- embedding
 
 
-EMBEDDING = "CUDA embedding's gradient"
 
 
-_UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
-_ALWAYS = "always sorted"
 _MAX = 2  # EmbeddingBagMode
-_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -115,7 +112,7 @@ def _summed_rows(
     numbers = indices.numel(), rows, width, indices.itemsize
 
     def blocks(*names: str) -> list[int]:
-        words = (format_version(device.version), *([_ALWAYS] if always else []))
+        words = (format_version(device.version), *([ALWAYS] if always else []))
         return [DeferredSize(0, EMBEDDING, (name, *words), numbers) for name in names]
 
     yield tuple(blocks("indices", "indices"))
@@ -130,27 +127,6 @@ def _summed_rows(
     yield blocks("scan")
     yield tuple(blocks("count", "parts"))
     yield blocks("sums")
-
-
-def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
-    summed, bytes of an index)."""
-    name, version, *always = words
-    indices, rows, width, itemsize = numbers
-    if indices <= _UNSORTED and not always:
-        return 0
-    segments = min(indices, rows)
-    parts = segments + indices // _ROWS_PER_THREAD
-    passes = 8 if parse_version(version) < (2, 12) else -(-rows.bit_length() // 8)  # of the lowest bits, or of all 64
-    return {
-        "indices": indices * itemsize,
-        "sort": sort_bytes(key, indices, (itemsize, itemsize), passes),
-        "count": 8,
-        "scan": 511 + round_up(16 * (-(-indices // 4864) + 32), 256),
-        "segments": segments * itemsize,
-        "parts": parts * itemsize,
-        "sums": parts * width,
-    }[name]
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, after_results, round_up
+from sizer.base.units import round_up
+from sizer.tracing.allocations import Held, Steps, after_results
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import elements_of, is_reduced

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizer.base.units import round_up
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results, round_up
+from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results
 from sizer.tracing.device import Device
 
 

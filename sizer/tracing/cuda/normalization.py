@@ -19,16 +19,13 @@ from torch._prims_common import suggest_memory_format
 from sizer.base.versions import version_followed
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results, copies
-from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
+from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUMS, WARP
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.strides import in_format
 from sizer.tracing.operator_tables import Results
 from sizer.tracing.values.known import tensors_of
 
-NORM = "gradients of a norm's weights on CUDA"
-_MANY, _WARP, _ROWS = 64 * 1024, 32, 32  # more rows than these; columns and rows of a block
-_SUMS = "partial sums"
 _PROCESSORS = max(hardware.processors for hardware in HARDWARE.values())
 
 _aten = torch.ops.aten
@@ -131,27 +128,16 @@ def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     gradients = tensors_of(out[1:])
     columns = prod(args[2])
     rows = args[1].numel() // columns if columns else 0
-    if device.version < (2, 8) or columns // _WARP >= _PROCESSORS // 2 or not gradients:
+    if device.version < (2, 8) or columns // WARP >= _PROCESSORS // 2 or not gradients:
         return  # on no GPU, however many rows
     itemsize = gradients[0].itemsize
-    yield tuple(_deferred(_SUMS, rows, columns, itemsize) for _ in gradients)
+    yield tuple(_deferred(SUMS, rows, columns, itemsize) for _ in gradients)
     for _ in gradients:
         yield [_deferred(which, rows, columns, itemsize) for which in (PARTIAL, SEMAPHORES)]
 
 
 def _deferred(which: str, rows: int, columns: int, itemsize: int) -> DeferredSize:
     return DeferredSize(0, NORM, (which, str(itemsize)), (rows, columns))
-
-
-def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block on a GPU: partial sums, or what their sum holds."""
-    (which, itemsize), (rows, columns) = words, numbers
-    if rows <= _MANY or columns // _WARP >= HARDWARE[key].processors // 2:
-        return 0
-    sums = -(-rows // _ROWS)
-    if which == _SUMS:
-        return sums * columns * int(itemsize)
-    return summed_rows(key, which, sums, columns, int(itemsize))
 
 
 def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

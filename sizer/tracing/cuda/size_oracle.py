@@ -7,16 +7,8 @@ from collections.abc import Callable, Sequence
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tape.size_queries import Asked, SizeOracle
-from sizer.tracing.cuda import (
-    bitsandbytes,
-    convolution,
-    cudnn,
-    cudnn_convolution,
-    indexing,
-    normalization,
-    reductions,
-    scans,
-)
+from sizer.tracing.cuda import by_hardware, cudnn, cudnn_convolution
+from sizer.tracing.cuda.by_capability import CUDNN
 
 # Each takes the key of a GPU and the words and numbers of queries, and returns bytes for each, or None where it cannot tell.
 Resolve = Callable[[str, Sequence[tuple[tuple[str, ...], tuple[int, ...]]]], list[int | None]]
@@ -27,13 +19,19 @@ def _each(resolve: Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
     return lambda gpu, queries: [resolve(gpu, words, numbers) for words, numbers in queries]
 
 
+def _gemm_4bit(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    from sizer.tracing.cuda import bitsandbytes  # imports torch, which no other kind needs
+
+    return bitsandbytes.resolve(key, words, numbers)
+
+
 KINDS: dict[str, Resolve] = {
-    bitsandbytes.GEMM_4BIT: _each(bitsandbytes.resolve),
-    convolution.CUDNN: cudnn_convolution.workspace_bytes,
-    indexing.EMBEDDING: _each(indexing.resolve),
-    normalization.NORM: _each(normalization.resolve),
-    reductions.REDUCTION: _each(reductions.resolve),
-    scans.SORT: _each(scans.resolve),
+    by_hardware.GEMM_4BIT: _each(_gemm_4bit),
+    CUDNN: cudnn_convolution.workspace_bytes,
+    by_hardware.EMBEDDING: _each(by_hardware.embedding_block),
+    by_hardware.NORM: _each(by_hardware.norm_block),
+    by_hardware.REDUCTION: _each(by_hardware.reduction_block),
+    by_hardware.SORT: _each(by_hardware.sort_block),
 }
 
 

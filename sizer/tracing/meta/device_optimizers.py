@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.compile_later import compiled_when_called
-from sizer.base.errors import BuildError
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
 
 
@@ -71,13 +70,6 @@ def build_optimizers_of(
     matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
     made = [_one("muon", None, matrices, sharded)] if matrices else []
     return Optimizers([*made, *([_one("adamw", implementation, rest, sharded)] if rest else [])])
-
-
-def check_installed(name: str) -> None:
-    """Raise BuildError if an optimizer's package is not installed; `name` is a key of OPTIMIZERS."""
-    package = OPTIMIZERS[name].package
-    if importlib.util.find_spec(package) is None:
-        raise BuildError(f"{package} is not installed", given=f"optimizer={name}", todo=f"pip install {package}")
 
 
 def _one(

@@ -1,4 +1,4 @@
-"""What devices refuse and meta kernels take: tensors of different dtypes in one operator, and dtypes without a kernel.
+"""What devices refuse and meta kernels take: tensors of different dtypes in one operator.
 
 A model that is cast to half as a whole meets these where its own code keeps something in float32: a table of positions, boxes, a
 buffer made in its forward. Meta kernels go on, and the step would be estimated though no device can run it. Each rule raises what
@@ -6,14 +6,6 @@ PyTorch raises, in its words.
 
 Source: the operators' own checks (aten/src/ATen/native, native/cuda and native/cudnn, 2.11 to 2.15); `tests/tracing/test_dtypes.py`
 holds every rule against the CPU, `tests/null_driver/test_dtypes.py` against PyTorch's CUDA code.
-
-Operators of torchvision that have no kernel for a half dtype.
-
-Meta kernels accept every dtype. The real kernels are compiled for a list of dtypes (`AT_DISPATCH_FLOATING_TYPES` or
-`AT_DISPATCH_FLOATING_TYPES_AND_HALF`), and other dtypes are refused.
-
-Source: torchvision/csrc/ops/cuda, cpu and mps, 0.26 to 0.29. `tests/tracing/test_missing_kernels.py` compares each row with the CPU
-kernels of the installed wheel, `tests/null_driver/test_missing_kernels.py` with its CUDA kernels.
 """
 
 from __future__ import annotations
@@ -285,48 +277,4 @@ def check_bias(query: Tensor, bias: Tensor | None) -> None:
         raise RuntimeError("invalid dtype for bias - should match query's dtype")
 
 
-# ----------------------------------------------------------------------------------------------------- missing kernels
-
-
-_DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_NO_BFLOAT16, _NO_HALVES = ("bfloat16",), ("bfloat16", "float16")
-
-# By operator: the dtypes without a kernel on CUDA and MPS, and on the CPU.
-MISSING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "nms": (_NO_BFLOAT16, _NO_HALVES),
-    "roi_align": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "_roi_align_backward": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "roi_pool": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "_roi_pool_backward": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "ps_roi_align": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "_ps_roi_align_backward": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "ps_roi_pool": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "_ps_roi_pool_backward": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "deform_conv2d": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "_deform_conv2d_backward": (_NO_BFLOAT16, _NO_BFLOAT16),
-    "box_iou_rotated": (_NO_HALVES, _NO_HALVES),
-}
-
-_FOUND = re.compile(r"torchvision's operator (\w+) has no (\w+) kernel on \w+")
-
-
-def missing_kernel(failure: str) -> str | None:
-    """Return the sentence of a failure that names an operator and the dtype without a kernel; None without one."""
-    found = _FOUND.search(failure)
-    return found and found[0]
-
-
-def _check(operator: str) -> Callable[[str, tuple], None]:
-    def check(kind: str, args: tuple) -> None:
-        missing = MISSING[operator][kind == "cpu"]
-        name = next((_DTYPE_NAMES[arg.dtype] for arg in args if isinstance(arg, Tensor) and arg.dtype in _DTYPE_NAMES), None)
-        if name in missing:
-            raise NotImplementedError(f"torchvision's operator {operator} has no {name} kernel on {kind.upper()}")
-
-    return check
-
-
-# By name: operators of other libraries exist only once these are imported.
-CHECKS: dict[Any, Check] = {operator(text): check for text, check in _BY_NAME.items()} | {
-    f"torchvision.{operator}.default": _check(operator) for operator in MISSING
-}
+CHECKS: dict[Any, Check] = {operator(text): check for text, check in _BY_NAME.items()}

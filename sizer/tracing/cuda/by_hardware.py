@@ -1,0 +1,278 @@
+"""Sizes that go by a GPU's hardware: what sorts, reductions, and gradients of embeddings and norms hold.
+
+Each function answers size queries (sizer.tape.size_queries) of one kind. Plain numbers: no torch. The sources are named in the
+modules whose kernels ask: `scans`, `reductions`, `indexing` and `normalization`.
+
+The staging memory of reductions that several blocks of threads share: ATen/native/cuda/Reduce.cuh (setReduceConfig,
+global_memory_size, semaphore_size; alike in PyTorch 2.6, 2.11 and 2.15) and TensorIterator.cpp (reorder_dimensions,
+coalesce_dimensions). If rows are many and columns few, as in the gradient of a bias, the partial sums of each column and block are
+kept apart, thread by thread: tens of MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from sizer.base.units import round_up
+from sizer.base.versions import parse_version
+from sizer.catalogue.hardware import HARDWARE
+
+# Kinds of size queries, and words of theirs
+SORT, REDUCTION, EMBEDDING = "CUB sort", "CUDA reduction", "CUDA embedding's gradient"
+GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resolve
+NORM = "gradients of a norm's weights on CUDA"
+INDICES = "indices"
+PARTIAL, SEMAPHORES = "partial results", "semaphores"
+SUMS = "partial sums"
+ALWAYS = "always sorted"
+
+SMALL_ROW, WARP = 4096, 32  # values of a row that one block sorts; columns of a block
+_ALIGNED, _SEGMENTS, _LARGE = 256, 128, 1_000_000
+_SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
+# Elements of a tile by the bytes of a key and of what is sorted with it; from capability 9.0 on, from 8.0 on, and before
+_TILES = {(1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528}
+_TILES_OF_8 = {(4, 8): 3072, (8, 8): 3840, (4, 4): 6528}
+_TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776}
+# Before 9.0 keys of less than 4 bytes are counted by blocks of threads, so many digits at a time
+_DIGITS = {1: 32, 2: 64}
+_BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
+_AT_ONCE = {(8, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
+_UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
+_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
+_MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block
+
+
+def scanned(elements: int, itemsize: int) -> int:
+    """Return the bytes that CUB holds for an inclusive scan: descriptors of its tiles and 32 more."""
+    tile, descriptor = _SCAN.get(itemsize, _SCAN[8])
+    return round_up((-(-elements // tile) + 32) * descriptor, _ALIGNED) + 2 * _ALIGNED - 1
+
+
+def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> int:
+    """Return the bytes that CUB holds while it sorts pairs on a GPU.
+
+    Args:
+        key: The GPU.
+        elements: Pairs.
+        sizes: Bytes of a key, and of what is sorted with it.
+        passes: Passes of 8 bits; with several of them keys and values are there once more.
+    """
+    hardware = HARDWARE[key]
+    if elements <= _AT_ONCE.get(sizes, 0):
+        return 1
+    copies = sum(round_up(elements * size, _ALIGNED) for size in sizes)
+    if sizes[0] in _DIGITS and hardware.capability < (9, 0):
+        blocks = hardware.processors * _BLOCKS_PER_PROCESSOR * (hardware.threads // _THREADS)
+        return copies + blocks * _DIGITS[sizes[0]] * 8 + _SCANNED_BYTES + 2 * _ALIGNED - 1
+    generation = hardware.capability
+    tiles = _TILES if generation >= (9, 0) else _TILES_OF_8 if generation >= (8, 0) else _TILES_BEFORE
+    tile = tiles.get(sizes) or tiles[8, 8]
+    return (copies if passes > 1 else 0) + (2 + 8 * passes) * _ALIGNED + 1024 * -(-elements // tile) - 1
+
+
+def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of rows of values, by bytes of a
+    value and passes, and by (rows, values of a row)."""
+    name = words[0]
+    if name == INDICES:
+        elements, rows = numbers
+        return sort_bytes(key, elements, (8, 8), -(-max(1, rows - 1).bit_length() // 8))
+    itemsize, passes = map(int, words[1:])
+    rows, row = numbers
+    elements = rows * row
+    small, single, segmented = row <= SMALL_ROW, rows == 1 or row >= _LARGE, rows >= _SEGMENTS
+    if name == "places":
+        return (row if small or single else elements) * 8
+    if small or (name != "scratch" and (single or segmented)):
+        return 0
+    if name == "scratch" and segmented and not single:
+        return round_up(elements * itemsize, _ALIGNED) + round_up(elements * 8, _ALIGNED) + _ALIGNED - 1
+    if name == "scratch":
+        return sort_bytes(key, row if single else elements, (itemsize, 8), passes)
+    return elements * (8 if name == "pairs" else itemsize)
+
+
+def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
+    """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
+    accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
+    return reduction_block(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
+
+
+def reduction_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block of a reduction on a GPU; where 32 bits do not index the input, the largest of its pieces' blocks."""
+    which, reduced, itemsize, accumulator, converts = words
+    rank = len(reduced)
+    work = Reduction(
+        shape=numbers[:rank],
+        strides=numbers[rank:],
+        reduced=tuple(mark == "1" for mark in reduced),
+        itemsize=int(itemsize),
+        accumulator=int(accumulator),
+        converts=converts == "1",
+    )
+    device = HARDWARE[key]
+    stages = staging_bytes(work, device.processors, device.threads)
+    if which == SEMAPHORES:
+        return max((stage[-1] for stage in stages if len(stage) > 1), default=0)
+    return max((sum(stage[: max(1, len(stage) - 1)]) for stage in stages), default=0)
+
+
+def norm_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block on a GPU: partial sums, or what their sum holds."""
+    (which, itemsize), (rows, columns) = words, numbers
+    if rows <= _MANY or columns // WARP >= HARDWARE[key].processors // 2:
+        return 0
+    sums = -(-rows // _ROWS)
+    if which == SUMS:
+        return sums * columns * int(itemsize)
+    return summed_rows(key, which, sums, columns, int(itemsize))
+
+
+def embedding_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
+    summed, bytes of an index)."""
+    name, version, *always = words
+    indices, rows, width, itemsize = numbers
+    if indices <= _UNSORTED and not always:
+        return 0
+    segments = min(indices, rows)
+    parts = segments + indices // _ROWS_PER_THREAD
+    passes = 8 if parse_version(version) < (2, 12) else -(-rows.bit_length() // 8)  # of the lowest bits, or of all 64
+    return {
+        "indices": indices * itemsize,
+        "sort": sort_bytes(key, indices, (itemsize, itemsize), passes),
+        "count": 8,
+        "scan": 511 + round_up(16 * (-(-indices // 4864) + 32), 256),
+        "segments": segments * itemsize,
+        "parts": parts * itemsize,
+        "sums": parts * width,
+    }[name]
+
+
+# ---------------------------------------------------------------------------------------------------------- reductions
+
+_MOST_THREADS = 512  # of a block: mnt_wrapper
+_LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread
+_INDEXED = 2**31 - 1  # elements (and bytes of reach) that 32-bit indices can tell apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    size: int
+    stride: int  # of the input, in elements
+    out: int  # of the output; 0 where reduced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """What is reduced: `shape` and `strides` (in elements) of the input, of bytes `itemsize`, and which dimensions go.
+
+    `accumulator` is the bytes of a partial result, `vector` the elements that a thread loads at once; `converts` says whether
+    partial results can wait in the output.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    reduced: tuple[bool, ...]
+    itemsize: int
+    accumulator: int
+    vector: int = 4
+    converts: bool = True
+
+
+@lru_cache(maxsize=4096)
+def staging_bytes(work: Reduction, processors: int, threads: int) -> tuple[tuple[int, ...], ...]:
+    """The blocks (bytes) that a reduction holds, as stages: partial results and semaphores, once per piece that 32 bits index.
+
+    `processors` and `threads` are the device's multiprocessors and what each of them can hold.
+    """
+    if not prod(work.shape):
+        return ()
+    dims = _iterator_order(work.shape, work.strides, work.reduced)
+    pieces = list(_pieces(dims, work.itemsize))
+    waiting: tuple[int, ...] = ()
+    if len(pieces) > 1 and not work.converts:
+        waiting = (prod(dim.size for dim in dims if dim.out) * work.accumulator,)
+    stages = [(*waiting, *_piece_staging(piece, work, processors, threads)) for piece in pieces]
+    return tuple(stage for stage in stages if stage)
+
+
+def _piece_staging(dims: list[_Dim], work: Reduction, processors: int, threads: int) -> tuple[int, ...]:
+    inner = sum(1 for dim in dims if dim.out == 0)  # num_reduce_dims
+    inputs = prod(dim.size for dim in dims[:inner])
+    outputs = prod(dim.size for dim in dims[inner:])
+    along_rows = inner == len(dims) or (inner > 0 and dims[0].stride < dims[inner].stride)
+    width, height = (inputs, outputs) if along_rows else (outputs, inputs)
+    lanes = 1  # output_vec_size
+    if dims and dims[0 if along_rows else inner].stride == 1:
+        if along_rows and width >= 128 and inner == 1:
+            width //= work.vector
+        elif not along_rows:
+            lanes = _output_vector(dims, inner)
+            width //= lanes
+    across, down = _block(width, height, _MOST_THREADS // lanes)
+    step_input, step_output = (across, 1) if along_rows else (1, across)
+    if -(-inputs // step_input) < min(down * 16, _MOST_VALUES):
+        return ()  # each warp has outputs of its own, and blocks do not share
+    grid = -(-(outputs // lanes) // step_output)
+    values = -(-inputs // (step_input * down))
+    target = processors * (threads // (across * down))
+    if values < _MOST_VALUES or grid > target:
+        return ()
+    fewest, most = -(-values // _MOST_VALUES), -(-values // _LEAST_VALUES)
+    blocks = min(max(-(-target // grid), fewest), most)  # per output
+    if blocks <= 1:
+        return ()
+    return work.accumulator * outputs * blocks * (1 if along_rows else across * lanes), 4 * grid
+
+
+def _pieces(dims: list[_Dim], itemsize: int) -> Iterator[list[_Dim]]:
+    """The dimensions in pieces that 32 bits index: TensorIterator halves the dimension that reaches farthest."""
+    reaches = [(dim.size - 1) * dim.stride * itemsize for dim in dims]
+    if prod(dim.size for dim in dims) <= _INDEXED and 1 + sum(reaches) <= _INDEXED:
+        yield dims
+        return
+    place = max(range(len(dims)), key=lambda at: (reaches[at], at))
+    dim = dims[place]
+    for size in (dim.size // 2, dim.size - dim.size // 2):
+        yield from _pieces([*dims[:place], replace(dim, size=size), *dims[place + 1 :]], itemsize)
+
+
+def _iterator_order(shape: Sequence[int], strides: Sequence[int], reduced: Sequence[bool]) -> list[_Dim]:
+    """The dimensions as TensorIterator has them: reduced ones first, then by stride; neighbours that are one are made one."""
+    outs, step = [], 1
+    for size, gone in zip(reversed(shape), reversed(reduced), strict=True):
+        outs.append(0 if gone or size == 1 else step)
+        step *= 1 if gone else size
+    dims = [_Dim(*row) for row in zip(shape, strides, reversed(outs), strict=True)]
+    merged: list[_Dim] = []
+    for dim in sorted((d for d in reversed(dims) if d.size != 1), key=lambda d: (d.out != 0, d.out, d.stride)):
+        last = merged[-1] if merged else None
+        if last and last.size * last.stride == dim.stride and last.size * last.out == dim.out:
+            merged[-1] = _Dim(last.size * dim.size, last.stride, last.out)
+        else:
+            merged.append(dim)
+    return merged
+
+
+def _output_vector(dims: list[_Dim], inner: int) -> int:
+    vector = 4
+    for number in (dims[inner].size, *(dim.stride for place, dim in enumerate(dims) if place != inner)):
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def _block(width: int, height: int, most: int) -> tuple[int, int]:
+    """The threads of a block along and across: set_block_dimension."""
+    wide, tall = (most if size >= most else _power_of_two(size) for size in (width, height))
+    across = min(wide, WARP)
+    down = min(tall, most // across)
+    return min(wide, most // down), down
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number.bit_length() - 1)

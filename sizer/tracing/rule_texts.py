@@ -1,0 +1,53 @@
+"""What the rules of a kind of device say of themselves, read off their docstrings. Imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import ModuleType
+
+from sizer.report.explanation import LimitationText, OperatorText, RuleTexts
+from sizer.tracing.cuda import convolution, cublas, recurrent
+from sizer.tracing.device import Device
+from sizer.tracing.device_rules import FAMILIES, rules_for
+
+# What cuDNN decides by itself; for convolutions it can be asked.
+DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()
+_LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
+
+
+def read_rule_texts(device: Device) -> RuleTexts:
+    """Return the texts of the rules of a device; those of one kind and version are alike."""
+    rules = rules_for(device)
+    return RuleTexts(
+        held=tuple(
+            OperatorText(
+                name=str(operator),
+                text=_first_paragraph(function.__doc__),
+                by_cudnn=operator in DECIDED_BY_CUDNN,
+                convolves=operator in convolution.HELD,
+            )
+            for operator, function in rules.held.items()
+        ),
+        products=() if rules.blas is None else tuple(sorted(map(str, cublas.WORKSPACE_USERS))),
+        convolutions=tuple(map(str, convolution.HELD)),
+        limitations=tuple(_limitations(device.kind)),
+    )
+
+
+def _limitations(kind: str) -> Iterator[LimitationText]:
+    """Yield what the modules and functions of a device's rules say of themselves, by family of operators."""
+    own = f"sizer.tracing.{kind}"
+    families = [family for family in FAMILIES[kind] if family.__name__.startswith(own)]
+    used = [one for family in families for one in vars(family).values() if isinstance(one, ModuleType)]
+    modules = dict.fromkeys([*families, *(one for one in used if one.__name__.startswith(own))])
+    for module in modules:
+        held = vars(module).get("HELD", {})
+        for text in dict.fromkeys(one.__doc__ or "" for one in (module, *held.values())):
+            if found := _LIMITATIONS.search(text):
+                named = f"{module.__name__.rpartition('.')[2].replace('_', ' ')}: {_first_paragraph(found[1])}"
+                yield LimitationText(text=named, operators=tuple(map(str, held)))
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").split("\n\n")[0].split())
