@@ -136,7 +136,7 @@ class Encoding:
         ordered = {name: parts[name] for name in (_VAE, bundle.denoiser, *self.names) if name in parts}  # as scripts move them
         module = WithFrozenParts(bundle.denoiser, ordered, in_float32=(_VAE,) if self.row.in_float32 else ())
         module.trained.requires_grad_(False)
-        vars(module)["pipe"] = pipe
+        object.__setattr__(module, "pipe", pipe)  # which is no module, and holds the same ones
         return module
 
     def example(self, arguments: dict[str, Any], batch: int) -> Example:
@@ -173,7 +173,8 @@ class Encoding:
     def _arguments(self, module: WithFrozenParts, batch: int) -> dict[str, Any]:
         call = {**self.call, "prompt": ["a prompt"] * batch}
         call.pop("num_images_per_prompt", None)
-        found = arguments_before(module.trained, lambda: vars(module)["pipe"](**call))
+        pipe: Any = vars(module)["pipe"]
+        found = arguments_before(module.trained, lambda: pipe(**call))
         assert found is not None, "the call was there before"
         return found
 

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +56,13 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
         raise RequestError("arch", given=f"diffusers:{request.name}", allowed=allowed, todo="ask for one of these")
     diffusers_installed()
     bundle = bundle_of(request, config)
+    if bundle.reads_images:
+        raise RequestError(
+            "mode",
+            given=f"'training' with {bundle.pipeline}",
+            allowed="inference, or the training of a pipeline that starts from text",
+            todo="ask for mode=inference",
+        )
     part = {one.name: one for one in bundle.parts}[denoiser_of(bundle.with_weights)]
     one, two, called = _arguments_of_call(bundle, request)
     latents = _first_parameter(called["denoiser"])
@@ -152,7 +160,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
         for call in calls:
             mode = OnMeta(host, deferred)
             with explained(recorder), mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
-                if (arguments := arguments_before(denoiser, lambda call=call: pipe(**call))) is not None:
+                if (arguments := arguments_before(denoiser, partial(pipe, **call))) is not None:
                     found.append(arguments)
     if len(found) < len(calls):
         raise TraceError(f"{bundle.pipeline}'s call does not reach its {bundle.denoiser}")

@@ -5,6 +5,7 @@ python -m tests.diffusion.on_null QUERY     prints bytes: after the load, peak a
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -20,8 +21,8 @@ from sizer.diffusion.placing import place
 from sizer.diffusion.work import bundle_of, call_of, weights_of
 from sizer.query.request import Request
 from sizer.query.text import parse_query
+from sizer.running.values import Values
 from sizer.tracing.trace import repeatable
-from tests.null_driver.values import KnownValues
 
 
 def on_host(request: Request) -> Any:
@@ -50,7 +51,8 @@ def main(query: str) -> None:
     torch.cuda.init()
     pipe = on_host(request)
     gc.collect()
-    with repeatable(), KnownValues(), torch.no_grad():
+    values = Values(ctypes.CDLL(None))  # as in `sizer run`: kernels count what masks select
+    with repeatable(), values.installed(), torch.no_grad():
         place(
             pipe,
             dtype=getattr(torch, dtype),
