@@ -1,6 +1,6 @@
 """One call of a pipeline over the null driver.
 
-python -m tests.diffusion.on_null QUERY     prints bytes: after the load, peak allocated, peak reserved
+python -m tests.diffusion.on_null QUERY [--values]     prints bytes: after the load, peak allocated, peak reserved
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sizer.query.request import Request
 from sizer.query.text import parse_query
 from sizer.running.values import Values
 from sizer.tracing.trace import repeatable
+from tests.null_driver.values import KnownValues
 
 
 def on_host(request: Request) -> Any:
@@ -45,14 +46,15 @@ def on_host(request: Request) -> Any:
     return pipe
 
 
-def main(query: str) -> None:
+def main(query: str, *, follows: bool = False) -> None:
+    """Print the figures of a call; one that `follows` values counts what masks select, as `sizer run` does."""
     request = parse_query(query)
     (dtype,), (batch,) = request.dtypes, request.batches
     torch.cuda.init()
     pipe = on_host(request)
     gc.collect()
-    values = Values(ctypes.CDLL(None))  # as in `sizer run`: kernels count what masks select
-    with repeatable(), values.installed(), torch.no_grad():
+    values = Values(ctypes.CDLL(None)).installed() if follows else KnownValues()
+    with repeatable(), values, torch.no_grad():
         place(
             pipe,
             dtype=getattr(torch, dtype),
@@ -69,4 +71,4 @@ def main(query: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], follows="--values" in sys.argv)

@@ -152,6 +152,19 @@ def test_a_call_encodes_nothing_before_it() -> None:
 
 
 @pytest.mark.full
+def test_sample_parts_beside_a_denoiser_are_counted_and_stay_as_scripts_load_them() -> None:
+    query = query_of("sd3-medium", "&train=adapter&r=4&batch=2&gpu=h100-80gb&cached=prompts")
+    report = estimate(parse_query(query))
+    cached = estimate(parse_query(query.replace("&cached=prompts", "")))
+    assert report.model.class_name == cached.model.class_name == "SD3Transformer2DModel"
+    vae = report.model.parameters - cached.model.parameters
+    added = report.estimates[0].weights_bytes - cached.estimates[0].weights_bytes
+    assert added == 4 * vae  # the VAE of SD3 stays in float32
+    assert vae == 83_819_683
+    assert report.model.trainable_parameters == cached.model.trainable_parameters
+
+
+@pytest.mark.full
 def test_sample_a_pipeline_without_a_script_refuses_to_encode_in_a_step() -> None:
     with pytest.raises(RequestError, match="cached: given 'prompts' with WanPipeline"):
         estimate(parse_query("arch=diffusers:wan2.1-t2v-1.3b&mode=training&train=adapter&cached=prompts"))
