@@ -736,6 +736,7 @@ KEYS: dict[str, Key] = {
         allowed=f"frames of a video, 1 to {MAX_FRAMES}, with arch=diffusers:",
         otherwise="the pipeline's own number",
         needs=of_diffusion,
+        affects=MODULE,
     ),
     "stream": _field(
         "stream",
