@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sizer.architecture.beside import trained_part
 from sizer.architecture.peft_adapters import base_of
 from sizer.architecture.quantization import elements_of, quantization_objects, quantization_states, weight_bytes
 from sizer.base.errors import BuildError
@@ -58,7 +59,7 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     unregistered = _unregistered_tensors(modules, known=_known(modules))
     return Census(
         name=name,
-        class_name=type(base_of(module)).__name__,
+        class_name=type(base_of(trained_part(module))).__name__,
         **_sums(parameters, buffers, states),
         by_dtype=_rows_by_dtype(parameters, buffers, states),
         tied_parameters=_tied_names(module),

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from sizer.architecture.beside import WithFrozenParts
 from sizer.base.errors import BuildError, quote
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
 from sizer.catalogue.weights import BITSANDBYTES
@@ -45,6 +46,9 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
 
     Raises BuildError where PEFT is not installed, or refuses the adapter for this module, with PEFT's reason.
     """
+    if isinstance(module, WithFrozenParts):
+        module.replace_trained(add_adapter(module.trained, request))
+        return module
     row = ADAPTERS[request.adapter]
     try:
         import peft  # Sizer runs without it, too
@@ -179,6 +183,11 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     PEFT keeps an adapter's weights in float32 beside weights in half precision (`autocast_adapter_dtype`); an adapter in a model
     of diffusers is float32 beside float16 alone, whose gradients are scaled (cast_training_params in diffusers' example scripts).
     """
+    if isinstance(module, WithFrozenParts):
+        cast(module.trained, dtype)
+        for name, part in module.frozen().items():
+            nn.Module.to(part, torch.float32 if name in module.in_float32 else dtype)
+        return module
     nn.Module.to(module, dtype)  # diffusers' own warns of parts that it reads in float32
     if _is_of_diffusers(module) and adapted_layers(module):
         _upcast_float16(module)

@@ -5,5 +5,6 @@
 `bundle` reads model_index.json and the config of each part, and imports no torch. `building` makes the parts of diffusers and
 transformers, cast as `from_pretrained(torch_dtype=...)` leaves them, with tokenizers that have no vocabulary. `placing` moves,
 offloads and quantises them by diffusers' own functions. `work` calls the pipeline with two denoising steps and marks its phases:
-each part, from its first use on. A new pipeline is a file in `presets`.
+each part, from its first use on. `training` trains its denoiser, `encoding` is what a step encodes of its inputs. A new pipeline
+is a file in `presets`; one of the same parts as another names that one (`of`) and what differs.
 """

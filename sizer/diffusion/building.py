@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Collection
 from importlib.metadata import version
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +15,7 @@ from torch import nn
 
 from sizer.base.errors import BuildError, quote
 from sizer.diffusion.bundle import SCHEDULER, TOKENIZER, Bundle, Part
-from sizer.diffusion.tokens import UnknownWords
+from sizer.diffusion.tokens import UnknownImages, UnknownWords, UnknownWordsAndImages
 
 WORDS = 60  # tokens of a prompt for which nothing else is known
 LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
@@ -30,6 +33,7 @@ def build_pipeline(
     """
     diffusers = diffusers_installed()
     kind = _class(diffusers, bundle.pipeline, "pipeline")
+    _do_without_ftfy(kind)
     made: dict[str, Any] = dict.fromkeys(bundle.absent + bundle.left_out) | dict(bundle.options)
     for part in bundle.parts:
         if part.name in without:
@@ -42,7 +46,7 @@ def build_pipeline(
         elif "Tokenizer" in part.kind or TOKENIZER in part.name:
             made[part.name] = _tokenizer(bundle, part, tokens)
         else:
-            made[part.name] = None  # safety checkers' and image encoders' processors
+            made[part.name] = _processor(bundle, part, tokens)
     accepted = inspect.signature(kind.__init__).parameters
     try:
         return kind(**{name: value for name, value in made.items() if name in accepted})
@@ -65,6 +69,13 @@ def diffusers_installed() -> Any:
     except ImportError as error:
         raise BuildError("diffusers is not installed", given="arch=diffusers:", todo="pip install diffusers") from error
     return diffusers
+
+
+def _do_without_ftfy(kind: type) -> None:
+    """Have a pipeline clean no prompts if ftfy is not installed, which some call all the same (wan/pipeline_wan_i2v.py, 0.42)."""
+    module = sys.modules[kind.__module__]
+    if find_spec("ftfy") is None and hasattr(module, "is_ftfy_available") and not hasattr(module, "ftfy"):
+        vars(module)["ftfy"] = SimpleNamespace(fix_text=lambda text: text)
 
 
 def _class(library: Any, name: str, what: str) -> Any:
@@ -110,6 +121,19 @@ def _tokenizer(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords:
         words=tokens or bundle.prompt_tokens.get(part.name, WORDS),
         vocabulary=config.get("vocab_size", 32_000),
     )
+
+
+def _processor(bundle: Bundle, part: Part, tokens: int | None) -> UnknownImages | UnknownWordsAndImages | None:
+    """Return the processor of an image encoder; None if a call encodes no image so (a safety checker's is left out)."""
+    if not bundle.reads_images:
+        return None
+    if part.kind.startswith("Qwen2VL"):
+        config = next((one.config for one in bundle.parts if one.name == "text_encoder"), {})
+        return UnknownWordsAndImages(
+            words=tokens or bundle.prompt_tokens.get(part.name, WORDS), image_token=config.get("image_token_id", 151_655)
+        )
+    encoder = next((one for one in bundle.parts if one.name == "image_encoder"), None)
+    return None if encoder is None else UnknownImages(side=encoder.config.get("image_size", 224))
 
 
 def as_loaded(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -19,10 +19,13 @@ LIBRARIES = ("diffusers", "transformers")
 EXAMPLE = "write for example arch=diffusers:flux.1-dev"
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
 _NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
-# In the names of pipelines whose calls need an image or a video.
+# In the names of pipelines whose calls are given images, and of those that need a video or other inputs.
 _READS_IMAGES = (
-    *("Img2Img", "ImageToVideo", "Image2Video", "VideoToVideo", "Video2Video", "ControlNet", "Inpaint", "Edit", "Kontext"),
-    *("Fill", "Redux", "Upscale", "Depth2Img", "Pix2Pix", "Condition"),
+    *("Img2Img", "ImageToVideo", "Image2Video", "ControlNet", "FluxControl", "Inpaint", "QwenImageEdit", "Kontext", "FluxFill"),
+)
+_NOT_CALLED = (
+    *("VideoToVideo", "Video2Video", "Redux", "Upscale", "Depth2Img", "Pix2Pix", "Condition", "EditPlus", "EditInpaint"),
+    *("LEdits", "GlmImage", "Layered"),
 )
 CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
 
@@ -81,6 +84,11 @@ class Bundle:
         return tuple(part.name for part in self.parts if part.has_weights)
 
     @property
+    def reads_images(self) -> bool:
+        """Return True if the pipeline's call starts from images."""
+        return any(word in self.pipeline for word in _READS_IMAGES)
+
+    @property
     def denoiser(self) -> str:
         """Return the name of the part that denoises; empty if there is none by a usual name."""
         return next((name for name in DENOISERS if name in self.with_weights), "")
@@ -106,10 +114,20 @@ def find_preset(name: str) -> str:
 
 
 @functools.cache
-def read_preset(name: str) -> Bundle:
-    """Return the pipeline of a preset."""
+def preset_data(name: str) -> dict[str, Any]:
+    """Return the JSON of a preset, with all files: those of the preset that it is made `of`, whose keys it changes."""
     text = resources.files("sizer.diffusion").joinpath("presets", f"{name}.json").read_text(encoding="utf-8")
     data = json.loads(text)
+    if "of" not in data:
+        return data
+    files, changed = preset_data(data["of"])["files"], data["files"]
+    return data | {"files": {path: {**files.get(path, {}), **changed.get(path, {})} for path in files | changed}}
+
+
+@functools.cache
+def read_preset(name: str) -> Bundle:
+    """Return the pipeline of a preset."""
+    data = preset_data(name)
     return read_bundle(
         data["files"],
         title=data["title"],
@@ -135,12 +153,12 @@ def read_bundle(files: Mapping[str, Any], *, title: str = "", **usual: Any) -> B
             todo="copy these files from the pipeline's repository",
         )
     kind = index["_class_name"]
-    if any(word in kind for word in _READS_IMAGES):
+    if any(word in kind for word in _NOT_CALLED):
         raise ConfigError(
-            f"{kind} starts from an image or a video, which is not estimated",
+            f"{kind} needs inputs that are not made here, such as a video",
             given=quote(kind),
-            allowed="pipelines of text to image and text to video",
-            todo="ask for the text-to-image pipeline of the same model",
+            allowed="pipelines of text, of an image, or of an image and a mask, to images and videos",
+            todo="ask for another pipeline of the same model",
         )
     parts, absent, left_out, options = [], [], [], {}
     for name, value in index.items():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sizer.architecture.beside import trained_part
 from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import CAST, DENOISERS
 
@@ -153,20 +154,21 @@ def replace_layers(
     return part
 
 
-def load_replaced(part: nn.Module, device: str = "meta") -> nn.Module:
-    """Return the part of `replace_layers` with its weights on a device: each arrives, and is quantised there."""
+def load_replaced(module: nn.Module, device: str = "meta") -> nn.Module:
+    """Return a module with the part of `replace_layers` on a device: each weight arrives, and is quantised there."""
     from sizer.architecture.quantizers import load_weight, move_buffers
 
+    part = trained_part(module)
     _warm_up(part, torch.device(device))
     if part.hf_quantizer.quantization_config.to_dict().get("bnb_4bit_use_double_quant"):
         _fill_table(device)
-    for layer in part.modules():
+    for layer in module.modules():
         for name, old in list(layer._parameters.items()):
             if old is not None:
                 load_weight([(layer, name)], old, device, quantize=True)
-    move_buffers(part, device)
+    move_buffers(module, device)
     part.hf_quantizer.postprocess_model(part)
-    return part
+    return module
 
 
 def _warm_up(part: nn.Module, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers without a vocabulary: memory follows from how many tokens a prompt has, not from which."""
+"""Tokenizers without a vocabulary, and image processors: memory follows from how many tokens and pixels there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import BatchEncoding
+from transformers import BatchEncoding, BatchFeature
 
 
 class UnknownWords:
@@ -71,3 +71,46 @@ class UnknownWords:
 
     def __len__(self) -> int:
         return self.vocabulary
+
+
+class UnknownImages:
+    """An image processor of transformers that makes float32 pixels of shape (images, 3, side, side) of any images, on the host."""
+
+    def __init__(self, *, side: int) -> None:
+        self.side = side
+
+    def __call__(self, images: Any, **options: Any) -> BatchFeature:
+        """Return pixel_values of each image."""
+        count = len(images) if isinstance(images, (list, tuple)) else 1
+        with torch.device("cpu"):
+            return BatchFeature({"pixel_values": torch.zeros(count, 3, self.side, self.side)})
+
+
+class UnknownWordsAndImages:
+    """The processor of Qwen2-VL for prompts of `words` tokens, each with an image: its patches, and a token for each 2 x 2 of them.
+
+    Sizes are those of its image processor (transformers 5.24, models/qwen2_vl/image_processing_qwen2_vl.py): sides are rounded to
+    28 pixels, a patch is 14 x 14 pixels of two frames. The tokens of the image lie behind the template's.
+    """
+
+    template = 64  # tokens before the image (QwenImageEditPipeline.prompt_template_encode_start_idx)
+
+    def __init__(self, *, words: int, image_token: int) -> None:
+        self.words, self.image_token = words, image_token
+
+    def __call__(self, text: Sequence[str], images: Any, **options: Any) -> BatchFeature:
+        """Return input_ids, attention_mask, pixel_values in float32 and image_grid_thw, on the host."""
+        image = images[0] if isinstance(images, (list, tuple)) else images
+        rows, columns = (2 * max(round(side / 28), 1) for side in (image.height, image.width))
+        prompts = len(text)
+        with torch.device("cpu"):
+            before, seen, after = (torch.arange(n) % 1000 + 1 for n in (self.template, rows * columns // 4, self.words))
+            ids = torch.cat([before, torch.full_like(seen, self.image_token), after]).expand(prompts, -1).contiguous()
+            return BatchFeature(
+                {
+                    "input_ids": ids,
+                    "attention_mask": torch.ones_like(ids),
+                    "pixel_values": torch.zeros(prompts * rows * columns, 3 * 2 * 14 * 14),
+                    "image_grid_thw": torch.tensor([[1, rows, columns]] * prompts),
+                }
+            )

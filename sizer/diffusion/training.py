@@ -1,7 +1,7 @@
 """Training of a pipeline's denoiser, as diffusers' example scripts do it: noise is added to latents, and a model predicts it.
 
-The VAE and the text encoders are not on the device: latents and prompts were encoded before (`--cache_latents`). The denoiser's
-inputs are those that the pipeline's own call passes to it, without guidance.
+The denoiser's inputs are those that the pipeline's own call passes to it, without guidance. With cached=all latents and prompts
+were encoded before, and neither VAE nor text encoders are on the device; `encoding` says what else the scripts do.
 Sources: examples/dreambooth/train_dreambooth_lora_flux.py, examples/text_to_image/train_text_to_image_lora_sdxl.py,
 examples/cogvideo/train_cogvideox_lora.py (diffusers 0.39 to 0.42).
 """
@@ -13,18 +13,22 @@ import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from sizer.architecture.beside import WithFrozenParts, trained_part
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantizers import import_bitsandbytes
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.weights import WEIGHTS
 from sizer.diffusion.building import build_part, build_pipeline, diffusers_installed
 from sizer.diffusion.bundle import SCHEDULER, Bundle, Part
+from sizer.diffusion.encoding import Encoding, arguments_before, encoding_of
 from sizer.diffusion.placing import denoiser_of, load_replaced, place, replace_layers
 from sizer.diffusion.work import accelerator, bundle_of, call_of, detected_anew, sizes_of
 from sizer.tracing.device import Device
@@ -37,14 +41,6 @@ if TYPE_CHECKING:
 
 _TIMES = ("timestep", "timesteps", "t")  # names of the argument that says how much noise there is
 _CALLED_ON = "h100-80gb"  # the shapes of a denoiser's arguments are the same on each device
-
-
-class _ReachedError(Exception):
-    """The call has reached the denoiser, with these arguments."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__("the call has reached the denoiser")
-        self.arguments = arguments
 
 
 def training_blueprint(request: Request, config: dict | None) -> Blueprint:
@@ -60,36 +56,55 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
         raise RequestError("arch", given=f"diffusers:{request.name}", allowed=allowed, todo="ask for one of these")
     diffusers_installed()
     bundle = bundle_of(request, config)
+    if bundle.reads_images:
+        raise RequestError(
+            "mode",
+            given=f"'training' with {bundle.pipeline}",
+            allowed="inference, or the training of a pipeline that starts from text",
+            todo="ask for mode=inference",
+        )
     part = {one.name: one for one in bundle.parts}[denoiser_of(bundle.with_weights)]
     one, two, called = _arguments_of_call(bundle, request)
     latents = _first_parameter(called["denoiser"])
 
     def example(batch: int, training: bool) -> Example:
-        return Example(kwargs=_scaled(one, two, batch))
+        arguments = _scaled(one, two, batch)
+        return Example(kwargs=arguments) if encoding is None else encoding.example(arguments, batch)
 
     def predict(module: nn.Module, example: Example) -> Any:
         return module(**example.kwargs)
 
+    encoding = encoding_of(bundle, request, called, latents)
+
+    def build() -> nn.Module:
+        trains = request.train == "all"
+        if encoding is None:
+            return _with_tables_on_host(build_part(part, torch.float32)).requires_grad_(trains)
+        return _with_tables_on_host(encoding.build())
+
     return Blueprint(
         name=bundle.title,
         class_name=part.kind,
-        build=lambda: _with_tables_on_host(build_part(part, torch.float32)).requires_grad_(request.train == "all"),
+        build=build,
         example=example,
-        loss=_loss_of(next((one for one in bundle.parts if one.name == SCHEDULER), None), latents),
+        loss=_loss_of(next((one for one in bundle.parts if one.name == SCHEDULER), None), latents, encoding),
         predict=predict,
-        checkpoint=lambda module: module.enable_gradient_checkpointing(),
+        checkpoint=lambda module: trained_part(module).enable_gradient_checkpointing(),
         image_size=called["image_size"],
-        notes=_notes(bundle, called),
+        notes=_notes(bundle, called, encoding),
         **_quantised(request),
     )
 
 
-def _notes(bundle: Bundle, called: dict[str, Any]) -> tuple[str, ...]:
+def _notes(bundle: Bundle, called: dict[str, Any], encoding: Encoding | None) -> tuple[str, ...]:
     frames = "" if called["frames"] is None else f", {called['frames']} frames"
     size = "x".join(map(str, called["image_size"] or ())) or "the usual size"
+    trains = f"{bundle.pipeline}'s {bundle.denoiser} trains on latents of {size}{frames}, as in diffusers' example scripts."
+    if encoding is not None:
+        return trains, f"Frozen on the device, each step encodes by them: {', '.join(encoding.names)}."
     others = ", ".join(name for name in bundle.with_weights if name != bundle.denoiser)
     return (
-        f"{bundle.pipeline}'s {bundle.denoiser} trains on latents of {size}{frames}, as in diffusers' example scripts.",
+        trains,
         f"Latents and prompts are encoded before the training: {others or 'no other part'} is not on the device.",
     )
 
@@ -114,7 +129,8 @@ def _quantised(request: Request) -> dict[str, Any]:
         import_bitsandbytes(f"weights={request.weights}")
         half = getattr(torch, dtype.removeprefix("amp-"))
         compute = half if request.compute is None else getattr(torch, request.compute)
-        return replace_layers(nn.Module.to(module, half), options, half, compute=compute)
+        replace_layers(trained_part(cast(module, half)), options, half, compute=compute)
+        return module
 
     return {"replace_layers": replaced, "load_quantized": load_replaced}
 
@@ -131,9 +147,6 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
     host, deferred = recorder.host, recorder.deferred
     found: list[dict[str, Any]] = []
 
-    def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        raise _ReachedError(dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments))
-
     with ExitStack() as stack:
         for context in (accelerator(gpu), repeatable(), recording(recorder), detected_anew()):
             stack.enter_context(context)
@@ -143,18 +156,15 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
             pipe = build_pipeline(bundle, torch.bfloat16, tokens=request.sequence_length)
             place(pipe, dtype=torch.bfloat16, weights={})
         denoiser = pipe.components[bundle.denoiser]
-        denoiser.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
         calls = [call_of(pipe, bundle, asked, batch) for batch in (1, 2)]
         for call in calls:
             mode = OnMeta(host, deferred)
             with explained(recorder), mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
-                try:
-                    pipe(**call)
-                except _ReachedError as reached:
-                    found.append(reached.arguments)
+                if (arguments := arguments_before(denoiser, partial(pipe, **call))) is not None:
+                    found.append(arguments)
     if len(found) < len(calls):
         raise TraceError(f"{bundle.pipeline}'s call does not reach its {bundle.denoiser}")
-    facts = {"denoiser": denoiser, **sizes_of(pipe, calls[0])}
+    facts = {"denoiser": denoiser, "call": calls[0], **sizes_of(pipe, calls[0])}
     return _on_host(found[0]), _on_host(found[1]), facts
 
 
@@ -189,7 +199,7 @@ def _first_parameter(denoiser: nn.Module) -> str:
     return next(name for name in inspect.signature(type(denoiser).forward).parameters if name != "self")
 
 
-def _loss_of(part: Part | None, latents: str) -> Callable[[nn.Module, Example], Tensor]:
+def _loss_of(part: Part | None, latents: str, encoding: Encoding | None) -> Callable[[nn.Module, Example], Tensor]:
     """Return the loss of a denoiser whose argument `latents` are noisy latents (a tensor, or a list with one for each sample).
 
     Flow matching adds noise by a line and predicts noise minus latents. For another scheduler `part`, DDPMScheduler adds noise by
@@ -214,7 +224,11 @@ def _loss_of(part: Part | None, latents: str) -> Callable[[nn.Module, Example], 
 
     def loss(module: nn.Module, example: Example) -> Tensor:
         arguments = dict(example.kwargs)
-        clean = arguments[latents]
+        if encoding is not None:
+            assert isinstance(module, WithFrozenParts), "encoders are beside the denoiser"
+            arguments, clean = encoding.encoded(module, example)
+        else:
+            clean = arguments[latents]
         samples = len(clean)
         device = (clean if isinstance(clean, Tensor) else clean[0]).device
         times = torch.randint(0, 1000, (samples,), device=device)
@@ -224,6 +238,8 @@ def _loss_of(part: Part | None, latents: str) -> Callable[[nn.Module, Example], 
         else:
             noisy, target = zip(*(add(one, time) for one, time in zip(clean, times, strict=True)), strict=True)
             noisy, target = list(noisy), torch.stack(target)
+        if encoding is not None and encoding.encodes_images:
+            noisy, target = encoding.packed(noisy), encoding.row.pack(target)
         for name in _TIMES:
             if isinstance(given := arguments.get(name), Tensor) and given.dim() < 2:
                 arguments[name] = times.to(given.dtype)

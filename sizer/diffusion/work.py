@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,9 +34,11 @@ from sizer.tracing.watch import StepWatcher
 if TYPE_CHECKING:
     from sizer.query.request import Request
 
+_USUAL_SIZE = (512, 512)  # of an image for a pipeline that tells none
 DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
 _SIZES = ("height", "width")
 _FRAMES = ("video_length", "num_frames")
+_IMAGES = ("image", "mask_image", "control_image")  # arguments that are given images
 _CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
 
 
@@ -54,7 +57,10 @@ def count(
     call = call_of(pipe, bundle, request, batch=1)
     weights_of(request, parts)
     census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
-    told = ", ".join(f"{name}={value}" for name, value in call.items() if isinstance(value, int | float))
+    told = ", ".join(
+        [f"{name}={value}" for name, value in call.items() if isinstance(value, int | float)]
+        + [f"{name}={image.height}x{image.width}" for name, image in call.items() if name in _IMAGES]
+    )
     notes = [
         f"{bundle.pipeline} is called with {told}.",
         f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
@@ -195,7 +201,11 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
             several = None  # whose calls set num_videos_per_prompt to 1 (pipelines/cogvideo, diffusers 0.42)
         call |= {"prompt": ["a prompt"] * batch} if several is None else {several: batch}
     if request.image_size is not None:
-        ask("image", "x".join(map(str, request.image_size)), **dict(zip(_SIZES, request.image_size, strict=True)))
+        sizes = dict(zip(_SIZES, request.image_size, strict=True))
+        if bundle.reads_images and not set(_SIZES) & taken.keys():
+            call |= sizes  # the image tells
+        else:
+            ask("image", "x".join(map(str, request.image_size)), **sizes)
         _check_size(pipe, request.image_size)
     if request.frames is not None:
         name = next((name for name in _FRAMES if name in taken), _FRAMES[-1])
@@ -206,7 +216,24 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
         call |= _guidance(taken, request.guidance, call)
     if request.output is not None:
         call["output_type"] = "latent" if request.output == "latent" else "pt"
+    if bundle.reads_images:
+        call |= _images(pipe, taken, call)
     return {name: value for name, value in call.items() if name in taken}
+
+
+def _images(pipe: Any, taken: Any, call: dict[str, Any]) -> dict[str, Any]:
+    """Return images of the call's size for each argument that takes them, and enough steps that two are denoised.
+
+    An image that is changed a little takes the last of the steps alone, their share `strength`.
+    """
+    from PIL import Image  # diffusers needs it
+
+    size = sizes_of(pipe, call)["image_size"]
+    height, width = size if isinstance(size, tuple) else _USUAL_SIZE
+    image = Image.new("RGB", (width, height))
+    strength = call.get("strength") or (taken["strength"].default if "strength" in taken else 1.0)
+    steps = next(n for n in itertools.count(DENOISING_STEPS) if int(n * strength) >= DENOISING_STEPS)
+    return dict.fromkeys((name for name in _IMAGES if name in taken), image) | {"num_inference_steps": steps}
 
 
 def _guidance(taken: Any, guided: bool, call: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +251,8 @@ def sizes_of(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int]
 
     def value(name: str) -> int | None:
         found = call.get(name) or (taken[name].default if name in taken else None)
+        if name in _SIZES and name not in taken and (image := call.get("image")) is not None:
+            found = getattr(image, name)
         return found if type(found) is int else None
 
     height, width = (value(name) or (usual * _factor(pipe) if type(usual) is int else None) for name in _SIZES)
@@ -268,7 +297,7 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for name, part in pipe.components.items():
             if isinstance(part, nn.Module):
-                _watch(stack, part, partial(begin, name), recorder)
+                _watch(stack, part, partial(begin, name), partial(begin, f"{name}_encode"), recorder)
         yield
     if begun:
         end()
@@ -279,7 +308,9 @@ def _note_end(recorder: Recorder, phase: str) -> None:
         recorder.block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase=phase)))
 
 
-def _watch(stack: ExitStack, part: nn.Module, begin: Callable[[], None], recorder: Recorder) -> None:
+def _watch(
+    stack: ExitStack, part: nn.Module, begin: Callable[[], None], begin_encoding: Callable[[], None], recorder: Recorder
+) -> None:
     def classify(*args: Any) -> None:
         recorder.classify(part.parameters(), "parameter")
         recorder.classify(part.buffers(), "buffer")
@@ -289,8 +320,8 @@ def _watch(stack: ExitStack, part: nn.Module, begin: Callable[[], None], recorde
     for name in _CALLED:
         if (own := getattr(part, name, None)) is not None:
 
-            def called(*args: Any, own: Any = own, **kwargs: Any) -> Any:
-                begin()
+            def called(*args: Any, own: Any = own, encodes: bool = name == "encode", **kwargs: Any) -> Any:
+                begin_encoding() if encodes else begin()
                 try:
                     return own(*args, **kwargs)
                 finally:

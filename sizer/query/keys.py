@@ -20,6 +20,7 @@ from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.pipelines import (
+    CACHED,
     CAST,
     MAX_FRAMES,
     OFFLOADS,
@@ -60,6 +61,7 @@ from sizer.query.needs import (
     of_compiled,
     of_compiled_training,
     of_context,
+    of_denoiser_adapters,
     of_diffusion,
     of_engines,
     of_group_offload,
@@ -734,6 +736,7 @@ KEYS: dict[str, Key] = {
         allowed=f"frames of a video, 1 to {MAX_FRAMES}, with arch=diffusers:",
         otherwise="the pipeline's own number",
         needs=of_diffusion,
+        affects=MODULE,
     ),
     "stream": _field(
         "stream",
@@ -772,6 +775,15 @@ KEYS: dict[str, Key] = {
         allowed=f"parts of a pipeline that are left out: {', '.join(OPTIONAL_PARTS)}",
         otherwise="all parts",
         needs=of_pipeline_calls,
+    ),
+    "cached": _field(
+        "cached",
+        choice(CACHED),
+        allowed=f"{', '.join(CACHED)}: what of a pipeline's LoRA training is encoded before it; the VAE, "
+        "the text encoders, or both are on the device if latents, prompts, or both are not",
+        needs=of_denoiser_adapters,
+        label="Encoded before the training",
+        affects=MODULE,
     ),
     "engine": _field("engine", read_engine, allowed=f"{', '.join(ENGINES)}, with mode=serve", needs=serving),
     "engine_version": _field(

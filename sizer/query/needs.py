@@ -117,6 +117,11 @@ def of_pipeline_calls(request: Request) -> str:
     return of_diffusion(request) or ("mode=inference" if MODES[request.mode].trains else "")
 
 
+def of_denoiser_adapters(request: Request) -> str:
+    """Return what a key needs that says how a diffusion pipeline's adapter trains."""
+    return of_diffusion(request) or training(request) or ("" if request.train == "adapter" else "train=adapter")
+
+
 def of_offload(request: Request) -> str:
     """Return what `offload` needs: 0 and 1 are FSDP2's policy, the other values a pipeline's."""
     if request.offloading != "none":

@@ -11,6 +11,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
+from sizer.catalogue.pipelines import ALL_CACHED
 from sizer.catalogue.recipes import GROUP, GRPO, TRANSFORMERS, server_share
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, is_fetched
@@ -47,7 +48,8 @@ class Request:
     None for the one that needs most.
     The last fields are of diffusion pipelines (sizer.catalogue.pipelines): `frames` of a video, how weights are offloaded, on a
     `stream` or not, how the `vae` decodes, whether the call has `guidance`, what it puts out, the parts that it is built without,
-    and how parts' weights are held, where an empty name is the denoiser; None is the pipeline's own choice.
+    and how parts' weights are held, where an empty name is the denoiser; None is the pipeline's own choice. `cached` is one of
+    CACHED.
     SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
     that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `outside` and
     `graphs` those of parts that are fitted without them, `want` how many requests of how many tokens are asked for.
@@ -114,6 +116,7 @@ class Request:
     output: str | None = None
     without: tuple[str, ...] | None = None
     part_weights: tuple[tuple[str, str], ...] = ()
+    cached: str = ALL_CACHED
     engine: str = "vllm"
     engine_version: str | None = None
     util: float | None = None

@@ -29,8 +29,8 @@ PHASES = ("load", "forward", "backward", "optimizer", "step2", "evaluate", "pref
 AFTER = "after"  # what a pipeline's call leaves
 # A pipeline's phases are the names of its parts, by diffusers, in the order of their use.
 PIPELINE_PHASES = (
-    "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "prior", "transformer", "transformer_2",
-    "unet", "decoder", "vqvae", "vae", AFTER,
+    "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "prior", "vae_encode", "controlnet",
+    "transformer", "transformer_2", "unet", "decoder", "vqvae", "vae", AFTER,
 )  # fmt: skip
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
 PRIVATE = 128  # streams from this number on are pools of CUDA graphs, whose cached memory never goes back to the driver

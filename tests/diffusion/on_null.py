@@ -1,10 +1,11 @@
 """One call of a pipeline over the null driver.
 
-python -m tests.diffusion.on_null QUERY     prints bytes: after the load, peak allocated, peak reserved
+python -m tests.diffusion.on_null QUERY [--values]     prints bytes: after the load, peak allocated, peak reserved
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from sizer.running.values import Values
 from torch import nn
 
 from sizer.diffusion.building import build_pipeline
@@ -44,13 +46,15 @@ def on_host(request: Request) -> Any:
     return pipe
 
 
-def main(query: str) -> None:
+def main(query: str, *, follows: bool = False) -> None:
+    """Print the figures of a call; one that `follows` values counts what masks select, as `sizer run` does."""
     request = parse_query(query)
     (dtype,), (batch,) = request.dtypes, request.batches
     torch.cuda.init()
     pipe = on_host(request)
     gc.collect()
-    with repeatable(), KnownValues(), torch.no_grad():
+    values = Values(ctypes.CDLL(None)).installed() if follows else KnownValues()
+    with repeatable(), values, torch.no_grad():
         place(
             pipe,
             dtype=getattr(torch, dtype),
@@ -67,4 +71,4 @@ def main(query: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], follows="--values" in sys.argv)

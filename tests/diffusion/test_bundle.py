@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from dataclasses import asdict
-from importlib import resources
 
 import pytest
 
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import PART_NAME
-from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
+from sizer.diffusion.bundle import INDEX, preset_data, preset_names, read_bundle, read_preset
 from sizer.estimating.estimator import estimate
 from sizer.query.text import format_query, parse_query
 from sizer.tape.tape import PIPELINE_PHASES
@@ -32,8 +32,7 @@ def test_a_preset_describes_all_its_parts(name: str) -> None:
 
 
 def files_of(name: str) -> dict:
-    text = resources.files("sizer.diffusion").joinpath("presets", f"{name}.json").read_text(encoding="utf-8")
-    return json.loads(text)["files"]
+    return copy.deepcopy(preset_data(name)["files"])
 
 
 @pytest.mark.parametrize(
@@ -43,9 +42,8 @@ def files_of(name: str) -> dict:
         ({"vae/config.json": None}, "vae/config.json"),
         ({INDEX: {"_class_name": "FluxPipeline", "vae": ["of_a_stranger", "Vae"]}}, "vae"),
         ({INDEX: {"_class_name": "FluxPipeline", "vae": ["diffusers"]}}, "vae"),
-        ({INDEX: {"_class_name": "FluxImg2ImgPipeline"}}, "FluxImg2ImgPipeline starts from an image"),
-        ({INDEX: {"_class_name": "WanImageToVideoPipeline"}}, "WanImageToVideoPipeline starts from an image"),
-        ({INDEX: {"_class_name": "FluxControlNetPipeline"}}, "FluxControlNetPipeline starts from an image"),
+        ({INDEX: {"_class_name": "WanVideoToVideoPipeline"}}, "WanVideoToVideoPipeline needs inputs"),
+        ({INDEX: {"_class_name": "FluxPriorReduxPipeline"}}, "FluxPriorReduxPipeline needs inputs"),
     ],
 )
 def test_a_bundle_that_lacks_a_file_is_refused_by_its_name(changed: dict, said: str) -> None:

@@ -45,6 +45,12 @@ CASES = {
     "nf4-dq": ("flux.1-dev", "&train=adapter&gpu=a100-80gb&batch=3&weights=nf4-dq&prepare=0&accumulate=2"),
     "nf4-float16": ("qwen-image", "&train=adapter&r=4&gpu=rtx-4090&weights=nf4&dtype=float16"),
     "int8": ("sd3-medium", "&train=adapter&gpu=t4&weights=int8&dtype=float16&checkpointing=1"),
+    **{
+        f"cached-{cached}-{name}": (name, f"{LORA}&cached={cached}")
+        for cached in ("none", "prompts", "latents")
+        for name in ("flux.1-dev", "sd3-medium", "qwen-image", "z-image-turbo")
+    },
+    "cached-nf4": ("flux.1-dev", "&train=adapter&gpu=rtx-4090&weights=nf4&dtype=float16&optimizer=adamw-8bit&cached=prompts"),
     "amp": ("ltx-video", "&dtype=amp-bfloat16&gpu=rtx-4090&optimizer=adamw-8bit"),
     "amp-pixart": ("pixart-sigma", "&dtype=amp-bfloat16&gpu=rtx-4090&optimizer=adamw-8bit"),
     "amp-lists": ("z-image-turbo", "&dtype=amp-bfloat16&gpu=rtx-4090&optimizer=adamw-8bit"),
@@ -78,7 +84,10 @@ def test_a_step_takes_what_it_takes_on_cuda(run_on_null: Run, name: str) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("keys", ["&train=adapter&r=4&batch=2", "&dtype=amp-bfloat16&checkpointing=1"])
+@pytest.mark.parametrize(
+    "keys",
+    ["&train=adapter&r=4&batch=2", "&train=adapter&r=4&batch=2&cached=none", "&dtype=amp-bfloat16&checkpointing=1"],
+)
 def test_a_step_of_a_whole_unet_takes_what_it_takes_on_cuda(run_on_null: Run, keys: str) -> None:  # noqa: F811
     query = f"{SD15}&gpu=h100-80gb{keys}"
     row = estimated(query)
@@ -125,6 +134,8 @@ def test_sample_a_batch_of_cogvideox_is_of_prompts() -> None:
         ("&train=head", "train: given 'head' with a diffusers architecture"),
         ("&train=adapter&adapter=prefix", "adapter: given 'prefix' with a diffusers architecture"),
         ("&train=adapter&dtype=amp-bfloat16", "dtype: given amp-bfloat16 with a diffusers architecture"),
+        ("&cached=none", "cached: given 'none' without train=adapter"),
+        ("&train=adapter&cached=1", "cached: given '1'"),
         ("&parallel=fsdp", "parallel: given 'fsdp' with a diffusers architecture"),
         ("&objective=dpo", "objective: given 'dpo' without an architecture of one module"),
     ],
@@ -133,6 +144,30 @@ def test_what_a_denoisers_training_does_not_take_is_refused_by_its_key(keys: str
     with pytest.raises(RequestError) as refused:
         parse_query(f"{SD15}{keys}")
     assert said in str(refused.value)
+
+
+def test_a_call_encodes_nothing_before_it() -> None:
+    with pytest.raises(RequestError, match="cached: given 'none' without mode=training"):
+        parse_query("arch=diffusers:sd1.5&cached=none")
+
+
+@pytest.mark.full
+def test_sample_parts_beside_a_denoiser_are_counted_and_stay_as_scripts_load_them() -> None:
+    query = query_of("sd3-medium", "&train=adapter&r=4&batch=2&gpu=h100-80gb&cached=prompts")
+    report = estimate(parse_query(query))
+    cached = estimate(parse_query(query.replace("&cached=prompts", "")))
+    assert report.model.class_name == cached.model.class_name == "SD3Transformer2DModel"
+    vae = report.model.parameters - cached.model.parameters
+    added = report.estimates[0].weights_bytes - cached.estimates[0].weights_bytes
+    assert added == 4 * vae  # the VAE of SD3 stays in float32
+    assert vae == 83_819_683
+    assert report.model.trainable_parameters == cached.model.trainable_parameters
+
+
+@pytest.mark.full
+def test_sample_a_pipeline_without_a_script_refuses_to_encode_in_a_step() -> None:
+    with pytest.raises(RequestError, match="cached: given 'prompts' with WanPipeline"):
+        estimate(parse_query("arch=diffusers:wan2.1-t2v-1.3b&mode=training&train=adapter&cached=prompts"))
 
 
 def test_a_call_has_no_mixed_precision() -> None:

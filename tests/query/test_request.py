@@ -343,6 +343,7 @@ def test_the_complete_form_writes_defaults_too():
     asked.append(f"{LLAMA}&compile=default&compile_scope=model&budget=0.5")
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
+    asked.append("arch=diffusers:sd1.5&mode=training&train=adapter&cached=none")
     server = "engine_version=0.11.2&util=0.5&max_model_len=auto&max_num_seqs=8&max_num_batched_tokens=1k&kv_bytes=1GiB"
     asked.append(f"{LLAMA}&mode=serve&{server}&used=1GiB&outside=1GiB&graphs=1GiB&want=2x1k")
     written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
