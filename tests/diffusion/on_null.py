@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from sizer.running.values import Values
+from sizer.running.small_values import Values
 from torch import nn
 
 from sizer.diffusion.building import build_pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.tracing.cuda.reductions import Reduction, staging_bytes
+from sizer.tracing.cuda.by_hardware import Reduction, staging_bytes
 
 H100, T4 = (132, 2048), (40, 1024)
 
