@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from sizer.running.small_values import Values
 from torch import nn
 
 from sizer.diffusion.building import build_pipeline
@@ -22,6 +21,7 @@ from sizer.diffusion.placing import place
 from sizer.diffusion.work import bundle_of, call_of, weights_of
 from sizer.query.request import Request
 from sizer.query.text import parse_query
+from sizer.running.small_values import Values
 from sizer.tracing.trace import repeatable
 from tests.null_driver.values import KnownValues
 
