@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sizer.base.errors import TraceError
 from sizer.estimating.custom import size_module, size_step
@@ -123,3 +123,26 @@ def test_cudnns_benchmark_tries_every_plan_in_the_first_step() -> None:
     assert tried[1] == plain[1]
     if torch.__version__ >= "2.15" and version() == 92600:
         assert (plain, tried) == ((36128768, 36932096), (170934784, 36932096))
+
+
+def sparse_made(device: str) -> Tensor:
+    return torch.ones(4, 4, device=device).to_sparse()
+
+
+def sparse_moved(device: str) -> Tensor:
+    return torch.eye(4).to_sparse().to(device)
+
+
+def sparse_built(device: str) -> Tensor:
+    return torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long, device=device), torch.ones(3, device=device), (4, 4))
+
+
+@pytest.mark.parametrize("make", [sparse_made, sparse_moved, sparse_built])
+def test_sparse_tensors_are_refused_by_name(make: Callable[[str], Tensor]) -> None:
+    def setup() -> Callable[[], Tensor]:
+        layer = nn.Linear(4, 4).cuda()
+        return lambda: torch.sparse.mm(make("cuda"), layer.weight)
+
+    with pytest.raises(TraceError, match="sparse tensors are not traced"):
+        size_step(setup, gpu="rtx-4090")
+    assert sparse_moved("cpu").layout is torch.sparse_coo

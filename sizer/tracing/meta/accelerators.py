@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sizer.base.errors import TraceError
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.host_memory import HostMemory, steps_on
 
@@ -27,8 +28,26 @@ _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
 _UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
+_SPARSE = frozenset(
+    {getattr(torch, f"sparse_{layout}_tensor") for layout in ("coo", "csr", "csc", "bsr", "bsc", "compressed")}
+    | {getattr(Tensor, f"to_sparse{layout}") for layout in ("", "_coo", "_csr", "_csc", "_bsr", "_bsc")}
+)
+_MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
 _LARGEST_STORAGE = 2**40  # bytes
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
+
+
+def _names_device(args: tuple, kwargs: dict | None) -> bool:
+    return any(isinstance(one, (str, int, torch.device)) for one in (*args[1:2], (kwargs or {}).get("device")))
+
+
+def _sparse_refused(func: Any) -> TraceError:
+    return TraceError(
+        "sparse tensors are not traced",
+        given=func.__name__,
+        allowed="dense tensors",
+        todo="run the script with `sizer run --route driver`",
+    )
 
 
 class OnMeta(TorchFunctionMode):
@@ -43,6 +62,10 @@ class OnMeta(TorchFunctionMode):
         self._deferred = deferred
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _SPARSE and any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
+            raise _sparse_refused(func)
+        if func in _MOVES and args[0].layout is not torch.strided and (func is not Tensor.to or _names_device(args, kwargs)):
+            raise _sparse_refused(func)
         if func in (Tensor.cuda, Tensor.xpu):
             return self._to_device(args[0])
         if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # an attribute of a tensor, say: the most calls
