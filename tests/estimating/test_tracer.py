@@ -8,11 +8,11 @@ import pytest
 
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError, TraceError
-from sizer.estimating import tracer
 from sizer.estimating.estimator import Estimator, estimate
 from sizer.estimating.kept import digest_name
 from sizer.query.text import parse_query
 from sizer.report.report import Focus, Report
+from sizer.tracing import trace
 from tests.architecture.oldest import needs_sam2_video
 from tests.architecture.rare_configs import RARE
 from tests.decision.questions import TWO_LAYERS
@@ -32,13 +32,13 @@ class Shelf(dict):
 def traces(monkeypatch) -> list[tuple[str, int]]:
     """The (dtype, batch) of every trace that is done."""
     done = []
-    real = tracer.trace
+    real = trace.trace
 
     def noted(blueprint, module, work, *, batch, **arguments):
         done.append((work.dtype, batch))
         return real(blueprint, module, work, batch=batch, **arguments)
 
-    monkeypatch.setattr(tracer, "trace", noted)
+    monkeypatch.setattr(trace, "trace", noted)
     return done
 
 
@@ -128,7 +128,7 @@ def test_a_failure_is_kept_too(monkeypatch):
         tried.append(batch)
         raise TraceError("no kernel for that")
 
-    monkeypatch.setattr(tracer, "trace", fail)
+    monkeypatch.setattr(trace, "trace", fail)
     first = estimate(query, kept=shelf)
     assert first.failures == {"float32": "no kernel for that"}
     assert plain(estimate(query, kept=shelf)) == plain(first)
@@ -218,7 +218,7 @@ def test_what_is_proposed_to_look_at_changes_once_while_cells_come():
 
 
 def test_a_batch_size_that_cannot_be_traced_leaves_those_before_it(monkeypatch):
-    real, query, shelf, tried = tracer.trace, parse_query(f"{DETECTOR}&batch=1,2,4,8"), Shelf(), []
+    real, query, shelf, tried = trace.trace, parse_query(f"{DETECTOR}&batch=1,2,4,8"), Shelf(), []
 
     def fail_at_four(blueprint, module, work, *, batch, **arguments):
         tried.append(batch)
@@ -226,7 +226,7 @@ def test_a_batch_size_that_cannot_be_traced_leaves_those_before_it(monkeypatch):
             raise TraceError("no kernel for that")
         return real(blueprint, module, work, batch=batch, **arguments)
 
-    monkeypatch.setattr(tracer, "trace", fail_at_four)
+    monkeypatch.setattr(trace, "trace", fail_at_four)
     report = estimate(query, kept=shelf)
     assert [row.batch for row in report.estimates] == [1, 2]
     assert "float32: no kernel for that" in report.notes
