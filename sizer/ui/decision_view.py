@@ -50,7 +50,7 @@ from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, marked, scale_fo
 from sizer.ui.turns import result_of
 
 POLL_SECONDS = 0.5
-SMALLEST_HEIGHT = 104  # pixels: three lines
+SMALLEST_HEIGHT = 152  # pixels: three lines of text and the button below them
 PRICE = "Price per hour"
 EACH = "Per hour and sample"
 ENDED = "decided"  # of the session: the answer that was shown last, once it has ended
