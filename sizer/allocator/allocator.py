@@ -117,7 +117,7 @@ class OnePool:
         return self.cache.retries
 
     def allocate(self, size: int) -> tuple[int, int] | None:
-        """What the cache gives."""
+        """Return what the cache gives."""
         return self.cache.allocate(size)
 
     def release(self, address: int, size: int) -> None:
@@ -137,5 +137,5 @@ class OnePool:
         """Do nothing: its blocks are not kept apart by streams."""
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Whether events found room, as CudaCache has it."""
+        """Return whether events found room, as CudaCache has it."""
         return run_events(self, events, taken, addresses)

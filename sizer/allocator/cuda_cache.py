@@ -49,7 +49,8 @@ class CudaCache:
         return rounded(sizes)
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded, which become those really taken.
+        """Return whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded, which become those
+        really taken.
 
         All three are of int64. If the capacity forbids no segment this is compiled code (best_fit).
         """

@@ -265,7 +265,7 @@ class ExpandableCache:
         return rounded(sizes)
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded.
+        """Return whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded.
 
         All three are of int64. Where the limit forbids a page, free ones are unmapped, and it is tried once more.
         """

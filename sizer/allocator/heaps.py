@@ -233,8 +233,8 @@ class MpsHeaps:
         return buffer_sizes(sizes)
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Whether events (see Tape) found room; by block `taken` are the bytes of the buffer asked for, which become those of the
-        one that was had.
+        """Return whether events (see Tape) found room; by block `taken` are the bytes of the buffer asked for, which become
+        those of the one that was had.
 
         All three are of int64. Where there is no room, and releasing the nearest buffers made none, all go back and it is tried
         once more.

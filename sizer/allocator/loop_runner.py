@@ -37,7 +37,7 @@ class Pools(Protocol):
         """From here on all that is asked for and released is of this stream."""
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Whether the events found room."""
+        """Return whether the events found room."""
 
     def release_cached(self) -> None:
         """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""

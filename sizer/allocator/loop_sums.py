@@ -52,7 +52,7 @@ class Sums:
         self._refused = int(asked), int(self._level.sum() + self.changes((taken, *self._history))[:place].sum())
 
     def found(self) -> LoopReplay:
-        """What was added."""
+        """Return what was added."""
         return loop_replay(len(self._again.events), self._rows, self._refused)
 
     def changes(self, sizes: Sequence[np.ndarray]) -> np.ndarray:

@@ -13,7 +13,7 @@ from sizer.tape.tape import CATEGORIES, Tape
 
 
 def place(tape: Tape, pools: Pools) -> Replay:
-    """What becomes of the blocks (bytes) of a tape, up to the first that finds no room."""
+    """Return what becomes of the blocks (bytes) of a tape, up to the first that finds no room."""
     taken, addresses = np.array(pools.rounded(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
     runner = LoopRunner(pools, taken, addresses)
     categories = np.frombuffer(tape.categories, np.uint8)
@@ -107,7 +107,8 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
 
 
 def _unplaced_steps(tape: Tape, again: Repetition, times: int, before: np.ndarray) -> LoopReplay:
-    """What the first steps of a loop come to by their tensors' bytes: the changes of a step grow by the same bytes each time.
+    """Return what the first steps of a loop come to by their tensors' bytes: the changes of a step grow by the same bytes each
+    time.
 
     Where what a step leaves does not shrink, most is alive in the first step or in the last: the others have no row.
     """

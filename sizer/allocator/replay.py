@@ -119,7 +119,7 @@ def fill_reserved(reserved: np.ndarray, grown: Sequence[tuple[int, int]]) -> Non
 
 
 def run_events(cache: RunCache, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-    """Whether events (see Tape) found room; by block `taken` are the bytes asked for, which become those really taken.
+    """Return whether events (see Tape) found room; by block `taken` are the bytes asked for, which become those really taken.
 
     All three are of int64. `grown` of the cache then says after how many events how much was reserved, `position` which event found
     no room.

@@ -44,7 +44,7 @@ class Segments:
         return self._streams[address]
 
     def is_small(self, address: int) -> bool:
-        """Whether the segment at an address is one of the pool for small requests."""
+        """Return whether the segment at an address is one of the pool for small requests."""
         return self.sizes[address] == SMALL_SEGMENT
 
     def allocate(self, address: int, size: int, stream: int) -> Iterator[SegmentEvent]:
@@ -104,7 +104,7 @@ class ExpandableSegments:
         return address // RANGE // 2
 
     def is_small(self, address: int) -> bool:
-        """Whether the segment at an address is one of the range for small requests."""
+        """Return whether the segment at an address is one of the range for small requests."""
         return address // RANGE % 2 == 0
 
     def allocate(self, address: int, size: int, stream: int) -> Iterator[SegmentEvent]:

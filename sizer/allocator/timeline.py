@@ -59,7 +59,7 @@ class Curve:
         )
 
     def is_even(self) -> bool:
-        """Whether all columns are of as many points."""
+        """Return whether all columns are of as many points."""
         counts = {len(self.positions), sum(count for _, count in self.phases), *map(len, self.by_category)}
         return len(counts) == 1
 
@@ -161,7 +161,7 @@ def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
 
 
 def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """What `bytes_alive` returns, as a list."""
+    """Return what `bytes_alive` returns, as a list."""
     return bytes_alive(order, sizes).tolist()
 
 

@@ -27,7 +27,7 @@ Call = Callable[[nn.Module, dict[str, Any]], object]
 
 
 def call(module: nn.Module, example: Example) -> object:
-    """What the module returns for the example. Raises TraceError where the parts of its config do not fit together."""
+    """Return what the module returns for the example. Raises TraceError where the parts of its config do not fit together."""
     own = next((make for name, make in CALLS.items() if takes(type(module), name)), None)
     try:
         return module(*example.args, **example.kwargs) if own is None else own(module, example.kwargs)

@@ -25,7 +25,7 @@ def compiled_when_called() -> Iterator[None]:
 def _later(
     compile_now: Callable[..., Any], model: Callable[..., Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """What `torch.compile(model, **options)` gives: a decorator without a model."""
+    """Return what `torch.compile(model, **options)` gives: a decorator without a model."""
     if model is None:
         return functools.partial(_later, compile_now, **options)
     if isinstance(model, torch.nn.Module):

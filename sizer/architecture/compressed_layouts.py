@@ -104,7 +104,8 @@ def group_of(settings: Mapping[str, Any], path: str, class_name: str) -> Mapping
 
 
 def is_target(settings: Mapping[str, Any], path: str, class_name: str) -> bool:
-    """Whether a layer is quantised: named by a group's `targets`, by its path, class or a pattern, and not among those ignored.
+    """Return whether a layer is quantised: named by a group's `targets`, by its path, class or a pattern, and not among those
+    ignored.
 
     compressed_tensors/utils/match.py, 0.20. Experts are linear layers of their own there.
     """

@@ -29,19 +29,19 @@ _GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 
 
 def generates(cls: type[PreTrainedModel]) -> bool:
-    """Whether a class generates text token by token, with transformers' own `generate` and none of its own."""
+    """Return whether a class generates text token by token, with transformers' own `generate` and none of its own."""
     return cls.can_generate() and getattr(cls, "generate", None) is GenerationMixin.generate
 
 
 def keeps_last_logits(name: str) -> bool:
-    """Whether a class of transformers computes the logits of a prompt's last token alone where it generates, and of all tokens
-    in a forward pass that does not say `logits_to_keep`."""
+    """Return whether a class of transformers computes the logits of a prompt's last token alone where it generates, and of all
+    tokens in a forward pass that does not say `logits_to_keep`."""
     cls = getattr(transformers, name, None)
     return cls is not None and generates(cls) and "logits_to_keep" in signature(cls.forward).parameters
 
 
 def generation_options(module: nn.Module, *, new: int, cache: str, read_first: int | None = None) -> dict[str, Any]:
-    """What a GenerationConfig is made with for greedy search to a length, with the special tokens of the model's own config.
+    """Return what a GenerationConfig is made with for greedy search to a length, with the special tokens of the model's own config.
 
     `cache` is transformers' name of the implementation, "dynamic" for its default; a prompt is read in pieces of `read_first`
     tokens, where that is given. Nothing is compiled, where `generate` would compile the decoding steps over a static cache on a
@@ -82,7 +82,7 @@ def check_cache(module: nn.Module, cache: str) -> None:
 
 
 def prompt_of(example: Example) -> dict[str, Any]:
-    """What of an example is given to `generate`, which makes the rest itself."""
+    """Return what of an example is given to `generate`, which makes the rest itself."""
     return {name: value for name, value in example.kwargs.items() if name not in _MADE_BY_GENERATE}
 
 
@@ -110,7 +110,7 @@ def generate(
 
 
 def is_text(example: Example) -> bool:
-    """Whether the prompts of an example are nothing but tokens."""
+    """Return whether the prompts of an example are nothing but tokens."""
     return example.kwargs.keys() <= {*_GROWING, *_MADE_BY_GENERATE}
 
 

@@ -130,7 +130,7 @@ def task_of(module: nn.Module) -> str | None:
 
 
 def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
-    """What the config of a request's adapter is made with, beside the task."""
+    """Return what the config of a request's adapter is made with, beside the task."""
     row = ADAPTERS[request.adapter]
     values = {
         "r": request.adapter_rank,
@@ -142,7 +142,7 @@ def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
 
 
 def _targets(request: Request, module: nn.Module) -> str | list[str]:
-    """What PEFT takes as `target_modules`: its own word, names, or those of the linear layers inside attention."""
+    """Return what PEFT takes as `target_modules`: its own word, names, or those of the linear layers inside attention."""
     (first, *others) = request.adapter_targets
     if first == ATTENTION:
         return attention_layers(module)
@@ -168,7 +168,7 @@ def attention_layers(module: nn.Module) -> list[str]:
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether `add_adapter` has made this module."""
+    """Return whether `add_adapter` has made this module."""
     return type(module).__module__.partition(".")[0] == "peft"
 
 

@@ -37,7 +37,7 @@ def quantization_states(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def quantization_objects(module: nn.Module) -> Iterator[object]:
-    """What holds the tensors of `quantization_states`, and changes as bitsandbytes' layers run."""
+    """Yield what holds the tensors of `quantization_states`, and changes as bitsandbytes' layers run."""
     weight = module._parameters.get("weight")
     if hasattr(weight, "SCB"):
         yield weight
@@ -105,6 +105,6 @@ def unquantized_part(module: nn.Module) -> list[tuple[str, int, int]]:
 
 
 def is_replaced(layer: nn.Module) -> bool:
-    """Whether this layer holds quantised weights in the place of another one."""
+    """Return whether this layer holds quantised weights in the place of another one."""
     packed = any(hasattr(parameter, "elements") for parameter in layer._parameters.values())
     return packed or type(layer).__module__.startswith(_LAYERS)

@@ -105,7 +105,7 @@ def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
 
 
 def is_of_auto_round(settings: Mapping[str, Any], path: str, names: list[str]) -> bool:
-    """Whether AutoRound has quantised a layer: one within its blocks, or named by itself, of at most 8 bits.
+    """Return whether AutoRound has quantised a layer: one within its blocks, or named by itself, of at most 8 bits.
 
     auto_round/inference/convert_model.py, get_layer_config, of intel/auto-round at 0048664.
     """
@@ -119,7 +119,7 @@ def is_of_auto_round(settings: Mapping[str, Any], path: str, names: list[str]) -
 
 
 def is_of_torchao(settings: Mapping[str, Any], path: str, layer: nn.Module, names: list[str]) -> bool:
-    """Whether torchao has quantised a layer's weight: that of an `nn.Linear` which is not left out.
+    """Return whether torchao has quantised a layer's weight: that of an `nn.Linear` which is not left out.
 
     transformers/quantizers/quantizer_torchao.py, param_needs_quantization, 5.23. Raises ConfigError where embeddings, or experts by
     their names, are quantised, too: no layout of these is known.
@@ -140,8 +140,8 @@ def is_of_torchao(settings: Mapping[str, Any], path: str, layer: nn.Module, name
 
 
 def is_of_quark(settings: Mapping[str, Any], path: str, layer: nn.Module) -> bool:
-    """Whether quark has quantised a layer, or holds something of what goes through it: an `nn.Linear`, or experts, which are linear
-    layers of their own there. Raises ConfigError."""
+    """Return whether quark has quantised a layer, or holds something of what goes through it: an `nn.Linear`, or experts, which
+    are linear layers of their own there. Raises ConfigError."""
     if isinstance(layer, Conv1D):
         return False
     return layer_config(settings, path if isinstance(layer, nn.Linear) else _expert(path)) is not None

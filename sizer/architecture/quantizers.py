@@ -106,7 +106,7 @@ def _loads(module: nn.Module, device: str) -> Iterator[tuple[str, Callable[[], N
 
 
 def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
-    """What restores weights and is a parameter beside them (transformers/integrations/finegrained_fp8.py, 5.23)."""
+    """Yield what restores weights and is a parameter beside them (transformers/integrations/finegrained_fp8.py, 5.23)."""
     for layer in module.modules():
         if type(layer).__module__.startswith(FP8_LAYERS):
             yield from (one for name, one in layer._parameters.items() if one is not None and "_scale" in name)

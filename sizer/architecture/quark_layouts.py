@@ -71,7 +71,7 @@ def _scales(spec: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ..
 
 
 def _scale(spec: Mapping[str, Any]) -> Iterator[tuple[str, torch.dtype]]:
-    """What a tensor is quantised by that has a single scale."""
+    """Yield what a tensor is quantised by that has a single scale."""
     yield "scale", torch.float32
     if spec.get("dtype") in _INTEGERS:
         yield "zero_point", _INTEGERS[spec["dtype"]][0]

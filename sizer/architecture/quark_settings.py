@@ -26,7 +26,7 @@ _FORMAT = "real_quantized"  # the `weight_format` whose files hold quantised wei
 
 
 def layer_config(settings: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
-    """What is quantised of the linear layer at a dotted path, as quark has it by tensor (`weight`, `input_tensors`,
+    """Return what is quantised of the linear layer at a dotted path, as quark has it by tensor (`weight`, `input_tensors`,
     `output_tensors`); None where the layer stays as it was. Raises ConfigError where the settings are none of quark's."""
     patterns = _parts(settings, "layer_quant_config")
     named = next((own for pattern, own in patterns.items() if fnmatch(path, pattern)), None)
@@ -39,7 +39,8 @@ def layer_config(settings: Mapping[str, Any], path: str) -> Mapping[str, Any] | 
 
 
 def unknown_of(settings: Mapping[str, Any]) -> str | None:
-    """What of a config has no known layout, as text; None where all of it has one. Raises ConfigError as `layer_config` does."""
+    """Return what of a config has no known layout, as text; None where all of it has one. Raises ConfigError as `layer_config`
+    does."""
     export = settings.get("export")
     kind = export.get("weight_format", _FORMAT) if isinstance(export, dict) else _FORMAT
     if kind != _FORMAT:
@@ -66,7 +67,7 @@ def check_known(settings: Mapping[str, Any]) -> None:
 
 
 def is_dynamic(spec: Mapping[str, Any]) -> bool:
-    """Whether the scales of a tensor are computed when it is there."""
+    """Return whether the scales of a tensor are computed when it is there."""
     return bool(spec.get("is_dynamic", spec.get("dynamic")))  # the latter is what quark called it before 1.0
 
 
@@ -99,7 +100,7 @@ def _unknown_activations(config: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _rotates(algorithm: Mapping[str, Any]) -> bool:
-    """Whether layers hold a rotation of their inputs (RotationProcessor.get_online_rotation_layers)."""
+    """Return whether layers hold a rotation of their inputs (RotationProcessor.get_online_rotation_layers)."""
     if algorithm.get("name") != "rotation":
         return False
     online = algorithm.get("online_config")

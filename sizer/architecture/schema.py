@@ -129,7 +129,7 @@ def usual_part(cls: ConfigClass, part: str) -> Any:
 
 
 def reads(cls: ConfigClass, words: set[str]) -> bool:
-    """Whether the code with which a config class reads its arguments holds one of these words."""
+    """Return whether the code with which a config class reads its arguments holds one of these words."""
     return not words.isdisjoint(_words_read(cls))
 
 
@@ -153,7 +153,7 @@ def known_keys(cls: ConfigClass) -> frozenset[str]:
 
 
 def keys_set(config: object) -> set[str]:
-    """What the library's own code sets on a config object, declared or not; empty for None."""
+    """Return what the library's own code sets on a config object, declared or not; empty for None."""
     return set() if config is None else set(vars(config))
 
 

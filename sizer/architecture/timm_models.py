@@ -66,7 +66,7 @@ def timm_blueprint(
 
 
 def build_options(name: str, size: Size, *, classes: int | None = None) -> dict[str, Any]:
-    """What `timm.create_model` takes beside a name to build a model for images of a size (height, width in pixels)."""
+    """Return what `timm.create_model` takes beside a name to build a model for images of a size (height, width in pixels)."""
     facts = _facts(name)
     # A model of a fixed size is built for it: positions and windows follow.
     options = {"img_size": size} if facts.fixed_input_size and size != tuple(facts.input_size[1:]) else {}
@@ -86,7 +86,7 @@ def list_names() -> list[dict[str, str]]:
 
 
 def _facts(name: str) -> timm.models.PretrainedCfg:
-    """What timm says of a name. Raises RequestError where it has no such architecture or tag."""
+    """Return what timm says of a name. Raises RequestError where it has no such architecture or tag."""
     architecture, _, tag = name.partition(".")
     if not is_model(architecture):
         raise RequestError(
@@ -119,7 +119,7 @@ def _on_meta(build: partial, name: str, size: Size, task: Task, *, check: bool) 
 
 
 def _trains_on_one(module: nn.Module, task: Task, size: Size) -> bool:
-    """Whether no batch norm layer sees a single value per channel in a batch of one."""
+    """Return whether no batch norm layer sees a single value per channel in a batch of one."""
     with torch.device("meta"), torch.no_grad():
         try:
             predict(module.train(), task.example(1, True, size))

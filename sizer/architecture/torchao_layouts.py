@@ -69,7 +69,8 @@ def config_of(settings: Mapping[str, Any], path: str) -> dict | None:
 
 
 def is_named(settings: Mapping[str, Any], path: str, parameter: str) -> bool:
-    """Whether torchao's config names this parameter, or its module, and has a config of its own for it. Raises ConfigError."""
+    """Return whether torchao's config names this parameter, or its module, and has a config of its own for it. Raises
+    ConfigError."""
     return next(_naming(_configs_by_name(settings), path, parameter), None) is not None
 
 
@@ -96,7 +97,7 @@ def _naming(named: Mapping[str, dict | None], path: str, parameter: str) -> Iter
 
 
 def is_divisible(config: dict | None, outputs: int, inputs: int) -> bool:
-    """Whether torchao quantises a weight with these sides, and does not leave it as it was."""
+    """Return whether torchao quantises a weight with these sides, and does not leave it as it was."""
     kind, data = _read(config)
     if kind == _INT4:
         return inputs % _group(data.get("group_size", 128)) == 0

@@ -227,7 +227,7 @@ def _weights_left_out() -> Iterator[None]:
 
 
 def _notes(name: str, class_name: str, task_name: str, size: Size, trainable_layers: int | None) -> list[str]:
-    """What was chosen on the user's behalf, one sentence each."""
+    """Return what was chosen on the user's behalf, one sentence each."""
     notes = []
     if needs_two_samples(name, class_name, size):
         notes.append(

@@ -131,7 +131,7 @@ def describe_pages(module: nn.Module, request: Request) -> tuple[str, ...]:
 
 
 def uncounted_of(request: Request) -> tuple[str, ...]:
-    """What an estimate of a request's training leaves out."""
+    """Return what an estimate of a request's training leaves out."""
     row = OPTIMIZERS[request.optimizer]
     if not row.compiled:
         return ()

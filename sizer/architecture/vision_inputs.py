@@ -92,7 +92,7 @@ def batch_of_one_refused(name: str, size: Size) -> RequestError:
 
 
 def needs_two_samples(name: str, class_name: str, size: Size) -> bool:
-    """Whether a batch norm layer sees a single position per sample, so that training on a batch of 1 raises."""
+    """Return whether a batch norm layer sees a single position per sample, so that training on a batch of 1 raises."""
     largest = _SINGLE_POSITION.get(class_name.removeprefix("Quantizable"), 0)
     return name in _ALWAYS_SINGLE_POSITION or max(size) <= largest
 
@@ -182,7 +182,7 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def predict(module: nn.Module, example: Example) -> Any:
-    """What the module returns for the example's inputs."""
+    """Return what the module returns for the example's inputs."""
     return module(*example.args, **example.kwargs)
 
 

@@ -93,7 +93,7 @@ _Decoder = Callable[[typing.Any], typing.Any]
 
 @functools.cache
 def _decoder(kind: typing.Any) -> _Decoder:
-    """What makes values of a type: a report has tens of thousands of a dozen types."""
+    """Return what makes values of a type: a report has tens of thousands of a dozen types."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return functools.partial(_decode_dataclass, kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

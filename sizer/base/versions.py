@@ -34,7 +34,8 @@ def allocator_variable(version: Version) -> str:
 
 
 def by_address(version: Version) -> bool:
-    """Whether the CUDA allocator goes by address between free blocks of equal size, and not by age: see sizer.allocator.cuda."""
+    """Return whether the CUDA allocator goes by address between free blocks of equal size, and not by age: see
+    sizer.allocator.cuda."""
     return version < (2, 12)
 
 
@@ -62,7 +63,7 @@ def version_followed(target: Version) -> Version:
 
 
 def cautions(target: Version, installed: Version) -> tuple[str, ...]:
-    """What to know of figures by the rules of one PyTorch that another one, the installed, was run for."""
+    """Return what to know of figures by the rules of one PyTorch that another one, the installed, was run for."""
     said = []
     followed = version_followed(target)
     if target != followed:

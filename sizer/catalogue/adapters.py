@@ -96,7 +96,7 @@ COMPILED_ADAPTERS = ("lora", "rslora", "dora", "oft", "ia3", "prompt")
 
 
 def trained_part(train: str, adapter: str, rank: int) -> str:
-    """What a headline calls the part of a model that is trained; nothing where all of it is."""
+    """Return what a headline calls the part of a model that is trained; nothing where all of it is."""
     if train == "all":
         return ""
     if train in _PARTS:

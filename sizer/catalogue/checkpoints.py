@@ -79,5 +79,5 @@ METHODS: dict[str, Method] = {row.key: row for row in _ROWS}
 
 
 def title_of(method: str) -> str:
-    """What a `quant_method` is called: its own name where it has no row."""
+    """Return what a `quant_method` is called: its own name where it has no row."""
     return METHODS[method].title if method in METHODS else method

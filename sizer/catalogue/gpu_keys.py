@@ -46,7 +46,7 @@ def find_gpu(key: str) -> Gpu:
 
 
 def is_custom(key: str) -> bool:
-    """Whether a key is meant to be a device of one's own."""
+    """Return whether a key is meant to be a device of one's own."""
     return key.lower().startswith(f"{CUSTOM}:") or key.lower() == CUSTOM
 
 
@@ -89,7 +89,7 @@ def _unit(text: str) -> str:
 
 
 def _context(capability: tuple[int, int]) -> Context:
-    """What a process holds outside the allocator on any of the catalogue's devices of a capability."""
+    """Return what a process holds outside the allocator on any of the catalogue's devices of a capability."""
     alike = [gpu for gpu in RANGED if gpu.maker == "NVIDIA" and gpu.capability == capability]
     contexts = [
         Context(

@@ -78,7 +78,7 @@ class Gpu:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What to know of the device before its figures are read."""
+        """Return what to know of the device before its figures are read."""
         said = []
         if self.maker in _UNLIKE_CUDA:
             major, minor = STAND_IN

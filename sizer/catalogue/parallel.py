@@ -66,7 +66,7 @@ def takes_weights(parallel: str, method: str) -> bool:
 
 
 def ways_to_split(*, sp: bool, lp: bool) -> str:
-    """What is split among the ranks that share a batch, in words."""
+    """Return what is split among the ranks that share a batch, in words."""
     ways = ["tensor", *(["sequence"] if sp else []), *(["loss"] if lp else [])]
     return f"{' and '.join((', '.join(ways[:-1]), ways[-1])) if ways[1:] else ways[0]} parallel"
 
@@ -94,7 +94,7 @@ OTHER_NAMES = {
 def nccl_bytes(
     parallel: str, ranks: int, *, reshard: int = 1, tp: int = 1, cp: int = 1, pp: int = 1
 ) -> tuple[int, int, int]:
-    """What NCCL holds of the memory of one of so many ranks, in bytes: the least, the usual, the most.
+    """Return what NCCL holds of the memory of one of so many ranks, in bytes: the least, the usual, the most.
 
     FSDP2 gathers over a communicator of its own where `reshard` is the size of a smaller group; so do `tp` ranks that split
     matrices, `cp` that share sequences, and `pp` that are the stages of a pipeline. Source: what others measured. 544 MB for a

@@ -57,7 +57,7 @@ class Preset:
 
     @property
     def exact(self) -> bool:
-        """Whether the published count is exact, not rounded."""
+        """Return whether the published count is exact, not rounded."""
         return self.published_precision == 1
 
     @property

@@ -17,7 +17,7 @@ class Schedule:
     fills: bool = False
 
     def takes(self, microbatches: int, ranks: int) -> bool:
-        """Whether it can be made for so many microbatches over so many ranks.
+        """Return whether it can be made for so many microbatches over so many ranks.
 
         Source: what the classes' constructors raise (torch/distributed/pipelining/schedules.py, 2.11 and 2.15).
         """

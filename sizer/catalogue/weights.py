@@ -33,11 +33,11 @@ class Weights:
 
     @property
     def quantizes(self) -> bool:
-        """Whether weights are quantised as they are loaded."""
+        """Return whether weights are quantised as they are loaded."""
         return bool(self.config)
 
     def quantizes_on(self, gpu: Gpu) -> bool:
-        """Whether they are on this device."""
+        """Return whether they are on this device."""
         return self.quantizes and (
             self.lowest is None or (gpu.capability is not None and gpu.capability >= self.lowest)
         )

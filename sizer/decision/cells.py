@@ -69,7 +69,7 @@ class Cells:
         return cell_of(self.estimate(request))
 
     def fits(self, request: Request) -> Fits:
-        """Whether a question's work fits its device."""
+        """Return whether a question's work fits its device."""
         if request in self._estimates:
             return self._estimates[request].fits
         return fits_in(self.tape(request), gpu_of(request), expandable_segments=request.expandable_segments)
@@ -106,7 +106,7 @@ class Cells:
         return traced
 
     def is_affine(self, request: Request) -> bool:
-        """Whether a question's work is affine in the batch. Raises TraceError where it cannot be traced."""
+        """Return whether a question's work is affine in the batch. Raises TraceError where it cannot be traced."""
         return bool(self.trace_line(request).family.lines)
 
     def largest_batch(self, request: Request) -> MaxBatch:
@@ -131,7 +131,7 @@ class Cells:
             raise TraceError(str(error)) from error
 
     def counted(self, request: Request) -> Counted:
-        """What is known of a question's architecture."""
+        """Return what is known of a question's architecture."""
         return self.tracer(request).counted
 
     def keep_replays(self) -> None:

@@ -266,7 +266,7 @@ def _batch_title(request: Request) -> str:
 
 
 def _of_weights(lost: str, trained: str) -> Callable[[Request, Counted], str]:
-    """What weights in 16 bits cost, and what they cost where they are trained."""
+    """Return what weights in 16 bits cost, and what they cost where they are trained."""
     return lambda request, known: trained if MODES[request.mode].trains else lost
 
 

@@ -41,7 +41,7 @@ def levers(
     progress: Progress | None = None,
     compiles: bool = False,
 ) -> Iterator[LeverReport]:
-    """What each lever saves for the one dtype and batch size of a request, and the smallest set that makes it fit; it grows.
+    """Yield what each lever saves for the one dtype and batch size of a request, and the smallest set that makes it fit; it grows.
 
     With `compiles` eager code is compiled, too, after all other levers: its trace takes longest. No set has this lever.
 
@@ -251,7 +251,7 @@ class _Sets:
         return best, f"No two changes are enough; without any one of these {len(kept)} it does not fit."
 
     def least(self, useful: list[Lever], *first: Lever) -> str | None:
-        """What the process takes with all useful levers, as a range in words; None where that cannot be traced."""
+        """Return what the process takes with all useful levers, as a range in words; None where that cannot be traced."""
         question = self._together((*first, *_everything(useful)))
         try:
             found = None if question is None else self._cells.estimate(question)

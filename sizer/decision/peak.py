@@ -31,7 +31,7 @@ def peak(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Iterator[PeakReport]:
-    """What is alive at the peak of the one dtype and batch size of a request; then with the script that does the work.
+    """Yield what is alive at the peak of the one dtype and batch size of a request; then with the script that does the work.
 
     A pipeline has no script: its report names the part that has the peak, with its remedies. Raises RequestError for a request of
     several, and what an estimate raises where the work itself has none.

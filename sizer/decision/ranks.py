@@ -194,7 +194,7 @@ def ways(request: Request) -> list[Way]:
 
 
 def _microbatches(request: Request, stages: int) -> dict[str, Any]:
-    """What a pipeline of so many stages works on: what the question says, where that is of a pipeline."""
+    """Return what a pipeline of so many stages works on: what the question says, where that is of a pipeline."""
     if request.pp > 1:
         return {"schedule": request.schedule, "microbatch": request.microbatch}
     (batch,) = request.batches

@@ -139,7 +139,7 @@ def _autocast(request: Request) -> str:
 
 
 def _spread(request: Request) -> bool:
-    """Whether several ranks run the script."""
+    """Return whether several ranks run the script."""
     return request.parallel != "none"
 
 

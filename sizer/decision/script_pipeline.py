@@ -99,7 +99,7 @@ REPLICATED = """\
 
 
 def pipeline_imports(request: Request) -> tuple[str, ...]:
-    """What such a script imports for its stages and its schedule."""
+    """Return what such a script imports for its stages and its schedule."""
     return (
         "from torch import nn",
         f"from torch.distributed.pipelining import PipelineStage, {SCHEDULES[request.schedule].class_name}",

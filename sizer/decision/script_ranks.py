@@ -91,7 +91,7 @@ def command(request: Request) -> str:
 
 
 def rank_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
-    """What such a script imports for the model, which `module` is on meta."""
+    """Return what such a script imports for the model, which `module` is on meta."""
     imports = ["import torch.distributed as dist", *tensor_imports(request, module)]
     if splits(request):
         imports += ["from torch.distributed.device_mesh import init_device_mesh"]
@@ -108,7 +108,7 @@ def rank_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
 
 
 def splits(request: Request) -> bool:
-    """Whether no rank ever has the whole model."""
+    """Return whether no rank ever has the whole model."""
     return PARALLELS[request.parallel].shards or request.tp > 1 or request.pp > 1
 
 

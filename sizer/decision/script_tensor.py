@@ -21,7 +21,7 @@ TIED = """\
 
 
 def tensor_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
-    """What a script imports that splits matrices of a model."""
+    """Return what a script imports that splits matrices of a model."""
     if request.tp == 1:
         return ()
     plan = _plan(request, module)

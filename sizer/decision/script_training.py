@@ -38,7 +38,7 @@ ADAPTER = """\
 
 
 def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
-    """What a script imports to limit what is trained, beside weights that may be quantised."""
+    """Return what a script imports to limit what is trained, beside weights that may be quantised."""
     if request.train != "adapter":
         return ()
     prepares = ", prepare_model_for_kbit_training" if quantized and request.prepare else ""

@@ -25,7 +25,7 @@ QUANTIZED = """\
 
 
 def is_quantized(blueprint: Blueprint) -> bool:
-    """Whether a blueprint's weights are quantised on its device."""
+    """Return whether a blueprint's weights are quantised on its device."""
     return blueprint.replace_layers is not None
 
 

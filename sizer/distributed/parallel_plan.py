@@ -46,15 +46,15 @@ class Plan:
 
     @property
     def splits(self) -> bool:
-        """Whether no rank ever holds the whole model."""
+        """Return whether no rank ever holds the whole model."""
         return self.shards or self.tp > 1 or self.pp > 1
 
     @property
     def replicates(self) -> bool:
-        """Whether DDP reduces the gradients of what each rank has."""
+        """Return whether DDP reduces the gradients of what each rank has."""
         return self.parallel in ("ddp", "zero1")
 
     @property
     def shards(self) -> bool:
-        """Whether the weights lie over the ranks."""
+        """Return whether the weights lie over the ranks."""
         return PARALLELS[self.parallel].shards

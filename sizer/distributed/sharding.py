@@ -37,8 +37,8 @@ def check_plan(module: nn.Module, plan: Plan, length: int | None) -> None:
 
 
 def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> nn.Module:
-    """What a rank has of a module on meta: of its layers by pipeline parallel, of its matrices by tensor parallel, then of all
-    parameters by FSDP2. It is the module itself, unless it is the stages of a pipeline.
+    """Return what a rank has of a module on meta: of its layers by pipeline parallel, of its matrices by tensor parallel, then
+    of all parameters by FSDP2. It is the module itself, unless it is the stages of a pipeline.
 
     It stays on meta: `to_empty` then makes what a rank holds, and no rank ever holds the whole. Ranks are devices of a `kind`.
     """
@@ -57,7 +57,7 @@ def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> n
 
 
 def _part(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str, number: int | None = None) -> nn.Module:
-    """What a rank has of a module, or of its stage of that number, by tensor parallel and by FSDP2."""
+    """Return what a rank has of a module, or of its stage of that number, by tensor parallel and by FSDP2."""
     if plan.tp > 1:
         split_matrices(module, mesh["tp"], sequence=plan.sp, loss=plan.lp)
     blocks = repeated_blocks(module)

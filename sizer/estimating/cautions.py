@@ -39,7 +39,7 @@ def target(device: Device) -> dict[str, str]:
 
 
 def cautions(device: Device, gpu: Gpu, built_for: tuple[str, ...] | None = None) -> tuple[str, ...]:
-    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
+    """Return what to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
     differs from those that the rules are for. `built_for` are the flags of the installed PyTorch, if they are known."""
     unsupported = builds.caution(gpu, device.version, built_for)
     said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
@@ -47,7 +47,7 @@ def cautions(device: Device, gpu: Gpu, built_for: tuple[str, ...] | None = None)
 
 
 def of_each_rank(request: Request) -> Iterator[str]:
-    """What to know of figures that are those of one of several ranks."""
+    """Yield what to know of figures that are those of one of several ranks."""
     if request.parallel == "none":
         return
     title, data_ranks = PARALLELS[request.parallel].title, request.data_ranks
@@ -81,7 +81,7 @@ def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
 
 
 def on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[str]:
-    """What to know of caches of which a part is on the host."""
+    """Yield what to know of caches of which a part is on the host."""
     held = max((cache.host_bytes for cache in kv_caches), default=0)
     if held:
         batch = request.batches[0]

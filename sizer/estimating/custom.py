@@ -160,7 +160,7 @@ def _trace_step(
     world: Callable[[Recorder], AbstractContextManager[None]],
     crowded: bool = False,
 ) -> tuple[Recorder, list[nn.Module], CompiledCode | None]:
-    """What has recorded the steps, the modules that no other one holds, and what was compiled.
+    """Return what has recorded the steps, the modules that no other one holds, and what was compiled.
 
     `crowded` is as the recorder takes it.
     """

@@ -205,7 +205,7 @@ class Estimator:
         return "bfloat16" if language and "bfloat16" in dtypes else dtypes[0]
 
     def _looks_at_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
-        """Whether a batch of 1 is what is looked at first: where the weights alone are more than the device holds, too."""
+        """Return whether a batch of 1 is what is looked at first: where the weights alone are more than the device holds, too."""
         if 1 not in batches:
             return False
         if self.request.focus is not None:
@@ -253,7 +253,7 @@ class Estimator:
         )
 
     def _is_like_bfloat16(self, dtype: str) -> bool:
-        """Whether a dtype is float16 and has the tapes of bfloat16, whose column is there."""
+        """Return whether a dtype is float16 and has the tapes of bfloat16, whose column is there."""
         there = dtype == "float16" and "bfloat16" in self._columns
         return there and self._traced[dtype].family is self._traced["bfloat16"].family
 
@@ -371,7 +371,7 @@ class Estimator:
         return tracer
 
     def _is_cut_short(self, traced: Traced) -> bool:
-        """Whether a trace that failed has left some batch sizes without cells, and not all."""
+        """Return whether a trace that failed has left some batch sizes without cells, and not all."""
         batches = self._possible_batches()
         return traced.failure != "" and len(traced.family.covered(batches)) < len(batches)
 
@@ -394,7 +394,7 @@ class Estimator:
         )
 
     def _focus(self, columns: Mapping[str, Column]) -> Focus | None:
-        """What to look at first where the request does not say: the smallest batch size of a dtype that is still growing."""
+        """Return what to look at first where the request does not say: the smallest batch size of a dtype that is still growing."""
         first = self._preferred_dtype()
         for dtype in sorted(columns, key=lambda dtype: dtype != first):
             rows = columns[dtype].estimates
@@ -417,13 +417,13 @@ class Estimator:
         )
 
     def _answered(self) -> bool:
-        """Whether cuDNN answered a question about convolutions, where one was asked."""
+        """Return whether cuDNN answered a question about convolutions, where one was asked."""
         tapes = [column.first for column in self._columns.values() if column.first is not None]
         asked = [(tape, query) for tape in tapes for query in tape.size_queries if query.kind == CUDNN]
         return not asked or any(not tape.resolved.isdisjoint(query.blocks) for tape, query in asked)
 
     def _unanswered(self, traced: Mapping[str, Traced]) -> tuple[str, ...]:
-        """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
+        """Return what to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
         queries = (query for one in traced.values() for tape in one.family.tapes() for query in tape.size_queries)
         answered = self._answered()
         resolved = answered and oracle_name(self.gpu) is not None and without_cublaslt() is None

@@ -30,7 +30,7 @@ class Kept(Protocol):
     """Where what was counted and traced of one architecture is kept, by names that say all it depends on beside that."""
 
     def get(self, name: str) -> bytes | None:
-        """What was put under a name, None where there is nothing."""
+        """Return what was put under a name, None where there is nothing."""
 
     def put(self, name: str, data: bytes) -> None:
         """Keep something under a name."""
@@ -107,7 +107,8 @@ class KeptTapes:
         return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
 
     def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
-        """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
+        """Return what was traced for this device's capability, or for one that answered all that its rules asked as this one
+        does."""
         own = self._capability
         if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None:
             return found
@@ -137,7 +138,7 @@ class KeptTapes:
         return self._sized[id(traced)][1]
 
     def _read(self, name: str) -> Traced | None:
-        """What is kept under a name, unpacked once."""
+        """Return what is kept under a name, unpacked once."""
         if name not in self.unpacked and (data := self._kept.get(name)) is not None:
             with contextlib.suppress(DecodeError):  # what another version has kept is traced again
                 self.unpacked[name] = unpack(data)

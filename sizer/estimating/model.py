@@ -114,7 +114,7 @@ class Model:
             return  # there are no inputs at all: each dtype's trace says why
 
     def deep_traces(self, plan: Plan | None) -> DeepTraces:
-        """What traces fewer layers of the module than it has, where that is possible.
+        """Return what traces fewer layers of the module than it has, where that is possible.
 
         A quantised module was loaded as a whole: whatever its layers, each of its traces begins with all that was loaded. A stage
         of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1 gives each rank, end where they are full, in the

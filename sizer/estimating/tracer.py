@@ -133,7 +133,7 @@ class Tracer:
 
     @cached_property
     def installed(self) -> Installed:
-        """What answers on this kind of device take from the installed PyTorch."""
+        """Return what answers on this kind of device take from the installed PyTorch."""
         device = self.device()
         name = f"installed {device.kind} {'.'.join(map(str, device.version))}"
         if (found := read_kept(self._of_module, name, Installed, "installed")) is None:
@@ -163,7 +163,8 @@ class Tracer:
 
     @cached_property
     def replays(self) -> Replays:
-        """What was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules of each."""
+        """Return what was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules
+        of each."""
         return Replays(self._kept.get(self._replayed), shared=None if self._alike is None else self._alike.replays)
 
     def keep_replays(self) -> None:
@@ -173,7 +174,7 @@ class Tracer:
 
     @property
     def _replayed(self) -> str:
-        """What replays are kept under: jobs on devices of other rules, which may run beside this one, keep theirs apart."""
+        """Return what replays are kept under: jobs on devices of other rules, which may run beside this one, keep theirs apart."""
         return f"replayed {self.gpu.backend} {self.gpu.capability} {self._choices}"
 
     def trace(self, dtype: str, batches: Collection[int]) -> Traced:
@@ -182,7 +183,8 @@ class Tracer:
         return whole
 
     def traces(self, dtype: str, batches: Collection[int]) -> Iterator[Traced]:
-        """What `trace` returns, as it grows where each batch size is traced by itself: one after the other, as they are given."""
+        """Yield what `trace` returns, as it grows where each batch size is traced by itself: one after the other, as they are
+        given."""
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
             yield stand_in
             return
@@ -276,7 +278,8 @@ class Tracer:
         return tape
 
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
-        """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""
+        """Return what one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more
+        than text."""
         name = f"kv cache {self._tapes.name(dtype)}"
         if (found := read_kept(self._kept, name, tuple[KvSegment, ...], "segments")) is not None:
             return found
@@ -455,7 +458,7 @@ def answers_of(gpu: Gpu) -> str:
 
 
 def _covers(traced: Traced, batches: Collection[int]) -> bool:
-    """Whether nothing is left to trace for these batch sizes."""
+    """Return whether nothing is left to trace for these batch sizes."""
     there = traced.family.covered(batches)
     return there == tuple(batches) or bool(traced.failure and tuple(batches) != (1,))
 

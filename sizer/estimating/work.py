@@ -29,7 +29,7 @@ def blueprint_of(request: Request, config: dict | None, loaded: Loaded) -> Bluep
 
 
 def work_of(request: Request, dtype: str) -> Work:
-    """What a request does in one of its dtypes."""
+    """Return what a request does in one of its dtypes."""
     return Work(
         mode=request.mode,
         dtype=dtype,

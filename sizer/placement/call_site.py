@@ -17,7 +17,7 @@ _TRACING = str(Path(__file__).parents[1] / "tracing") + os.sep
 
 
 def is_hidden(frame: FrameType) -> bool:
-    """Whether a frame is PyTorch's or Sizer's tracing, not the model's."""
+    """Return whether a frame is PyTorch's or Sizer's tracing, not the model's."""
     return frame.f_code.co_filename.startswith((_TORCH, _TRACING, _ROOM))
 
 
@@ -32,7 +32,7 @@ def line_of(frame: FrameType | None) -> str | None:
 
 
 def drops_result(frame: FrameType) -> bool:
-    """Whether the call at which a frame stands is a statement of its own: its next instruction drops the result.
+    """Return whether the call at which a frame stands is a statement of its own: its next instruction drops the result.
 
     *Known limitations*: reads CPython's byte code; elsewhere nothing is found. Tried on 3.11.
     """

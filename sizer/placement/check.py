@@ -192,7 +192,7 @@ def _groups(module: nn.Module, unregistered: Unregistered, given: tuple) -> Iter
 
 
 def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unregistered) -> Iterator[Finding]:
-    """What needs no forward pass to be found."""
+    """Yield what needs no forward pass to be found."""
     named = [*module.named_parameters(), *module.named_buffers()]
     elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
     if elsewhere:

@@ -77,7 +77,7 @@ class PlacementMode(TorchDispatchMode):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found, in the order of the pass; each mistake once."""
+        """Return what was found, in the order of the pass; each mistake once."""
         return tuple(self._found.values())
 
     def add(self, finding: Finding, name: str = "") -> None:

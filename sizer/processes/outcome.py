@@ -20,7 +20,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether there is a value or an error."""
+        """Return whether there is a value or an error."""
         return self._finished.is_set()
 
     def finish(self, value: object = None, failure: SizerError | None = None) -> None:

@@ -109,7 +109,7 @@ class ChildProcess:
             kill(self._process)
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the process ends in this time."""
+        """Return whether the process ends in this time."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -74,7 +74,7 @@ def raise_wall(readable: Iterable[str]) -> dict[str, str]:
 
 
 def readable_folders() -> tuple[str, ...]:
-    """What an interpreter reads: its own folders, those of the packages, the system's libraries, and what the machine is."""
+    """Return what an interpreter reads: its own folders, those of the packages, the system's libraries, and what the machine is."""
     own = sysconfig.get_paths()
     packages = {own[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders = packages | {path for path in sys.path if path}

@@ -44,7 +44,8 @@ from sizer.query.values import CACHES, MAX_MICROBATCHES, MAX_WORLD
 
 
 def conflicts(request: Request) -> Iterator[Refusal]:
-    """What is wrong with the values of a request, a refusal for each key that is at odds with others; its source may be empty."""
+    """Yield what is wrong with the values of a request, a refusal for each key that is at odds with others; its source may be
+    empty."""
     if request.source:
         yield from _refused_by_source(request)
     for name, key in KEYS.items():
@@ -298,7 +299,7 @@ def _refused_in_groups(request: Request) -> Iterator[Refusal]:
 
 
 def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """What the server that is asked for does not have."""
+    """Yield what the server that is asked for does not have."""
     engine = ENGINES[request.engine]
     if gpu.backend not in engine.backends:
         yield Refusal(
@@ -335,7 +336,7 @@ def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """What a device of this kind does not have, or whose kernels there are not known."""
+    """Yield what a device of this kind does not have, or whose kernels there are not known."""
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
     if request.optimizer_impl is not None and request.optimizer_impl not in known:
         optimizer = request.optimizer
@@ -390,7 +391,7 @@ def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """What no world of ranks can be."""
+    """Yield what no world of ranks can be."""
     if gpu.backend != "cuda":
         yield Refusal(
             key="parallel",
@@ -495,7 +496,7 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]
 
 
 def _refused_in_pipeline(request: Request) -> Iterator[Refusal]:
-    """What no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
+    """Yield what no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
     if request.pp == 1:
         yield Refusal(
             key="pp", given="1 with parallel=pp", allowed="2 or more", todo="ask for pp=4, or remove parallel"

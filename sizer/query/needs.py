@@ -36,7 +36,7 @@ def serving(request: Request) -> str:
 
 
 def of_engines(key: str) -> Callable[[Request], str]:
-    """What a key needs that some servers take."""
+    """Return what a key needs that some servers take."""
     taking = [row.key for row in ENGINES.values() if key in row.takes]
 
     def needs(request: Request) -> str:
@@ -46,19 +46,19 @@ def of_engines(key: str) -> Callable[[Request], str]:
 
 
 def unserved(needs: Callable[[Request], str]) -> Callable[[Request], str]:
-    """What a key needs that no server takes, which has a scheduler of its own."""
+    """Return what a key needs that no server takes, which has a scheduler of its own."""
     others = " or ".join(f"mode={mode.key}" for mode in MODES.values() if not mode.serves)
     return lambda request: others if MODES[request.mode].serves else needs(request)
 
 
 def served_or(key: str, needs: Callable[[Request], str]) -> Callable[[Request], str]:
-    """What a key needs that servers take, and other modes with a condition."""
+    """Return what a key needs that servers take, and other modes with a condition."""
     of_server = of_engines(key)
     return lambda request: of_server(request) if MODES[request.mode].serves else needs(request)
 
 
 def of_adapters(key: str) -> Callable[[Request], str]:
-    """What a key needs that some adapters take."""
+    """Return what a key needs that some adapters take."""
 
     def needs(request: Request) -> str:
         if request.train != "adapter":
@@ -71,7 +71,7 @@ def of_adapters(key: str) -> Callable[[Request], str]:
 
 
 def of_parallels(key: str) -> Callable[[Request], str]:
-    """What a key needs that some ways of parallel training take."""
+    """Return what a key needs that some ways of parallel training take."""
     taking = [row.key for row in PARALLELS.values() if key in row.keys]
 
     def needs(request: Request) -> str:
@@ -81,7 +81,7 @@ def of_parallels(key: str) -> Callable[[Request], str]:
 
 
 def of_split(key: str, *, trains: bool = False) -> Callable[[Request], str]:
-    """What a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
+    """Return what a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
     parallels = of_parallels(key)
 
     def needs(request: Request) -> str:
@@ -91,7 +91,7 @@ def of_split(key: str, *, trains: bool = False) -> Callable[[Request], str]:
 
 
 def of_context(request: Request) -> str:
-    """What context parallel needs: a step that trains, and attention that PyTorch has it for."""
+    """Return what context parallel needs: a step that trains, and attention that PyTorch has it for."""
     return (
         of_parallels("cp")(request)
         or training(request)
@@ -102,7 +102,7 @@ def of_context(request: Request) -> str:
 
 
 def of_pipelines(request: Request) -> str:
-    """What a key needs that says how a pipeline works."""
+    """Return what a key needs that says how a pipeline works."""
     return "" if request.pp > 1 else "pp=2 or more"
 
 
@@ -199,7 +199,7 @@ def one_stage(request: Request) -> str:
 
 
 def of_ranks(request: Request) -> str:
-    """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
+    """Return what a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
     mode, row = MODES[request.mode], PARALLELS[request.parallel]
     if mode.trains or (row.generates if mode.generates else row.infers):
         return ""
@@ -207,7 +207,7 @@ def of_ranks(request: Request) -> str:
 
 
 def of_weights(request: Request) -> str:
-    """What quantised weights need: they are not trained."""
+    """Return what quantised weights need: they are not trained."""
     if request.part_weights:
         return of_pipeline_calls(request)
     if request.server_weights is not None:

@@ -239,6 +239,6 @@ def served_bytes(request: Request, gpu: Gpu) -> int:
 
 
 def nccl_of(request: Request) -> tuple[int, int, int]:
-    """What NCCL holds of each rank's GPU, in bytes: the least, the usual, the most; nothing where there is one rank."""
+    """Return what NCCL holds of each rank's GPU, in bytes: the least, the usual, the most; nothing where there is one rank."""
     degrees = {"reshard": request.reshard, "tp": request.tp, "cp": request.cp, "pp": request.pp}
     return nccl_bytes(request.parallel, request.world, **degrees)

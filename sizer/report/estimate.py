@@ -143,7 +143,7 @@ def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
 
 
 def has_range(estimate: Estimate) -> bool:
-    """Whether anything is known of how far the process may be off: not on MPS, nor on the CPU."""
+    """Return whether anything is known of how far the process may be off: not on MPS, nor on the CPU."""
     return estimate.process_low_bytes < estimate.process_high_bytes
 
 

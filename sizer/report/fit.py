@@ -64,7 +64,7 @@ class Fit:
 
 
 def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fit:
-    """Whether a tape's work fits a device, and the bytes that its process would hold there.
+    """Return whether a tape's work fits a device, and the bytes that its process would hold there.
 
     `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
@@ -129,7 +129,8 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
 
 
 def _margins(unbounded: Unbounded, gpu: Gpu) -> tuple[Margin, ...]:
-    """What the process may hold less and more than estimated, by what is uncertain; without the parts that come to nothing."""
+    """Return what the process may hold less and more than estimated, by what is uncertain; without the parts that come to
+    nothing."""
     reserved = unbounded.timeline.peak_reserved_bytes
     engines = engines_margin(unbounded.engines_limit_bytes, reserved)
     found = (
@@ -169,17 +170,18 @@ def smallest_work(tape: Tape, gpu: Gpu) -> Room:
 
 
 def surely_runs(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
-    """Whether the work runs with all that makes it large; `reserved` is what that reserves without bound, where that is known."""
+    """Return whether the work runs with all that makes it large; `reserved` is what that reserves without bound, where that is
+    known."""
     return _runs(*largest_work(tape, gpu), gpu, expandable_segments, reserved)
 
 
 def possibly_runs(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
-    """Whether the work runs with all that makes it small; `reserved` as in `surely_runs`."""
+    """Return whether the work runs with all that makes it small; `reserved` as in `surely_runs`."""
     return _runs(*smallest_work(tape, gpu), gpu, expandable_segments, reserved)
 
 
 def _runs(tape: Tape, capacity: int, gpu: Gpu, expandable_segments: bool, reserved: int | None) -> bool:
-    """Whether the work runs in `capacity` bytes, by a replay where nothing less tells."""
+    """Return whether the work runs in `capacity` bytes, by a replay where nothing less tells."""
     if capacity <= 0:
         return False
     if reserved is not None and reserved <= capacity:  # nothing is ever refused

@@ -74,7 +74,7 @@ def sequence_bytes(segments: Iterable[KvSegment], context: int) -> int:
 
 
 def host_bytes(segments: Iterable[KvSegment], context: int) -> int:
-    """What of the cache of a sequence of `context` tokens is on the host."""
+    """Return what of the cache of a sequence of `context` tokens is on the host."""
     segment = _segment(segments, context)
     return segment.host_constant_bytes + context * segment.host_token_bytes
 

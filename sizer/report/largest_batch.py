@@ -107,7 +107,7 @@ def find_largest_batch(
     expandable_segments: bool = False,
     replays: Replays,
 ) -> MaxBatch:
-    """What `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are.
+    """Return what `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are.
 
     Devices of which nobody answers anything are the same where their memory is.
     """
@@ -159,7 +159,7 @@ def _most(verdicts: Mapping[int, Fits], smallest: int) -> int | None:
 
 
 def _is_long(family: TapeFamily) -> bool:
-    """Whether the work is a generation of so many steps that a search would replay them for minutes."""
+    """Return whether the work is a generation of so many steps that a search would replay them for minutes."""
     return any(repeated_events(line.tape) > MOST_SEARCHED for _, line in family.lines)
 
 

@@ -87,7 +87,7 @@ class PeakReport:
 def find_peak(
     tape: Tape, notes: BlockNotes, gpu: Gpu, *, query: str, dtype: str, expandable_segments: bool
 ) -> PeakReport:
-    """What is alive at the peak of a tape's work on a device, or, where it does not fit, on one that is large enough."""
+    """Return what is alive at the peak of a tape's work on a device, or, where it does not fit, on one that is large enough."""
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, allocated = placed.peak(tape)
     alive = [block for block in blocks_alive(tape.order[:position]) if placed.taken[block]]

@@ -117,7 +117,7 @@ def _differences(first: Side, side: Side) -> dict[str, int]:
 
 
 def side_of(request: Request, report: Report | None, error: str = "") -> Side:
-    """What a report, whole or not, says of a question's cell in focus; `error` where what is missing will not come."""
+    """Return what a report, whole or not, says of a question's cell in focus; `error` where what is missing will not come."""
     query = format_query(request)
     if report is None:
         return Side(query=query, error=error)

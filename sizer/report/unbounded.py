@@ -46,7 +46,7 @@ class Unbounded:
 
 
 def find_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False, replays: Replays) -> Unbounded:
-    """What `replay_unbounded` returns: equal tapes are replayed once, whatever their batch size, dtype and device."""
+    """Return what `replay_unbounded` returns: equal tapes are replayed once, whatever their batch size, dtype and device."""
     key = _digest(tape, backend, expandable_segments)
     return replays.find(
         key, Unbounded, lambda: replay_unbounded(tape, backend, expandable_segments=expandable_segments)

@@ -196,7 +196,7 @@ class JobClient:
         return self._pool.answered_ago()
 
     def metrics(self) -> str:
-        """What has become of the jobs so far, in Prometheus' text format: counts and seconds, nothing of what was asked."""
+        """Return what has become of the jobs so far, in Prometheus' text format: counts and seconds, nothing of what was asked."""
         return self._pool.metrics()
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ def _decoder(kind: type) -> Read:
 
 
 def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
-    """What is known of all devices from what is known of each part; None where nothing is."""
+    """Return what is known of all devices from what is known of each part; None where nothing is."""
     known = [report for report in found if report is not None]
     if not known:
         return None

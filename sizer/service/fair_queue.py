@@ -116,7 +116,7 @@ class FairQueue:
         entry.started, entry.stopped, entry.unkept_seconds = False, True, 0.0
 
     def running(self, number: int) -> bool:
-        """Whether it is this job's turn."""
+        """Return whether it is this job's turn."""
         return self._entries[number].running
 
     def turns(self, now: float) -> Turns:
@@ -154,7 +154,7 @@ class FairQueue:
         return found
 
     def _leads(self, first: int, number: int) -> bool:
-        """Whether the rank of the first is lower by enough, what both visitors have used together aside."""
+        """Return whether the rank of the first is lower by enough, what both visitors have used together aside."""
         entry = self._entries[first]
         lead = PAUSED_LEAD if entry.started else STOPPED_LEAD if entry.stopped else NEW_LEAD
         both = set(_keys(entry.visitor)) & set(_keys(self._entries[number].visitor))

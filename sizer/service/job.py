@@ -36,7 +36,7 @@ class Job:
 
     @property
     def partial(self) -> Any:
-        """What is known of the result so far, None where nothing is; it stays when the job fails or is cancelled."""
+        """Return what is known of the result so far, None where nothing is; it stays when the job fails or is cancelled."""
         value = self.shared.partial
         return None if value is None else self._view(value)
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether `result` would answer at once."""
+        """Return whether `result` would answer at once."""
         return self.cancelled or self.shared.done
 
     def result(self, timeout: float | None = None) -> Any:
@@ -64,7 +64,7 @@ class Job:
         return None if value is None else self._view(value)
 
     def waited(self, timeout: float) -> bool:
-        """Whether the job is done, after waiting for that for at most `timeout` seconds."""
+        """Return whether the job is done, after waiting for that for at most `timeout` seconds."""
         if not self.cancelled:
             self.shared.wait(timeout)
         return self.done
@@ -100,7 +100,7 @@ class SharedJob(Outcome):
         self.connection: Connection | None = None
 
     def is_silent(self) -> bool:
-        """Whether the server that is asked has said nothing for longer than one does that lives."""
+        """Return whether the server that is asked has said nothing for longer than one does that lives."""
         server = self.connection
         if self.done or server is None or not server.ready:
             return False
@@ -129,12 +129,12 @@ class JoinedJob:
 
     @property
     def progress(self) -> str:
-        """What the first job that is not done is doing now."""
+        """Return what the first job that is not done is doing now."""
         return next((job.progress for job in self.jobs if not job.done), "")
 
     @property
     def partial(self) -> Any:
-        """What is known of the result so far, None where nothing is; it stays when a job fails or is cancelled."""
+        """Return what is known of the result so far, None where nothing is; it stays when a job fails or is cancelled."""
         return self._join([_known(job) for job in self.jobs])
 
     @property
@@ -144,7 +144,7 @@ class JoinedJob:
 
     @property
     def done(self) -> bool:
-        """Whether all jobs are."""
+        """Return whether all jobs are."""
         return all(job.done for job in self.jobs)
 
     def result(self, timeout: float | None = None) -> object | None:
@@ -174,7 +174,7 @@ class JoinedJob:
 
 
 def _known(job: Job) -> object | None:
-    """What is known of a job's result, all of it where there is one."""
+    """Return what is known of a job's result, all of it where there is one."""
     if job.done:
         with contextlib.suppress(SizerError):
             return job.result(0)

@@ -128,7 +128,7 @@ CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSY
 
 
 def is_crash(status: int) -> bool:
-    """Whether an exit status is that of a process that something else than its own limits ended."""
+    """Return whether an exit status is that of a process that something else than its own limits ended."""
     return status < 0 and -status in set(signal.Signals) and signal.Signals(-status).name in CRASHES
 
 

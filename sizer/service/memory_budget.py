@@ -14,7 +14,7 @@ MACHINE = Path("/proc/meminfo")
 
 
 def budget_bytes() -> int:
-    """What all jobs may hold together; 0 where this system does not tell how much there is, and nobody has said."""
+    """Return what all jobs may hold together; 0 where this system does not tell how much there is, and nobody has said."""
     return read_limit(MEMORY, 0) * GIB or (host_bytes() or 0) // 2
 
 

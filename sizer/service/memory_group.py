@@ -55,7 +55,7 @@ class MemoryGroup:
             raise
 
     def has_killed(self) -> bool:
-        """Whether the kernel has ended a job for its memory that this was not told of yet. Each is told once."""
+        """Return whether the kernel has ended a job for its memory that this was not told of yet. Each is told once."""
         if self._kills() <= self._seen:
             return False
         self._seen += 1

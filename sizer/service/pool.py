@@ -280,7 +280,7 @@ class JobPool:
         _log.info("a job has ended", extra=facts)
 
     def metrics(self) -> str:
-        """What has become of the jobs so far, in Prometheus' text format."""
+        """Return what has become of the jobs so far, in Prometheus' text format."""
         with self._lock:
             return self._metrics.text(present=len(self._shared_jobs))
 

@@ -36,7 +36,7 @@ FRAMED_BY_VARIABLE = "SIZER_FRAMED_BY"  # origins, with spaces between them
 
 
 def is_public() -> bool:
-    """Whether strangers use this app: any value of the switch but none and 0 says so."""
+    """Return whether strangers use this app: any value of the switch but none and 0 says so."""
     return os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
 
 
@@ -47,7 +47,7 @@ def framing_origins() -> tuple[str, ...]:
 
 
 def wanted_wall() -> Wall:
-    """Whether jobs may run where the kernel has no seccomp: not in public mode, unless told so."""
+    """Return whether jobs may run where the kernel has no seccomp: not in public mode, unless told so."""
     return "required" if is_public() and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
 
 
@@ -57,7 +57,7 @@ def wanted_spares() -> int:
 
 
 def preloaded() -> tuple[str, ...]:
-    """What an estimate and a decision import, whatever the source, and what is read and asked before any of them."""
+    """Return what an estimate and a decision import, whatever the source, and what is read and asked before any of them."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
     caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")

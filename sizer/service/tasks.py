@@ -35,7 +35,7 @@ class KeptByServer:
         self._known, self._channel = dict(job["kept"]), channel
 
     def get(self, name: str) -> bytes | None:
-        """What was put under a name, None where there is nothing."""
+        """Return what was put under a name, None where there is nothing."""
         data = self._known.get(_digest(name))
         return None if data is None else bytes(data)
 
@@ -73,7 +73,7 @@ def _estimate(job: dict, channel: Channel) -> dict:
 
 
 def _levers(job: dict, channel: Channel) -> dict:
-    """What to change for the one dtype and batch size of a query, and what that saves."""
+    """Return what to change for the one dtype and batch size of a query, and what that saves."""
     from sizer.decision.levers import levers
 
     return _last(partial(levers, compiles=job.get("part") == COMPILED), job, channel)
@@ -110,7 +110,7 @@ def _budget(job: dict, channel: Channel) -> dict:
 
 
 def _peak(job: dict, channel: Channel) -> dict:
-    """What is alive at the peak of the one dtype and batch size of a query."""
+    """Return what is alive at the peak of the one dtype and batch size of a query."""
     from sizer.decision.peak import peak
 
     return _last(peak, job, channel)
@@ -199,7 +199,7 @@ def _placement(job: dict, channel: Channel) -> dict:
 
 
 def _models(job: dict, channel: Channel) -> dict:
-    """What the sources' packages build by name, by source: each name with its family, the module that defines it."""
+    """Return what the sources' packages build by name, by source: each name with its family, the module that defines it."""
     from sizer.catalogue.sources import import_function, offered_sources
 
     return {source.key: import_function(source.names)() for source in offered_sources() if source.names}

@@ -63,7 +63,7 @@ class Flags:
 
     @property
     def budget_bytes(self) -> int:
-        """What the server may use of the device: math.ceil(total × util), vllm/v1/worker/utils.py, request_memory."""
+        """Return what the server may use of the device: math.ceil(total × util), vllm/v1/worker/utils.py, request_memory."""
         thousandths = round(self.util * 10_000)
         return -(-self.total_bytes * thousandths // 10_000)
 

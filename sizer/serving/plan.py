@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def is_free(self) -> bool:
-        """Whether the device has the budget free when the server starts."""
+        """Return whether the device has the budget free when the server starts."""
         return self.flags.kv_bytes is not None or self.free_bytes >= self.budget_bytes
 
 

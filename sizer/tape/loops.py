@@ -53,7 +53,7 @@ def repetitions(tape: Tape) -> Iterator[tuple[Loop, Repetition]]:
 
 
 def find_repetition(tape: Tape, loop: Loop) -> Repetition:
-    """What comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ."""
+    """Return what comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ."""
     length = loop.end - loop.begin
     before, step = (
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)

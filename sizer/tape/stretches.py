@@ -99,7 +99,7 @@ class Rows:
 
 
 def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
-    """What the second tape has in addition. Raises LayersDifferError where it is not what stands before it once more."""
+    """Yield what the second tape has in addition. Raises LayersDifferError where it is not what stands before it once more."""
     a, b = first.exact, second.exact
     i = j = 0
     while i < len(a) or j < len(b):

@@ -229,7 +229,7 @@ def _check_same_work(one: Tape, other: Tape) -> None:
 
 
 def _same(one: Tape, other: Tape) -> bool:
-    """Whether two tapes say the same; size queries may be in another order."""
+    """Return whether two tapes say the same; size queries may be in another order."""
     return by_block(one.size_queries) == by_block(other.size_queries) and replace(one, size_queries=()) == replace(
         other, size_queries=()
     )

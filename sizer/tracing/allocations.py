@@ -28,7 +28,7 @@ Held = Callable[[Device, tuple, dict, Any], Steps]
 
 
 def after_results(held: Held) -> Held:
-    """What an operator holds that makes its results first."""
+    """Yield what an operator holds that makes its results first."""
 
     @wraps(held)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -39,5 +39,5 @@ def after_results(held: Held) -> Held:
 
 
 def copies(*tensors: Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> list[int]:
-    """What `contiguous()` copies: the bytes of each tensor that is not in the layout yet."""
+    """Return what `contiguous()` copies: the bytes of each tensor that is not in the layout yet."""
     return [t.nbytes for t in tensors if t is not None and not t.is_contiguous(memory_format=layout)]

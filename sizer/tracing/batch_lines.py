@@ -64,7 +64,8 @@ def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
 
 
 def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
-    """Whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
+    """Return whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more
+    ways.
 
     The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
     """

@@ -32,8 +32,8 @@ def trace_kv_cache(
     loading: Loading | None = None,
     repeated: Sequence[Repeated] = (),
 ) -> tuple[KvSegment, ...]:
-    """What one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a line for
-    what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
+    """Return what one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a
+    line for what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
     quantised to. If the cache grows in steps of several tokens, its bytes follow from models with fewer of the `repeated` layers.
 
     A model that reads images or sound is given text alone. Empty for models whose prompt is read by an encoder, or is more than

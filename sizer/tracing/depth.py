@@ -160,7 +160,7 @@ class DeepTraces:
         return found.tape
 
     def _find(self, shortened: Callable[[int], Tape], repeated: Repeated) -> Unfolded:
-        """What three depths show, at the first attempt that shows it."""
+        """Return what three depths show, at the first attempt that shows it."""
         for self._attempt in ATTEMPTS[:-1]:
             with suppress(LayersDifferError):
                 return self._unfold(shortened, repeated, checked=False)
@@ -224,7 +224,7 @@ def _period(module: nn.Module, stack: nn.Module) -> tuple[int, int, int] | None:
 
 
 def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, Any]] | None:
-    """What each layer is: equal for two that are alike. None where layers share parameters."""
+    """Return what each layer is: equal for two that are alike. None where layers share parameters."""
     layers = list(stack)
     own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
     if sum(map(len, own)) != len(set().union(*own)):
@@ -283,7 +283,7 @@ def _plain(value: object, own: str) -> object:
 
 
 def _said_by_layer(module: nn.Module, layers: int) -> Iterator[tuple[str, list]]:
-    """What the configs of a module's parts say of each layer in lists that are as long as that of the layers."""
+    """Yield what the configs of a module's parts say of each layer in lists that are as long as that of the layers."""
     configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None}
     for number, config in enumerate(configs.values()):
         for name, value in vars(config).items() if hasattr(config, "__dict__") else ():

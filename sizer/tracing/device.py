@@ -31,7 +31,8 @@ class Capability(tuple[int, int]):
         return made
 
     def among(self, *ranges: Range) -> bool:
-        """Whether it is in one of some ranges, both ends included. Noted as one: which of them it is in makes no difference."""
+        """Return whether it is in one of some ranges, both ends included. Noted as one: which of them it is in makes no
+        difference."""
         outcome = _is_among(self.plain, ranges)
         self.decisions.add(("capability", "among", ranges, outcome))
         return outcome
@@ -93,7 +94,7 @@ for _name in COMPARISONS:
 
 
 def decide_alike(capability: tuple[int, int], decisions: Iterable[Decision]) -> bool:
-    """Whether each of the comparisons has the same outcome for this capability."""
+    """Return whether each of the comparisons has the same outcome for this capability."""
     sides: dict[str, Any] = {"capability": capability, "major": capability[0], "minor": capability[1]}
     compare: dict[str, Callable[[Any, Any], bool]] = COMPARISONS | {"among": _is_among}
     return all(compare[name](sides[what], other) == outcome for what, name, other, outcome in decisions)
@@ -182,5 +183,5 @@ class Device:
         return merge_compiled(self._compiled)
 
     def decisions(self) -> tuple[Decision, ...]:
-        """What rules have asked of the capability so far."""
+        """Return what rules have asked of the capability so far."""
         return () if self._capability is None else tuple(sorted(self._capability.decisions, key=repr))

@@ -55,7 +55,7 @@ def explain(
 
 
 def _exact(traced: Collection[Traced]) -> Iterator[str]:
-    """What is no estimate, and how one trace speaks for other batch sizes."""
+    """Yield what is no estimate, and how one trace speaks for other batch sizes."""
     yield "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once"
     yield "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors"
     fitted = {line.fitted_at for one in traced for _, line in one.family.lines}
@@ -70,7 +70,7 @@ def _exact(traced: Collection[Traced]) -> Iterator[str]:
 def _modelled(
     device: Device, texts: RuleTexts, gpu: Gpu | None, answered: bool, operators: frozenset[str]
 ) -> Iterator[str]:
-    """What is a model, and what is left out, of operators that were traced."""
+    """Yield what is a model, and what is left out, of operators that were traced."""
     if device.kind == "cuda" and _any_of(texts.convolutions, operators):
         yield convolutions(gpu, answered=answered)
     alone = [one.name for one in texts.held if one.by_cudnn and not one.convolves and _any_of([one.name], operators)]
@@ -92,7 +92,7 @@ def _operators(traced: Collection[Traced]) -> frozenset[str]:
 
 
 def _any_of(asked: Iterable[str], operators: frozenset[str]) -> bool:
-    """Whether some of these operators are among those that were traced; yes where nothing was."""
+    """Return whether some of these operators are among those that were traced; yes where nothing was."""
     return not operators or not operators.isdisjoint(asked)
 
 

@@ -203,7 +203,7 @@ class BlockLog:
         self._output.clear()
 
     def category(self, block: int) -> str:
-        """What the block is so far."""
+        """Return what the block is so far."""
         return CATEGORIES[self.categories[block]]
 
     def alive(self, start: int = 0) -> list[int]:

@@ -201,7 +201,8 @@ class Recorder(TorchDispatchMode):
         self.paths.name(module)
 
     def loaded(self, module: nn.Module, *, tell_frozen: bool = False) -> Loading:
-        """What was logged while a module was loaded under this recorder; what it holds that was not seen then is logged now."""
+        """Return what was logged while a module was loaded under this recorder; what it holds that was not seen then is logged
+        now."""
         self.load(module, tell_frozen=tell_frozen)
         blocks: dict[str, int] = {}
         for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
@@ -298,7 +299,7 @@ class Recorder(TorchDispatchMode):
         return out if correct is None else correct(args, out)
 
     def is_unshared(self, tensor: Tensor) -> bool:
-        """Whether nothing but the caller of the running operator holds this tensor's storage."""
+        """Return whether nothing but the caller of the running operator holds this tensor's storage."""
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == self._sole_owner
 
     def _own(self, tensor: Tensor | None, category: str, op: str, module: str) -> None:

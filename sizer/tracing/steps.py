@@ -128,7 +128,7 @@ class Work:
 
     @property
     def trains(self) -> bool:
-        """Whether there are a backward pass and an optimizer's step."""
+        """Return whether there are a backward pass and an optimizer's step."""
         return MODES[self.mode].trains
 
 
@@ -414,5 +414,5 @@ class Steps:
 
     @property
     def skipped(self) -> bool:
-        """Whether the gradient scaler met an overflow, so that an optimizer's step was left out."""
+        """Return whether the gradient scaler met an overflow, so that an optimizer's step was left out."""
         return self._scaler.is_enabled() and self._scaler.get_scale() < INIT_SCALE

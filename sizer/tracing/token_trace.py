@@ -190,7 +190,7 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    """Whether a tensor of a cache is on the host."""
+    """Return whether a tensor of a cache is on the host."""
     return getattr(tensor, "is_on_host", False)
 
 

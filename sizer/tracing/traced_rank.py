@@ -78,7 +78,7 @@ def ranks_of_stages(module: nn.Module, plan: Plan) -> tuple[int, ...]:
 
 
 def _kind_of(layer: nn.Module) -> Hashable:
-    """What is equal for layers of the same parts."""
+    """Return what is equal for layers of the same parts."""
     return tuple((type(part), *(one.shape for one in part.parameters(recurse=False))) for part in layer.modules())
 
 

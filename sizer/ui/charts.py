@@ -173,7 +173,8 @@ def top_of(tallest: int, gpus: Iterable[Gpu]) -> float:
 
 
 def in_sight(tallest: int, gpu: Gpu) -> bool:
-    """Whether a chart whose tallest bar has `tallest` bytes shows the GPU's capacity; below that its bars would be slivers."""
+    """Return whether a chart whose tallest bar has `tallest` bytes shows the GPU's capacity; below that its bars would be
+    slivers."""
     return gpu.total_bytes <= CAPACITY_IN_SIGHT * tallest
 
 

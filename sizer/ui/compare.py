@@ -74,7 +74,7 @@ def _show_beginning() -> None:
 
 
 def _answers(requests: Requests) -> dict[int, Answer]:
-    """What is known on each question by now; those that have ended are not asked for again."""
+    """Return what is known on each question by now; those that have ended are not asked for again."""
     known = st.session_state.get(ENDED, {})
     queries = {number: format_query(request) for number, request in requests.items()}
     answers = {number: known.get(query) or service.ask(requests[number]) for number, query in queries.items()}
@@ -187,7 +187,7 @@ def _show_files(requests: Requests, found: SideBySide) -> None:
 
 
 def headings(requests: Requests) -> dict[int, str]:
-    """What a legend calls each question: its number, and what tells it from the others."""
+    """Return what a legend calls each question: its number, and what tells it from the others."""
     words = compared.titles(list(requests.values()))
     if all(words):
         return {number: f"{number} · {title}" for number, title in zip(requests, words, strict=True)}

@@ -81,7 +81,7 @@ def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
 
 
 def title(name: str) -> str:
-    """What the page calls a figure."""
+    """Return what the page calls a figure."""
     return quantity_title(name) if name.endswith("_bytes") else name
 
 
@@ -209,7 +209,7 @@ def bars_chart(reports: Mapping[int, Report], kind: PeakKind) -> alt.LayerChart:
 
 
 def capacities(gpus: Sequence[Gpu], tallest: int) -> str:
-    """What the dashed lines of a chart are, and which devices are far above it."""
+    """Return what the dashed lines of a chart are, and which devices are far above it."""
     near = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if in_sight(tallest, gpu)]
     far = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if not in_sight(tallest, gpu)]
     told = [f"Dashed: what one device holds, {', '.join(near)}."] if near else []

@@ -179,7 +179,7 @@ def stages_chart(device: str, frame: pd.DataFrame) -> alt.Chart:
 
 
 def _costs(shown: Demonstration) -> str:
-    """What emptying the cache costs here, measured; empty where there is no cache."""
+    """Return what emptying the cache costs here, measured; empty where there is no cache."""
     seconds = {cost.what: cost.spread.median_seconds for cost in shown.costs}
     if not {CACHED, EMPTYING, EMPTIED} <= seconds.keys():
         return ""

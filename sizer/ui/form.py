@@ -254,7 +254,7 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
 
 
 def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, str]:
-    """What of the model is trained, and the fields that the adapter takes."""
+    """Return what of the model is trained, and the fields that the adapter takes."""
     trains = tuple(part for part in task.trains if source.trace is None or part in TRAINS_OF_DENOISERS)
     if st.session_state["train"] not in trains:
         language = source.package == "transformers"
@@ -300,7 +300,7 @@ def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
 
 
 def _is_asked(key: str, values: dict[str, str], source: Source, mode: Mode) -> bool:
-    """Whether a key of a way of working together has a field, beside the values that others have."""
+    """Return whether a key of a way of working together has a field, beside the values that others have."""
     if key in OF_DEGREES and values.get(OF_DEGREES[key], "") in ("", "1"):
         return False
     of_steps = ("lp", "cp", "pp", "sp") if mode.generates else ("lp", "cp", "pp")

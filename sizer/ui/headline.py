@@ -40,7 +40,7 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
 
 
 def work(request: Request, report: Report, estimate: Estimate) -> str:
-    """What is done, with what, at which batch size."""
+    """Return what is done, with what, at which batch size."""
     mode, name = MODES[request.mode], subject(request, report)
     if mode.generates:
         prompt = report.request.get("sequence_length")
@@ -62,7 +62,7 @@ def sample_size(report: Report) -> str:
 
 
 def subject(request: Request, report: Report) -> str:
-    """What the headline calls the model: a name from a list of ours, else only the name of its class."""
+    """Return what the headline calls the model: a name from a list of ours, else only the name of its class."""
     if title_of := SOURCES[request.source].title_of:
         return title_of(request.name).replace("_", r"\_")
     return f"this {report.model.class_name}" if report.model.class_name.isalnum() else "this model"

@@ -132,7 +132,7 @@ def _for_device(cell: Request, facts: DeviceFacts) -> Request:
 
 
 def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
-    """What will be run where, and what the estimate says that it takes, as plain text."""
+    """Return what will be run where, and what the estimate says that it takes, as plain text."""
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
     mode = MODES[cell.mode]
@@ -148,7 +148,7 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
 
 
 def _process_bytes(estimate: Estimate, facts: DeviceFacts) -> int:
-    """What the process will take of the device, on a host with PyTorch itself."""
+    """Return what the process will take of the device, on a host with PyTorch itself."""
     return estimate.process_bytes + (PYTORCH_BYTES if facts.kind in HOST_KINDS else 0)
 
 

@@ -38,12 +38,12 @@ KNOWN_SECONDS = 300  # how long a list of devices is believed
 
 
 def may_measure() -> bool:
-    """Whether this app may run models on its own machine, and whoever opens it may delete what was measured."""
+    """Return whether this app may run models on its own machine, and whoever opens it may delete what was measured."""
     return not is_public() and os.environ.get(MEASURING_VARIABLE, "").strip().lower() in ON
 
 
 def may_import() -> bool:
-    """Whether whoever opens this app may add to its ledger what another machine is said to have measured."""
+    """Return whether whoever opens this app may add to its ledger what another machine is said to have measured."""
     return not is_public()
 
 
@@ -135,7 +135,8 @@ TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError:
 
 
 def ask_import(page: str) -> ImportResult | None:
-    """What became of a file that has just arrived; None where there is none. What was refused is shown until the next one."""
+    """Return what became of a file that has just arrived; None where there is none. What was refused is shown until the next
+    one."""
     if not may_import():
         st.info(SWITCHED_OFF)
         return None

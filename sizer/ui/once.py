@@ -94,7 +94,7 @@ class Tokens:
 
 
 def _look_up(known: OrderedDict[Any, Made], key: object, make: Callable[[], Made], most: int) -> Made:
-    """What is known by a key, made where nothing is; what was not looked up for longest is given up for it."""
+    """Return what is known by a key, made where nothing is; what was not looked up for longest is given up for it."""
     if key not in known:
         known[key] = make()
         if len(known) > most:
@@ -104,7 +104,8 @@ def _look_up(known: OrderedDict[Any, Made], key: object, make: Callable[[], Made
 
 
 def _key(value: object) -> object:
-    """What tells a value from others: its type and parts, down to tuples of more than scalars, which are told by their identity."""
+    """Return what tells a value from others: its type and parts, down to tuples of more than scalars, which are told by their
+    identity."""
     if isinstance(value, _SCALARS):
         return value
     if is_dataclass(value) and not isinstance(value, type):
@@ -138,7 +139,7 @@ class Texts(DataFrame):
         return self if dtype is str else super().astype(dtype, *arguments, **options)
 
     def arrow(self, convert: Callable[[DataFrame], bytes]) -> bytes:
-        """What `convert` makes of this table, which it is asked for once."""
+        """Return what `convert` makes of this table, which it is asked for once."""
         if self._arrow is None:
             self._arrow = convert(self)
         return self._arrow

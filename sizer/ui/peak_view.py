@@ -132,7 +132,7 @@ def _snapshot(cell: Request) -> bytes:
 
 
 def summary_of(cell: Request, report: Report, estimate: Estimate) -> Summary:
-    """What the picture says of one dtype and batch size; the link is cut where it holds a whole config."""
+    """Return what the picture says of one dtype and batch size; the link is cut where it holds a whole config."""
     title_of = SOURCES[cell.source].title_of
     optimizer = f" with {cell.optimizer}" if MODES[cell.mode].trains and cell.optimizer != "none" else ""
     return Summary(
@@ -171,7 +171,7 @@ class Box:
 
     @property
     def told(self) -> str:
-        """What it holds, in words."""
+        """Return what it holds, in words."""
         return ", ".join(f"{category} {format_bytes(size)}" for category, size in self.held.items())
 
 

@@ -34,7 +34,7 @@ class Summary:
 
 
 def alt_text(summary: Summary, estimate: Estimate, gpu: Gpu) -> str:
-    """What the picture shows, for who does not see it."""
+    """Return what the picture shows, for who does not see it."""
     process = f"{format_bytes(estimate.process_bytes)} for the process of {format_bytes(gpu.total_bytes)} on {gpu.name}"
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in _largest_first(estimate).items())
     return f"{summary.title}, {summary.work}: {process}; {summary.verdict}. {held}."

@@ -24,7 +24,7 @@ _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):\d{1,3}", re.ASCII)
 
 
 def quantity_title(quantity: str) -> str:
-    """What the pages call a quantity of a comparison."""
+    """Return what the pages call a quantity of a comparison."""
     if quantity in PEAKS or quantity in TENSORS:
         return (PEAKS | TENSORS)[quantity]
     parts = quantity.split(".")
@@ -34,7 +34,7 @@ def quantity_title(quantity: str) -> str:
 
 
 def device_title(facts: DeviceFacts) -> str:
-    """What PyTorch calls a device ("cuda:0"), "a device" where that is no such word."""
+    """Return what PyTorch calls a device ("cuda:0"), "a device" where that is no such word."""
     return facts.device if _DEVICE.fullmatch(facts.device) else "a device"
 
 

@@ -99,7 +99,7 @@ def _open_form() -> None:
 
 
 def tab_title(request: Request) -> str:
-    """What the browser's tab says ("resnet50 on A100 (80 GB) · Sizer")."""
+    """Return what the browser's tab says ("resnet50 on A100 (80 GB) · Sizer")."""
     return f"{model_name(request)} on {find_gpu(request.gpu).name} · Sizer"
 
 

@@ -111,7 +111,7 @@ class Answer:
 
 
 def begin(request: Request) -> Answer:
-    """What is known on a request by now; a page shows it and ends with `follow`. Raises SizerError where nothing came of it.
+    """Return what is known on a request by now; a page shows it and ends with `follow`. Raises SizerError where nothing came of it.
 
     The last answer stays with the session, an error too: looking at it from another side asks nobody, and a question whose
     answer has ended is asked again only by "Try again".
@@ -255,7 +255,7 @@ class Watch:
 
 
 def how_far(answer: Answer, seconds: float) -> str:
-    """What is done and what is left, in one line."""
+    """Return what is done and what is left, in one line."""
     facts = [f"{seconds:.0f} s", (answer.job.progress if answer.job is not None else "") or "waiting"]
     return " · ".join(facts if answer.report is None else [_how_many(answer.report), *facts])
 
@@ -270,7 +270,7 @@ def _how_many(report: Report) -> str:
 
 
 def _left_out(report: Report | None) -> str:
-    """What is missing of a report; nothing where nothing is."""
+    """Return what is missing of a report; nothing where nothing is."""
     if report is None:
         return ""
     dtypes, parts = _to_come(report)

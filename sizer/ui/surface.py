@@ -219,7 +219,8 @@ class Surface:
 
 
 def is_own_origin(headers: Headers) -> bool:
-    """Whether a request comes from this host's own pages, from an origin that the operator allows, or from no page at all."""
+    """Return whether a request comes from this host's own pages, from an origin that the operator allows, or from no page at
+    all."""
     origins = headers.getlist("origin")
     if not origins or not config.get_option("server.enableCORS"):
         return True

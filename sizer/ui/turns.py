@@ -20,7 +20,7 @@ class Awaited(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
     def result(self, timeout: float | None = None) -> Any:
         """Its value, None while there is none after so many seconds."""
@@ -41,7 +41,7 @@ def drawing() -> Iterator[None]:
 
 
 def result_of(job: Awaited, timeout: float | None = None) -> Any:
-    """What `job.result` gives and raises; other pages are drawn meanwhile."""
+    """Return what `job.result` gives and raises; other pages are drawn meanwhile."""
     if job.done or not getattr(_own, "taken", False):
         return job.result(timeout=timeout)
     _give()

@@ -146,7 +146,7 @@ def find_image_input(spec: ExampleSpec) -> MultimodalInput:
 
 
 def kind_of(spec: ExampleSpec) -> str:
-    """What the placeholders stand for: an "image", or a "video" where there is a token for nothing else."""
+    """Return what the placeholders stand for: an "image", or a "video" where there is a token for nothing else."""
     has = lambda kind: any(hasattr(spec.config, name) for name in placeholder_names(kind))  # noqa: E731
     return "video" if has("video") and not has("image") else "image"
 

@@ -51,7 +51,8 @@ def transcript(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
 
 
 def transcript_so_far(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """What a transducer's decoder reads: the blank and the transcript in training, (batch, 1 + n); else the blank to begin with."""
+    """Return what a transducer's decoder reads: the blank and the transcript in training, (batch, 1 + n); else the blank to
+    begin with."""
     blank = torch.full((spec.batch, 1), read(spec.config, "blank_token_id", default=0))
     return torch.cat([blank, transcript(spec, inputs)], dim=1) if spec.training else blank
 
@@ -176,7 +177,7 @@ REFUSAL = re.compile(r"labels is not None:\s*raise ")
 
 
 def targets(spec: ExampleSpec, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What makes the class's forward return its own loss, by parameter name; empty where it has none."""
+    """Return what makes the class's forward return its own loss, by parameter name; empty where it has none."""
     pretrained = "ForPreTraining" in spec.class_name
     made = {name: make for name, make in BY_PARAMETER.items() if pretrained or name not in FOR_PRETRAINING}
     found = {name: make(spec, inputs) for name, make in made.items() if spec.takes(name)}

@@ -35,7 +35,8 @@ def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
 
 
 def kind_of(spec: ExampleSpec) -> str | None:
-    """What a placeholder token stands for in the model's texts: "image", "video" or "audio"; None where there is no such token."""
+    """Return what a placeholder token stands for in the model's texts: "image", "video" or "audio"; None where there is no
+    such token."""
     if not spec.takes("input_ids"):
         return None
     spec = inner(spec)

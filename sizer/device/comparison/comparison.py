@@ -110,17 +110,17 @@ class Comparison(Document):
 
     @property
     def task(self) -> str:
-        """What was done, in a word: "training", "inference", "generation"."""
+        """Return what was done, in a word: "training", "inference", "generation"."""
         return MODES[self.mode].title.lower() if self.mode in MODES else self.mode
 
     @property
     def holds(self) -> bool:
-        """Whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
+        """Return whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
         return not self.wrong
 
     @property
     def process_in_range(self) -> bool | None:
-        """Whether the estimate's range holds what the driver said of the process; None where the two do not compare."""
+        """Return whether the estimate's range holds what the driver said of the process; None where the two do not compare."""
         row = self.find("process_bytes")
         if row is None:
             return None

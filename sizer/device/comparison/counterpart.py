@@ -69,7 +69,8 @@ def _with_context(gpu: Gpu, threads: int) -> Gpu:
 
 
 def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
-    """Whether a device is an entry of the catalogue: of one kind, the words of its model in the name, memory within a tenth."""
+    """Return whether a device is an entry of the catalogue: of one kind, the words of its model in the name, memory within a
+    tenth."""
     if gpu.backend != facts.kind:
         return False
     if gpu.backend == "cpu":

@@ -42,7 +42,7 @@ class Divergence:
 
     @property
     def level_difference_bytes(self) -> int:
-        """What the estimate has allocated there beyond the device; negative where it has less."""
+        """Return what the estimate has allocated there beyond the device; negative where it has less."""
         return self.estimated_level_bytes - self.measured_level_bytes
 
     def describe(self) -> str:
@@ -105,7 +105,7 @@ def largest_divergences(alignment: Alignment, count: int = LARGEST) -> tuple[Div
 
 
 def scratch_of(alignment: Alignment, count: int = MOST_SCRATCH) -> tuple[Scratch, ...]:
-    """What kernels hold inside on both sides, where it differs, per operator and phase, the largest difference first."""
+    """Return what kernels hold inside on both sides, where it differs, per operator and phase, the largest difference first."""
     groups: dict[tuple[str, str], list[Scratch]] = defaultdict(list)
     for phase in alignment.phases:
         for one, other in alignment.calls(phase):
@@ -130,7 +130,7 @@ def _beyond(row: Scratch) -> int:
 
 
 def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, ...]:
-    """What makes the levels of both sides differ at the same place of the work, the most bytes first.
+    """Return what makes the levels of both sides differ at the same place of the work, the most bytes first.
 
     `position` is the number of events done on `side`. The shares sum to the difference of the levels (bytes as requested), wrapped
     numbers and scratch included.

@@ -70,7 +70,7 @@ def _allocated_cause(sides: Sides, alignment: Alignment, row: Row, name: str) ->
 
 
 def _reserved_cause(sides: Sides, recording: Tape, row: Row) -> str:
-    """Whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
+    """Return whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
     reserved = replay_events(recording, sides.kind).reserved
     end = bounds_of(recording, row.phase)
     ours = int(reserved.max(initial=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0)
@@ -157,7 +157,7 @@ def _error_text(row: Row) -> str:
 
 
 def notes_on(sides: Sides, report: Report) -> Iterator[str]:
-    """What was left out and why, and what else a reader must know before trusting a figure."""
+    """Yield what was left out and why, and what else a reader must know before trusting a figure."""
     yield from (f"the measurement may not be trusted: {doubt}" for doubt in sides.measured.doubts)
     if sides.measured.retries:
         yield (
@@ -203,7 +203,7 @@ def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
 
 
 def _recording_notes(sides: Sides, recording: Tape) -> Iterator[str]:
-    """Whether the recording adds up to the device's own counters."""
+    """Yield whether the recording adds up to the device's own counters."""
     levels = running_bytes(recording.order, replay_events(recording, sides.kind).taken)
     ends = {phase: end for end, phase in recording.marks}
     for reading in sides.measured.phases:

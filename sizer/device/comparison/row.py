@@ -63,14 +63,14 @@ class Row:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the error stays within the tolerance; None where nothing is promised."""
+        """Return whether the error stays within the tolerance; None where nothing is promised."""
         if self.tolerance is None:
             return None
         return abs(self.difference_bytes) <= self.tolerance * self.measured_bytes + self.allowance_bytes
 
 
 def rows_of(sides: Sides) -> Iterator[Row]:
-    """What both sides know, like beside like: tensors, allocated, reserved and the process are never mixed."""
+    """Yield what both sides know, like beside like: tensors, allocated, reserved and the process are never mixed."""
     yield from _tensor_rows(sides)
     yield from _phase_rows(sides)
     if sides.is_complete:
@@ -133,7 +133,7 @@ def _whole_rows(sides: Sides) -> Iterator[Row]:
 
 
 def _tolerance(sides: Sides, name: str, phase: str) -> float | None:
-    """What the estimate promises of an allocator's figure on this device; None where it promises nothing."""
+    """Return what the estimate promises of an allocator's figure on this device; None where it promises nothing."""
     allocated, reserved, process = _AIMS[sides.family]
     if sides.kind == "mps" and (sides.measured.source == SAMPLED or name != "allocated_bytes"):
         return None
@@ -164,7 +164,7 @@ def _inputs(sides: Sides) -> int:
 
 
 def _left_by_forward(sides: Sides) -> int:
-    """What the allocator's counter gains in the forward pass beyond the inputs: what a measurement calls activations."""
+    """Return what the allocator's counter gains in the forward pass beyond the inputs: what a measurement calls activations."""
     at_end = {use.phase: use.allocated_bytes for use in sides.estimate.phases}
     return max(0, at_end["forward"] - at_end["load"] - _inputs(sides)) if {"load", "forward"} <= at_end.keys() else 0
 

@@ -75,7 +75,7 @@ class Sides:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the device came to the end of the work."""
+        """Return whether the device came to the end of the work."""
         return self.measured.out_of_memory is None and self.measured.failure is None
 
     @property

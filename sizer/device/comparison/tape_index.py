@@ -88,11 +88,11 @@ class TapeIndex:
         return tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]
 
     def category(self, block: int) -> str:
-        """What a block is."""
+        """Return what a block is."""
         return CATEGORIES[self.tape.categories[block]]
 
     def lifespan(self, block: int, end: int) -> str:
-        """What becomes of a block up to so many events: it "stays", was "inside" one operator, or "passes"."""
+        """Return what becomes of a block up to so many events: it "stays", was "inside" one operator, or "passes"."""
         if self.died[block] >= end:
             return "stays"
         return "inside" if self.within_one_operator(block) else "passes"
@@ -124,7 +124,7 @@ class TapeIndex:
         return blocks_alive(self.tape.order[:position])
 
     def within_one_operator(self, block: int) -> bool:
-        """Whether a block is released before another operator allocates, and so belongs to the inside of its own."""
+        """Return whether a block is released before another operator allocates, and so belongs to the inside of its own."""
         return self.died[block] < min(self._next_operator[block], self.end)
 
     @cached_property

@@ -26,13 +26,13 @@ class ImportItem:
 
 
 def digest_of(measurement: Measurement) -> str:
-    """What tells one measurement from all others: a hash of everything in it."""
+    """Return what tells one measurement from all others: a hash of everything in it."""
     text = json.dumps(measurement.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_items(text: str) -> Iterator[ImportItem | str]:
-    """What a text of JSON holds, one after the other; a text says why one of them could not be read.
+    """Return what a text of JSON holds, one after the other; a text says why one of them could not be read.
 
     Raises RequestError where the whole is not JSON, or not of a kind known here.
     """

@@ -39,7 +39,7 @@ class Host:
             return None
 
     def run(self, *command: str) -> str | None:
-        """What a program of the system prints; None where it is missing or fails."""
+        """Return what a program of the system prints; None where it is missing or fails."""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError):
@@ -70,7 +70,7 @@ class Host:
             return None
 
     def free_bytes(self) -> int | None:
-        """What new work may use (bytes): the kernel's own guess, less where a container's limit comes first.
+        """Return what new work may use (bytes): the kernel's own guess, less where a container's limit comes first.
 
         None where the system does not tell (macOS, Windows).
         """
@@ -196,7 +196,8 @@ def without_kernels(torch: Any, devices: Iterable[DeviceFacts]) -> Iterator[tupl
 
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether code for `arch` runs on a device: machine code (sm_86) within one major version, PTX (compute_86) on any later.
+    """Return whether code for `arch` runs on a device: machine code (sm_86) within one major version, PTX (compute_86) on any
+    later.
 
     Source: CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """

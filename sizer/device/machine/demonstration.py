@@ -223,7 +223,7 @@ class Demonstration(Document):
 
 
 def demonstrate(device: str) -> Demonstration:
-    """What this device shows, from a process of its own that ends afterwards and leaves nothing on the device.
+    """Return what this device shows, from a process of its own that ends afterwards and leaves nothing on the device.
 
     Raises DeviceError where there is no such device or it has not enough free memory, JobError where torch does not work.
     """

@@ -36,7 +36,7 @@ class CudaRuntime:
         torch.cuda.synchronize(self._device)
 
     def has_context(self) -> bool:
-        """Whether this process has a context on the device, whose memory the driver counts as used."""
+        """Return whether this process has a context on the device, whose memory the driver counts as used."""
         return torch._C._cuda_hasPrimaryContext(self._device.index)
 
     def synchronize(self) -> None:

@@ -27,7 +27,7 @@ class MpsRuntime:
         return torch.mps.current_allocated_memory()
 
     def driver_bytes(self) -> int:
-        """What Metal has given this process: the allocator's heaps, caches of compiled graphs."""
+        """Return what Metal has given this process: the allocator's heaps, caches of compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
     def peak_bytes(self) -> int | None:

@@ -97,7 +97,7 @@ class Profiler:
             pass
 
     def stop(self) -> Profiled:
-        """What was recorded; nothing at a second call."""
+        """Return what was recorded; nothing at a second call."""
         for handle in self._handles:
             handle.remove()
         if not self._running:

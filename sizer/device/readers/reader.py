@@ -94,7 +94,7 @@ class Reader(ABC):
 
     @abstractmethod
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
-        """What an exception says about memory that was not there, after `end`; None where it is about something else."""
+        """Return what an exception says about memory that was not there, after `end`; None where it is about something else."""
 
 
 # -------------------------------------------------------------------------------------------------- errors about memory
@@ -117,8 +117,8 @@ _SIGNS = (
 def read_error(
     error: BaseException, phase: str, *, always: type[BaseException] | None = None
 ) -> DeviceOutOfMemory | None:
-    """What an error says about memory that was not there, in bytes to its three digits, None for what it leaves out; None where
-    it is of another kind than `always` and its text is about something else.
+    """Return what an error says about memory that was not there, in bytes to its three digits, None for what it leaves out; None
+    where it is of another kind than `always` and its text is about something else.
 
     Reads the text of a torch.OutOfMemoryError (CUDA) and of the RuntimeError of MPS or the CPU.
     """

@@ -66,7 +66,7 @@ class Measured:
 
     @classmethod
     def from_dict(cls, data: object) -> Measured:
-        """What `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        """Return what `to_dict` came from. Raises DecodeError where `data` is anything else."""
         if not isinstance(data, dict) or set(data) - {*cls.__slots__} or "measurement" not in data:
             raise DecodeError("a measured run is an object with the keys measurement, recording and segments")
         recording = data.get("recording")
@@ -237,12 +237,12 @@ def write_kernels(folder: Path, name: str, record: KernelRecord) -> None:
 
 
 def is_measured(folder: Path, name: str) -> bool:
-    """Whether the case needs no measuring any more."""
+    """Return whether the case needs no measuring any more."""
     return (folder / f"{name}{MEASUREMENT}").exists()
 
 
 def are_kernels_recorded(folder: Path, name: str) -> bool:
-    """Whether the case needs no recording of its kernels any more."""
+    """Return whether the case needs no recording of its kernels any more."""
     return (folder / f"{name}{KERNELS}").exists()
 
 
@@ -299,7 +299,7 @@ def _read_json(path: Path) -> object:
 
 
 def _named(path: Path, read, data: object):
-    """What `read` makes of the data of a file; its DecodeError then names the file."""
+    """Return what `read` makes of the data of a file; its DecodeError then names the file."""
     try:
         return read(data)
     except DecodeError as error:

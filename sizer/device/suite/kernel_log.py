@@ -49,7 +49,7 @@ class CallCounter(Protocol):
         """A context in which `count` counts."""
 
     def readings(self) -> Iterable[tuple[int, int, int]]:
-        """What was counted, in the order of the calls."""
+        """Return what was counted, in the order of the calls."""
 
 
 class KernelLog(TorchDispatchMode):
@@ -230,7 +230,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _only_views(func: Any) -> bool:
-    """Whether an operator returns nothing but views of its arguments: it allocates nothing anywhere."""
+    """Return whether an operator returns nothing but views of its arguments: it allocates nothing anywhere."""
     schema = getattr(func, "_schema", None)
     returns = schema.returns if schema is not None else ()
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

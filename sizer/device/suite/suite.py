@@ -64,7 +64,7 @@ class Runner:
             job.cancel()  # only where the waiting was cut short
 
     def kernels(self, case: Case, seconds: float) -> KernelRecord:
-        """What the case's kernels hold inside, likewise."""
+        """Return what the case's kernels hold inside, likewise."""
         what = "the kernels could not be recorded"
         answer = run_program("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
         return KernelRecord.from_dict(answer)
@@ -223,8 +223,8 @@ def _run(
     room: float,
     failed: Callable[[Exception], Outcome],
 ) -> Outcome | None:
-    """What came of a case, or what `failed` makes of its error: the other cases are run nevertheless. None where its process was
-    killed for the end of this run, not because it took longer than any case may."""
+    """Return what came of a case, or what `failed` makes of its error: the other cases are run nevertheless. None where its
+    process was killed for the end of this run, not because it took longer than any case may."""
     start = runner.now()
     try:
         return work(case, min(room, CASE_SECONDS))
@@ -236,7 +236,7 @@ def _run(
 
 
 def _failed(case: Case, facts: DeviceFacts, date: datetime, error: Exception) -> Measured:
-    """What is written of a case that could not be measured at all."""
+    """Return what is written of a case that could not be measured at all."""
     request = parse_query(case.query)
     measurement = Measurement(
         query=_complete(case),

@@ -252,7 +252,7 @@ def measure(
     progress: Callable[[str], None] | None = None,
     seconds: float | None = None,
 ) -> Measured:
-    """What one piece of work (one dtype, one batch) takes on a device, from a fresh process that is killed afterwards.
+    """Return what one piece of work (one dtype, one batch) takes on a device, from a fresh process that is killed afterwards.
 
     Out of memory is a result, `Measured.measurement.out_of_memory`. Raises RequestError, ConfigError, HubError, BuildError for
     the question, DeviceError for a device that is not there, JobError where the process was killed or hit its limit.

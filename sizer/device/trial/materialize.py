@@ -178,7 +178,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _has_lost_values(module: nn.Module) -> bool:
-    """Whether a buffer or a plain attribute was computed from a parameter that had no values."""
+    """Return whether a buffer or a plain attribute was computed from a parameter that had no values."""
     if any(buffer.is_meta for buffer in module.buffers()):
         return True
     return any(tensor.is_meta for child in module.modules() for tensor in _plain_tensors(child))

@@ -86,7 +86,7 @@ def _config(text: str | None) -> dict | None:
 
 
 def _free_host_bytes(limit: int | None) -> int | None:
-    """What this computer can still give, at most `limit`; None where neither is known."""
+    """Return what this computer can still give, at most `limit`; None where neither is known."""
     from sizer.device.machine.computer import Host
 
     known = [value for value in (Host().free_bytes(), limit) if value is not None]

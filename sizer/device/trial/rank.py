@@ -42,8 +42,8 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
 
 
 def take_part(module: nn.Module, bring: Bring, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
-    """What a rank has of a module whose parameters are on meta, and what brings it to the device, where `bring` does so with the
-    whole."""
+    """Return what a rank has of a module whose parameters are on meta, and what brings it to the device, where `bring` does so
+    with the whole."""
     if not plan.splits:
         return module, partial(_bring_whole, bring, plan)
     return split(module, plan, dtype, kind=device.type), partial(_bring_part, plan)

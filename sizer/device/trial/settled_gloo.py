@@ -67,7 +67,8 @@ def _settled(name: str) -> Callable[..., dist.Work]:
 
 
 def _exchanged(name: str) -> Callable[..., dist.Work]:
-    """What two ranks tell each other is in no thread of gloo's: who waits does it (SendWork, RecvWork of ProcessGroupGloo.hpp)."""
+    """Return what two ranks tell each other is in no thread of gloo's: who waits does it (SendWork, RecvWork of
+    ProcessGroupGloo.hpp)."""
 
     def exchange(group: SettledGloo, *args: Any, **kwargs: Any) -> dist.Work:
         return getattr(group._group, name)(*args, **kwargs)

@@ -132,7 +132,8 @@ def measure_request(
     free_bytes: int | None = None,
     progress: Progress = lambda text: None,
 ) -> Measured:
-    """What the request's one cell takes on the reader's device, in bytes and seconds; with `record` the allocator's events too.
+    """Return what the request's one cell takes on the reader's device, in bytes and seconds; with `record` the allocator's
+    events too.
 
     `free_bytes` is what the host can still give: on the CPU weights that are larger are not even tried. Out of memory and whatever
     else ends the steps are results. Raises RequestError, ConfigError and BuildError for the question itself.
@@ -232,7 +233,7 @@ class _Trial:
             self._mark(phase, {**live, **_at_addresses(KV_CACHE, {"": self._on_device(cache)})})
 
     def _comes_from_host(self) -> bool:
-        """Whether all weights are on the host before they come to the device."""
+        """Return whether all weights are on the host before they come to the device."""
         plan = self.work.plan
         return self.blueprint.load_quantized is None and (plan is None or not plan.splits)
 
@@ -314,7 +315,7 @@ class _Trial:
         )
 
     def _activations(self) -> int | None:
-        """What the forward pass left beside what was loaded and the inputs, by the device's counters."""
+        """Return what the forward pass left beside what was loaded and the inputs, by the device's counters."""
         read = {reading.phase: reading.allocated_bytes for reading in self.phases}
         if "forward" not in read or "inputs_bytes" not in self.tensors:
             return None

@@ -189,7 +189,8 @@ class Board:
         self._redis.srem(_key("wanted", digest), reader)
 
     def read(self, seen: Mapping[str, str], *, block_ms: int) -> dict[str, list[tuple[str, str, bytes]]]:
-        """What is new of some answers, each with the number seen last: by digest, (number, kind, packed JSON). Waits a while."""
+        """Return what is new of some answers, each with the number seen last: by digest, (number, kind, packed JSON). Waits a
+        while."""
         found = self._redis.xread({_key("answer", digest): last for digest, last in seen.items()}, block=block_ms)
         answers = {}
         for stream, entries in found or ():
@@ -237,7 +238,7 @@ class Board:
         return question
 
     def beat(self, digest: str, token: str) -> bool | None:
-        """Whether a worker's question is wanted still; None where it is this worker's no more."""
+        """Return whether a worker's question is wanted still; None where it is this worker's no more."""
         told = self._scripts["BEAT"]([_key("wanted", digest), _key("lease", digest)], [token, LEASE_MS])
         return None if told < 0 else bool(told)
 
@@ -277,7 +278,7 @@ class Board:
 
 
 def _read_worker(text: bytes) -> Worker | None:
-    """What a worker tells of itself; None where that is something else."""
+    """Return what a worker tells of itself; None where that is something else."""
     try:
         match json.loads(text):
             case {"edition": str(edition), "code": str(code), "versions": dict(versions), "missing": dict(missing)}:
@@ -297,7 +298,7 @@ def digest_of(parts: Iterable[str | None]) -> str:
 
 
 def unpack(data: bytes, most_bytes: int) -> bytes:
-    """What was compressed. Raises ValueError where it comes to more than `most_bytes`, or is something else."""
+    """Return what was compressed. Raises ValueError where it comes to more than `most_bytes`, or is something else."""
     try:
         reader = zlib.decompressobj()
         text = reader.decompress(data, most_bytes)

@@ -52,7 +52,7 @@ def queue_of(cost_seconds: float) -> str:
 
 
 def work_of(task: str, architecture: str) -> str:
-    """What the seconds for each cell of a question depend on, as the board knows it."""
+    """Return what the seconds for each cell of a question depend on, as the board knows it."""
     return f"{task}:{architecture}"
 
 

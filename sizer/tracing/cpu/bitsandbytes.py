@@ -93,7 +93,7 @@ def _pack(layer: nn.Module) -> None:
 
 
 def _restorer(layer: nn.Module) -> Callable[[], None]:
-    """What gives a layer weights and scales of its own again, of the shapes and dtypes of now; it holds none of them."""
+    """Return what gives a layer weights and scales of its own again, of the shapes and dtypes of now; it holds none of them."""
     weight, state = layer.weight, layer.weight.quant_state
     form, values = _form(weight), _forms(state)
     second = None if state.state2 is None else _forms(state.state2)

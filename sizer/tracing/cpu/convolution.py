@@ -59,7 +59,7 @@ class _Call:
         return self.groups > 1 or (height > 3 and width > 3) or batch > 1 or pixels > 20480
 
     def library_waits_for_batch(self) -> bool:
-        """Whether oneDNN takes it only for a large batch: a kernel of one pixel on a single thread."""
+        """Return whether oneDNN takes it only for a large batch: a kernel of one pixel on a single thread."""
         several = prod(self.stride) > 1 or prod(self.dilation) > 1 or self.kernel[-2:] != (1, 1)
         return self.input.dtype == torch.float32 and not several and torch.get_num_threads() == 1
 
@@ -118,7 +118,7 @@ def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps
 
 
 def _copied(layout: Layout, copies: list[int], out: Tensor, side: str) -> Steps:
-    """What is computed in oneDNN's layout, then the tensor that it is copied to (mkldnn_to_dense)."""
+    """Return what is computed in oneDNN's layout, then the tensor that it is copied to (mkldnn_to_dense)."""
     computed = getattr(layout, side)
     again = [out.nbytes] if layout.is_last and out.shape[1] > 1 else []
     before = [*copies, layout.scratch, layout.source, layout.weight, layout.result]

@@ -56,7 +56,7 @@ class Convolution:
 
     @property
     def is_unit(self) -> bool:
-        """Whether the kernel covers one pixel, unpadded."""
+        """Return whether the kernel covers one pixel, unpadded."""
         return prod(self.kernel) == 1 and not any(self.padding)
 
     @property
@@ -80,7 +80,7 @@ class Convolution:
 
     @property
     def is_covered(self) -> bool:
-        """Whether the kernel always touches the image (kernel_outside_src)."""
+        """Return whether the kernel always touches the image (kernel_outside_src)."""
         pads = zip(self.extended, self.padding, self.end_padding, strict=True)
         return all(k > before and k > after for k, before, after in pads)
 
@@ -172,7 +172,7 @@ def _unit_stride_copy(c: Convolution, blocks: int) -> int:
 
 
 def _is_unit_kernel(c: Convolution) -> bool:
-    """Whether the 1x1 implementation takes it: unit strides, or strides that divide the image."""
+    """Return whether the 1x1 implementation takes it: unit strides, or strides that divide the image."""
     fits = all(r * s == i for r, s, i in zip(c.result, c.stride, c.image, strict=True))
     return c.is_unit and c.groups == 1 and (not c.strided or (fits and len(c.image) == 2))
 

@@ -15,7 +15,8 @@ def floats_per_register() -> int:
 
 @functools.cache
 def onednn_takes(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes convolutions in this half precision here (mkldnn_bf16_device_check, mkldnn_fp16_device_check)."""
+    """Return whether oneDNN computes convolutions in this half precision here (mkldnn_bf16_device_check,
+    mkldnn_fp16_device_check)."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

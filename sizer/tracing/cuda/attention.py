@@ -97,7 +97,7 @@ def _flash_causal(device: Device, a: Attention) -> bool:
 
 
 def _are_aligned(device: Device, a: Attention, *elements: int) -> bool:
-    """Whether numbers of elements are multiples of minimum_gemm_alignment: 128 bits where tensor cores work."""
+    """Return whether numbers of elements are multiples of minimum_gemm_alignment: 128 bits where tensor cores work."""
     half = a.query.dtype in _HALVES
     if not any(number % (8 if half else 4) for number in elements):
         return True
@@ -243,7 +243,7 @@ def choose(device: Device, a: Attention) -> str:
 
 
 def reason(device: Device, a: Attention, backend: str) -> str:
-    """What was asked for, and why the backends before this one were passed over."""
+    """Return what was asked for, and why the backends before this one were passed over."""
     mask = "no mask" if a.mask is None else "mask"
     facts = [str(a.query.dtype)[6:], mask, f"head dim {a.query.shape[-1]}"]
     backends = order(device, a)

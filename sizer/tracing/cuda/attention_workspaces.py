@@ -77,7 +77,8 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
 
 
 def _with_copied_gradient(work: Held) -> Held:
-    """What an operator holds whose strided gradient is copied before the results (transformers/cuda/attention_backward.cu)."""
+    """Yield what an operator holds whose strided gradient is copied before the results
+    (transformers/cuda/attention_backward.cu)."""
 
     @wraps(work)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -61,7 +61,7 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
 
 
 def _in_one_kernel(key: str, dtype: str, rows: int, outputs: int, inner: int, blocksize: int) -> bool:
-    """Whether a GPU multiplies without dequantising first (ops.py, the kernel of "bitsandbytes::gemm_4bit")."""
+    """Return whether a GPU multiplies without dequantising first (ops.py, the kernel of "bitsandbytes::gemm_4bit")."""
     _, module = _kernels()
     if rows > module._gemm_4bit_custom_max_m or inner % blocksize:
         return False

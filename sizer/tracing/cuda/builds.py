@@ -22,7 +22,7 @@ _FLAG = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
 
 
 def runs_on(capability: tuple[int, int], flags: tuple[str, ...]) -> bool:
-    """Whether a build for these flags ("sm_90", "compute_120") has kernels for a GPU of a capability."""
+    """Return whether a build for these flags ("sm_90", "compute_120") has kernels for a GPU of a capability."""
     for kind, major, minor in _FLAG.findall(" ".join(flags)):
         built = int(major), int(minor)
         same = built[0] == capability[0] and built[1] <= capability[1]
@@ -47,7 +47,7 @@ def flags_of(version: Version, installed: tuple[str, ...] | None = None) -> tupl
 
 
 def caution(gpu: Gpu, version: Version, installed: tuple[str, ...] | None = None) -> str | None:
-    """What to know of an NVIDIA GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows.
+    """Return what to know of an NVIDIA GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows.
     `installed` as in `flags_of`."""
     flags = flags_of(version, installed)
     if gpu.capability is None or gpu.maker != "NVIDIA" or flags is None or runs_on(gpu.capability, flags):

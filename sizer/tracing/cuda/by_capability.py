@@ -58,7 +58,7 @@ class Blas:
 
 
 def blas_of(capability: Capability, version: Version) -> Blas:
-    """What cuBLAS takes on a device of this capability in this version of PyTorch."""
+    """Return what cuBLAS takes on a device of this capability in this version of PyTorch."""
     return blas_with(handle_workspace(capability, version), version)
 
 
@@ -69,7 +69,7 @@ def handle_workspace(capability: Capability, version: Version) -> int:
 
 
 def blas_with(size: int, version: Version) -> Blas:
-    """What cuBLAS takes in this version of PyTorch where a handle's workspace has `size` bytes."""
+    """Return what cuBLAS takes in this version of PyTorch where a handle's workspace has `size` bytes."""
     version = version_followed(version)
     own_lt = version < (2, 12) or version >= (2, 15)
     return Blas(
@@ -84,7 +84,7 @@ def blas_with(size: int, version: Version) -> Blas:
 
 
 def shared_blas(capability: Capability, version: Version) -> Blas:
-    """What cuBLAS takes in this version of PyTorch, its handle's workspace, as on this capability, left to a size query."""
+    """Return what cuBLAS takes in this version of PyTorch, its handle's workspace, as on this capability, left to a size query."""
     return blas_with(DeferredSize(handle_workspace(capability, version), HANDLE, (), ()), version)
 
 

@@ -96,7 +96,8 @@ def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> in
 
 
 def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
-    """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
+    """Return what a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in
+    bytes."""
     accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
     return reduction_block(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
 

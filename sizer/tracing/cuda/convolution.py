@@ -56,7 +56,7 @@ class Call:
 
     @property
     def is_dilated(self) -> bool:
-        """Whether there are holes in the kernel."""
+        """Return whether there are holes in the kernel."""
         return any(d != 1 for d in self.dilation)
 
     @property

@@ -65,8 +65,8 @@ def _uses_lt(blas: Blas, bias: Tensor, first: Tensor, second: Tensor, out: Tenso
 
 
 def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, row: bool = True) -> bool:
-    """Whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue; a bias [1, N] where it
-    takes such a `row`."""
+    """Return whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue; a bias [1,
+    N] where it takes such a `row`."""
     flat = bias.dim() == 1 or (row and bias.squeeze().dim() == 1)
     fusable = flat and bias.is_contiguous() and bias.shape[-1] == second.shape[1]
     dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -74,8 +74,8 @@ def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, row: bool = True) ->
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Whether cuBLAS reads an operand as rows or columns: one of its last two strides is 1, none is 0 (prepare_matrix_for_cublas in
-    cuda/Blas.cpp, prepare_batch_matrix_for_cublas)."""
+    """Return whether cuBLAS reads an operand as rows or columns: one of its last two strides is 1, none is 0
+    (prepare_matrix_for_cublas in cuda/Blas.cpp, prepare_batch_matrix_for_cublas)."""
     if tensor.is_contiguous():
         return True
     (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]

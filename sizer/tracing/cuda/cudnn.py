@@ -43,7 +43,7 @@ def _found() -> tuple[ctypes.CDLL, Path, int] | None:
 
 
 def interposer() -> deviceless.Interposer | str:
-    """What stands for cuBLASLt and the driver where cuDNN looks for them, or why nothing does, in words."""
+    """Return what stands for cuBLASLt and the driver where cuDNN looks for them, or why nothing does, in words."""
     found = _found()
     return "no cuDNN is installed" if found is None else deviceless.install(found[1])
 

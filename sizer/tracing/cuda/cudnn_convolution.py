@@ -83,7 +83,7 @@ def workspace_bytes(gpu: str, queries: Sequence[tuple[tuple[str, ...], tuple[int
 
 
 def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> list[int | None]:
-    """What `workspace_bytes` returns, asked for queries of the same words and rank."""
+    """Return what `workspace_bytes` returns, asked for queries of the same words and rank."""
     asked = np.array([*rows], np.int64)
     found, device = cudnn.library(), cudnn.device(gpu)
     if found is None or device is None:

@@ -30,7 +30,7 @@ if COMPILED:
 
     @intrinsic
     def call(typing_context, address, a, b, c, d, e, f):
-        """What the function at an address returns (int32) for six integers."""
+        """Return what the function at an address returns (int32) for six integers."""
         signature = types.int32(*[types.int64] * (1 + _ARGUMENTS))
 
         def generate(context: Any, builder: Any, signature: Any, arguments: list) -> Any:
@@ -42,7 +42,7 @@ if COMPILED:
 else:
 
     def call(address: int, a: int, b: int, c: int, d: int, e: int, f: int) -> int:
-        """What the function at an address returns (int32) for six integers."""
+        """Return what the function at an address returns (int32) for six integers."""
         return _function(int(address))(*map(int, (a, b, c, d, e, f)))
 
 
@@ -115,20 +115,20 @@ def destroy(cudnn: Words, left: int) -> None:
 
 @compiled_within
 def finalize(cudnn: Words, descriptor: int) -> bool:
-    """Whether cuDNN takes a descriptor as it was set."""
+    """Return whether cuDNN takes a descriptor as it was set."""
     return call(cudnn[_FINALIZE], descriptor, 0, 0, 0, 0, 0) == 0
 
 
 @compiled_within
 def put(cudnn: Words, descriptor: int, name: int, kind: int, value: int) -> bool:
-    """Whether cuDNN takes an attribute of one value: an integer, a descriptor, or a float by its bits."""
+    """Return whether cuDNN takes an attribute of one value: an integer, a descriptor, or a float by its bits."""
     cudnn[_ROOM] = value
     return call(cudnn[_SET], descriptor, name, kind, 1, cudnn[_ADDRESS], 0) == 0
 
 
 @compiled_within
 def put_all(cudnn: Words, descriptor: int, name: int, values: Words) -> bool:
-    """Whether cuDNN takes an attribute of several int64."""
+    """Return whether cuDNN takes an attribute of several int64."""
     for at in range(len(values)):
         cudnn[_ROOM + at] = values[at]
     return call(cudnn[_SET], descriptor, name, INT64, len(values), cudnn[_ADDRESS], 0) == 0

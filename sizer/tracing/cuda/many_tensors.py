@@ -67,7 +67,7 @@ def grouped_mm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def _is_small(first: Tensor, second: Tensor, groups: int) -> bool:
-    """Whether a group has few rows or columns, where all are as large."""
+    """Return whether a group has few rows or columns, where all are as large."""
     rows, columns = first.shape[-2], second.shape[-1]
     if first.dim() == 2 and second.dim() == 3:
         rows //= groups

@@ -36,7 +36,7 @@ def _boolean(input: Tensor) -> int:
 
 
 def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Held:
-    """What an operator holds that reduces over the dimensions in its argument `at`; over all where there is none.
+    """Return what an operator holds that reduces over the dimensions in its argument `at`; over all where there is none.
 
     `sums` says that integers are brought to the result's dtype first.
     """
@@ -59,7 +59,7 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
 
 
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
-    """What a sum over these dimensions, in the input's dtype, holds while it runs."""
+    """Return what a sum over these dimensions, in the input's dtype, holds while it runs."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
 
 

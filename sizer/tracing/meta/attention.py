@@ -45,7 +45,7 @@ class Attention:
 
     @property
     def trains(self) -> bool:
-        """Whether a backward pass will follow (input_requires_grad, should_compute_logsumexp)."""
+        """Return whether a backward pass will follow (input_requires_grad, should_compute_logsumexp)."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
     @property
@@ -69,7 +69,8 @@ def attention_kernel(run: Callable[[Device, Attention], Tensor]) -> Callable[...
 
 
 def is_switched_on(backend: str) -> bool:
-    """Whether user code leaves a backend on: `sdpa_kernel`, `torch.backends.cuda.enable_*_sdp` (check_runtime_disabled_*)."""
+    """Return whether user code leaves a backend on: `sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`
+    (check_runtime_disabled_*)."""
     return _SWITCHES[backend]()
 
 

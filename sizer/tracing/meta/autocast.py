@@ -277,7 +277,7 @@ class Autocast:
         return kernel
 
     def _replacements(self) -> list[tuple[Any, str, Any]]:
-        """What must know of this autocast: the context manager itself and the functions that query it."""
+        """Return what must know of this autocast: the context manager itself and the functions that query it."""
         state, original = self, torch.amp.autocast_mode.autocast
         is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
         is_available = torch.amp.is_autocast_available

@@ -71,7 +71,7 @@ class Deferred:
 
     @property
     def is_left(self) -> bool:
-        """Whether code has set up its model and has left some of them on meta."""
+        """Return whether code has set up its model and has left some of them on meta."""
         return bool(self._storages) and not self.is_setting_up
 
     def place(self, tensor: Tensor) -> bool:
@@ -88,7 +88,7 @@ class Deferred:
         return device
 
     def names(self, device: object) -> bool:
-        """Whether code has named it meta: the word, or a device that `name` was given."""
+        """Return whether code has named it meta: the word, or a device that `name` was given."""
         return device == "meta" if isinstance(device, str) else any(device is one for one in self._devices)
 
     @contextmanager

@@ -48,12 +48,12 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is PyTorch's about dtypes that do not go together or have no kernel."""
+    """Return whether an error is PyTorch's about dtypes that do not go together or have no kernel."""
     return isinstance(error, (RuntimeError, TypeError, ValueError)) and _REFUSAL.search(str(error)) is not None
 
 
 def remedy(work: str, module: nn.Module) -> str | None:
-    """What to do about a module's refusal in a dtype of the contract; None in float32.
+    """Return what to do about a module's refusal in a dtype of the contract; None in float32.
 
     transformers loads weights in a half dtype but for the modules that a class names, which are not kept in float32 here.
     """

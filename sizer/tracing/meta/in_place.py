@@ -56,12 +56,13 @@ def engine_use_count() -> int:
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine has called the operator that is dispatched, without building a graph of its own."""
+    """Return whether autograd's engine has called the operator that is dispatched, without building a graph of its own."""
     return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and _called_by_engine()
 
 
 def _called_by_engine() -> bool:
-    """Whether no Python stands between the engine and the dispatch mode: a backward pass written in Python does what it says."""
+    """Return whether no Python stands between the engine and the dispatch mode: a backward pass written in Python does what it
+    says."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back

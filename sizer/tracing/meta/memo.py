@@ -33,7 +33,7 @@ class Memo:
         self._makers: dict[tuple, Maker] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns, or new tensors like those that it returned before."""
+        """Return what the operator returns, or new tensors like those that it returned before."""
         try:
             key = (torch.get_default_dtype(), _traits(args), *kwargs, _traits(kwargs.values()))
             maker = self._makers.get(key)
@@ -57,7 +57,7 @@ class InPlaceMemo:
         self._taken: set[tuple] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns, which is its first argument. Raises what the operator raises."""
+        """Return what the operator returns, which is its first argument. Raises what the operator raises."""
         try:
             key = (_traits(args), *kwargs, _traits(kwargs.values()))
             if key in self._taken:
@@ -90,7 +90,7 @@ def _corrected(func: Callable[..., Any], correct: Callable[[tuple, Any], Any]) -
 
 
 def changes_values(func: Any) -> bool:
-    """Whether an operator of PyTorch's own, by its schema and tags, writes to its first argument element by element."""
+    """Return whether an operator of PyTorch's own, by its schema and tags, writes to its first argument element by element."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or torch.Tag.pointwise not in func.tags:
         return False
     first, *others = func._schema.arguments
@@ -99,7 +99,7 @@ def changes_values(func: Any) -> bool:
 
 
 def makes_tensors(func: Any) -> bool:
-    """Whether an operator of PyTorch's own, by its schema, makes new tensors out of others and writes to none."""
+    """Return whether an operator of PyTorch's own, by its schema, makes new tensors out of others and writes to none."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     arguments = func._schema.arguments
@@ -108,7 +108,7 @@ def makes_tensors(func: Any) -> bool:
 
 
 def _traits(values: Iterable[Any]) -> tuple:
-    """What results follow from. Raises TypeError where a tensor is more than its shape, strides and dtype."""
+    """Return what results follow from. Raises TypeError where a tensor is more than its shape, strides and dtype."""
     traits: list[Any] = []
     for value in values:
         kind = type(value)
@@ -145,7 +145,7 @@ def _tensor_maker(out: Tensor) -> Maker:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is all that there is of its memory, and nothing but its shape, strides and dtype."""
+    """Return whether a tensor is all that there is of its memory, and nothing but its shape, strides and dtype."""
     if type(tensor) is not Tensor or not tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     alike = _tensor_maker(tensor)()

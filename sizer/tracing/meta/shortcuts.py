@@ -32,7 +32,7 @@ def _vector(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def plain_floats(*tensors: Tensor) -> bool:
-    """Whether all are contiguous floating-point meta tensors."""
+    """Return whether all are contiguous floating-point meta tensors."""
     return all(t.device.type == "meta" and t.dtype.is_floating_point and t.is_contiguous() for t in tensors)
 
 
@@ -140,7 +140,8 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_row_major(tensor: Tensor) -> bool:
-    """Whether the elements lie in the order of a contiguous tensor, though with gaps: TensorIterator.cpp keeps that order."""
+    """Return whether the elements lie in the order of a contiguous tensor, though with gaps: TensorIterator.cpp keeps that
+    order."""
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     return all(left > right for left, right in zip(strides, [*strides[1:], 0], strict=True))
 
@@ -150,7 +151,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _fits_into(small: torch.Size, large: torch.Size) -> bool:
-    """Whether broadcasting the small shape to the large one leaves the large one as it is."""
+    """Return whether broadcasting the small shape to the large one leaves the large one as it is."""
     if len(small) > len(large):
         return False
     return all(s in (1, n) for s, n in zip(reversed(small), reversed(large), strict=False))

@@ -149,7 +149,7 @@ class Event:
         self.log().synchronize(self._mark)
 
     def query(self) -> bool:
-        """Whether it has happened: always."""
+        """Return whether it has happened: always."""
         return True
 
     def elapsed_time(self, other: Event) -> float:
@@ -198,11 +198,11 @@ class Stream:
         self.event().record(self).synchronize()
 
     def query(self) -> bool:
-        """Whether all work is done: always."""
+        """Return whether all work is done: always."""
         return True
 
     def is_capturing(self) -> bool:
-        """Whether a graph is being captured: never."""
+        """Return whether a graph is being captured: never."""
         return False
 
     def record_event(self, event: Event | None = None) -> Event:

@@ -59,7 +59,7 @@ def _in_float32(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 
 
 def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-    """What torchvision/csrc/ops/cuda/nms_kernel.cu (0.26) holds at its end: the order, the sorted boxes, the overlaps.
+    """Return what torchvision/csrc/ops/cuda/nms_kernel.cu (0.26) holds at its end: the order, the sorted boxes, the overlaps.
 
     overlaps: N rows of ceil(N / 64) words of 8 bytes. The kernel for Metal (ops/mps) makes the same.
     """
@@ -71,7 +71,7 @@ def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
 
 
 def _on_cpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-    """What torchvision/csrc/ops/cpu/nms_kernel.cpp (0.26) holds at its end: corners, areas, order, suppressed, kept [N]."""
+    """Return what torchvision/csrc/ops/cpu/nms_kernel.cpp (0.26) holds at its end: corners, areas, order, suppressed, kept [N]."""
     corners = [boxes.select(1, side).contiguous() for side in range(4)]
     areas = (corners[2] - corners[0]) * (corners[3] - corners[1])
     order = scores.sort(0, descending=True)[1]

@@ -40,7 +40,7 @@ class HandlerContext(AbstractContextManager, Protocol):
         """Return an operator's result as the device has it, by the table RESULTS."""
 
     def is_unshared(self, tensor: Tensor) -> bool:
-        """Whether nothing but the caller of the running operator holds this tensor's storage."""
+        """Return whether nothing but the caller of the running operator holds this tensor's storage."""
 
 
 Handler = Callable[[HandlerContext, Any, tuple, dict], Any]

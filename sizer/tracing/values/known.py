@@ -184,14 +184,14 @@ class KnownValues:
         self._assumed.pop(key, None)
 
     def all_known(self, tensors: list[Tensor]) -> bool:
-        """Whether every one of the tensors has known values."""
+        """Return whether every one of the tensors has known values."""
         return all(map(self._is_known, tensors))
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor.is_cpu or tensor.untyped_storage()._cdata in self._twins
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What `func` returns on the known values: real CPU tensors. Call only when all tensor inputs are known."""
+        """Return what `func` returns on the known values: real CPU tensors. Call only when all tensor inputs are known."""
         real_args = [self._real(a) for a in args]
         real_kwargs = {k: self._real(v) for k, v in kwargs.items()}
         return func(*real_args, **real_kwargs)
@@ -289,7 +289,8 @@ class KnownValues:
         self.run(func, args, kwargs)
 
     def _still_fits(self, resized: Tensor) -> bool:
-        """Whether a tensor that was resized has its memory, and what it holds, as before: it does where it became no larger."""
+        """Return whether a tensor that was resized has its memory, and what it holds, as before: it does where it became no
+        larger."""
         storage = resized.untyped_storage()
         twin = self._twins.get(storage._cdata)
         return twin is not None and twin[0].storage.nbytes() == storage.nbytes()

@@ -99,7 +99,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def can_wait(func: Any, inputs: Collection[Tensor], out: Any) -> bool:
-    """Whether what an operator returns, all of whose inputs are known, may be computed later."""
+    """Return whether what an operator returns, all of whose inputs are known, may be computed later."""
     return (
         func in _LATER
         and isinstance(out, Tensor)
