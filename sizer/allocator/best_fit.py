@@ -139,7 +139,7 @@ def run_on_lists(
     events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
     small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
 ) -> int:  # fmt: skip
-    """Return what `run` does, on lists: without Numba the items of an array cost several times as much."""
+    """Do what `run` does on lists, and return its position: without Numba the items of an array cost several times as much."""
     sizes, places, position = taken.tolist(), addresses.tolist(), begin
     pools = [_Lists(pool, int(count)) for pool, count in zip((small, large), counts, strict=True)]
     reserved, limit = state[RESERVED].item(), state[LIMIT].item()

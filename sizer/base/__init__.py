@@ -1,1 +1,1 @@
-"""What every room may use: the error tree, bytes as text, versions, values to JSON and back, untrusted JSON. No torch."""
+"""The ground of every room: the error tree, bytes as text, versions, values to JSON and back, untrusted JSON. No torch."""
