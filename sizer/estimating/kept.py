@@ -15,7 +15,6 @@ from sizer.query.request import Request
 from sizer.report.explanation import RuleTexts
 from sizer.tape.archive import Traced, pack, unpack
 from sizer.tape.family import TapeFamily
-from sizer.tape.loop_choices import decide_outputs
 from sizer.tape.tape import Tape
 from sizer.tracing.cuda.by_capability import sized
 from sizer.tracing.device import Device, decide_alike
@@ -134,7 +133,7 @@ class KeptTapes:
             own = traced.family
             if self._capability is not None:
                 own = sized(own, self._capability, self._device.version)
-            self._sized[id(traced)] = traced, replace(traced, family=decide_outputs(own, self._outputs))
+            self._sized[id(traced)] = traced, replace(traced, family=own.with_outputs(self._outputs))
         return self._sized[id(traced)][1]
 
     def _read(self, name: str) -> Traced | None:

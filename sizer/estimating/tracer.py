@@ -43,7 +43,7 @@ from sizer.tape.compiled_code import CompiledCode, merge_compiled
 from sizer.tape.family import NotTracedError, TapeFamily
 from sizer.tape.loop_choices import with_outputs
 from sizer.tape.tape import Tape
-from sizer.tracing.batch_lines import trace_lines
+from sizer.tracing.batch_lines import LineFacts, trace_lines
 from sizer.tracing.cuda.builds import installed_flags
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
@@ -90,7 +90,7 @@ class Tracer:
         self._module_choices, self._unpacked = module_choices_of(self.request), dict[str, Traced]()
         self._lender: Tracer | None = None  # one with the same model
         self._alike: Tracer | None = None  # one of the same work on devices of other rules
-        self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
+        self._line_facts = LineFacts()
         self._choices = choices_of(self.request)
         self._tapes = KeptTapes(self._kept, self.request, self.device(), self._unpacked)
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
@@ -117,7 +117,7 @@ class Tracer:
             return False
         self._lender, self._tapes.unpacked = other, other._tapes.unpacked
         if self._choices == other._choices:
-            self._alike, self._exceptional = other, other._exceptional
+            self._alike, self._line_facts = other, other._line_facts
         return True
 
     def device(self, *, shared: bool = False) -> Device:
@@ -409,8 +409,8 @@ class Tracer:
                 raise NotAffineError("the loss has more chunks with more tokens")
             if before.note.startswith(BY_ITSELF):
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
-            smallest, exceptional = self.counted.smallest, self._exceptional
-            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, exceptional=exceptional))
+            smallest, known = self.counted.smallest, self._line_facts
+            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, known=known))
         except NotAffineError as error:
             note = f"{BY_ITSELF}{error}"
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}

@@ -16,6 +16,7 @@ from sizer.report.replays import Replays
 from sizer.tape.affine import AffineTape
 from sizer.tape.family import TapeFamily
 from sizer.tape.loops import repeated_events
+from sizer.tape.per_sample import PerSampleTape
 from sizer.tape.size_queries import SizeOracle
 from sizer.tape.tape import Tape
 
@@ -24,6 +25,7 @@ LARGEST_BATCH = 2**20
 # begins. By 1,157 searches (13 kinds of work on 89 devices), of which a third then end with the second batch size that is tried.
 FRAGMENTED, UNUSED = 200, 2
 MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
+MOST_WRITTEN = 2**20  # events of a tape with some for each sample, which is written for each batch size of a search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,9 @@ def largest_batch(
     It assumes that what fits at one batch fits at every smaller one. Fragmentation can break that: on CUDA mostly within 1 % of the
     answer, within 10 % where layers are few and large or checkpointed, on MPS, whose buffers have heaps of another kind from a
     size on, more widely. Which of the answers is found then depends on where the search begins.
-    For work that is not affine in the batch these are the largest of the batches that were traced, for a long generation the
-    largest that was replayed and the largest whose tensors the device would hold; the reason says so.
+    For work without lines these are the largest of the batches that were traced, for a long generation the largest that was
+    replayed and the largest whose tensors the device would hold. Work with events for each sample is searched as far as its tape
+    has MOST_WRITTEN of them. The reason says so.
     Raises NotAffineError where the family has no tape at a batch that the search comes upon.
     """
     known = known or {}
@@ -84,16 +87,21 @@ def largest_batch(
     def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
         return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)
 
-    bound = _sure_bound(family, gpu, oracle)
+    end = _end_of_search(family)
+    bound = min(_sure_bound(family, gpu, oracle), end)
     start = _batch_bound(family, room(bound, largest_work), with_modelled=True)
     sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start - start // FRAGMENTED - UNUSED)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
-    ceiling = _batch_bound(family, most, with_modelled=False)
+    highest = _batch_bound(family, most, with_modelled=False)
+    ceiling = min(highest, end)
     near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False)
     near = near * sure // start + 1 if start else ceiling
     possible = search(lambda batch: verdict(batch, possibly_runs, (True, "uncertain")), ceiling, start=near, low=sure)
     least, largest = (batch if batch >= family.smallest else None for batch in (sure, possible))
-    return MaxBatch(dtype=dtype, batch=least, possible_batch=largest, reason=_reason(least, largest, gpu, family))
+    found = MaxBatch(dtype=dtype, batch=least, possible_batch=largest, reason=_reason(least, largest, gpu, family))
+    if possible < ceiling or highest <= end:
+        return found
+    return replace(found, reason=f"searched up to {end}: replays of more samples take long", tried=True, most_batch=highest)
 
 
 def find_largest_batch(
@@ -122,7 +130,7 @@ def find_largest_batch(
     device = gpu if oracle else replace(gpu, key="", name="", source="")
     key = f"{dtype} {device} {oracle_name} {expandable_segments} {family.digest()}"
     found = replays.find(key, MaxBatch, search_it)
-    return replace(found, reason=_reason(found.batch, found.possible_batch, gpu, family))
+    return found if found.tried else replace(found, reason=_reason(found.batch, found.possible_batch, gpu, family))
 
 
 def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle: SizeOracle | None) -> tuple[int, ...]:
@@ -205,6 +213,14 @@ def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0
     return low
 
 
+def _end_of_search(family: TapeFamily) -> int:
+    """Return the largest batch whose tape a search may write."""
+    per_sample = [line for _, line in family.lines if isinstance(line, PerSampleTape)]
+    return min(
+        (line.batch_of(MOST_WRITTEN) for line in per_sample if line.events_per_sample), default=LARGEST_BATCH
+    )
+
+
 def _sure_bound(family: TapeFamily, gpu: Gpu, oracle: SizeOracle | None) -> int:
     """No larger batch fits for sure."""
     return _batch_bound(family, gpu.total_bytes - gpu.context_high_bytes, with_modelled=oracle is None)
@@ -223,10 +239,26 @@ def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> i
     return found
 
 
-def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
-    order, kept = line.tape.order, True if with_modelled else ~modelled_blocks(line.tape)
-    constants = bytes_alive(order, np.asarray(line.constant) * kept)
-    slopes = bytes_alive(order, np.asarray(line.per_item) * kept)
+def _bytes_over_batch(
+    line: AffineTape | PerSampleTape, *, with_modelled: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """By each event that tapes of all batch sizes have, the bytes alive without a sample, and those that each sample adds."""
+
+    def kept(tape: Tape) -> np.ndarray | bool:
+        return True if with_modelled else ~modelled_blocks(tape)
+
+    if isinstance(line, AffineTape):
+        order, mask = line.tape.order, kept(line.tape)
+        return bytes_alive(order, np.asarray(line.constant) * mask), bytes_alive(order, np.asarray(line.per_item) * mask)
+    first, second = (
+        bytes_alive(tape.order, np.asarray(tape.sizes) * kept(tape))[1:][events]
+        for tape, events in zip((line.first, line.second), line.common_events(), strict=True)
+    )
+    return first - (second - first) * line.first.batch, second - first
+
+
+def _line_bound(line: AffineTape | PerSampleTape, capacity: int, *, with_modelled: bool) -> int:
+    constants, slopes = _bytes_over_batch(line, with_modelled=with_modelled)
     grows = slopes > 0
     bounds = np.full(len(slopes), LARGEST_BATCH)  # by each event
     bounds[grows] = np.minimum((capacity - constants[grows]) // slopes[grows], LARGEST_BATCH)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sizer.tape.communication import bytes_per_item
+from sizer.tape.loop_choices import with_outputs
 from sizer.tape.size_queries import AffineSizeQuery, Answer, by_block, fit_size_queries, gather
 from sizer.tape.streams import stream_of
 from sizer.tape.tape import Tape
@@ -39,6 +40,10 @@ class AffineTape:
         """The tape whose size queries name another dtype."""
         queries = tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
         return replace(self, tape=self.tape.with_dtype(dtype, instead_of=instead_of), size_queries=queries)
+
+    def with_outputs(self, outputs: str | None) -> AffineTape:
+        """The tape of a loop that frees or keeps the outputs (sizer.tape.loop_choices)."""
+        return replace(self, tape=with_outputs(self.tape, outputs)[0])
 
     def with_sizes(self, size: Answer, *, answered: Collection[str]) -> AffineTape:
         """As `TapeFamily.with_sizes`."""
@@ -91,18 +96,7 @@ class AffineTape:
 
         Raises NotAffineError naming the first op that differs.
         """
-        expected = beginning(self.at(third.batch), third)
-        check_same_work(expected, third)
-        _check_same_size_queries(expected, third)
-        _check_same_collectives(expected, third)
-        if expected.sizes == third.sizes:
-            return
-        block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
-        raise NotAffineError(
-            f"{third.describe(block)} took {third.sizes[block]} bytes at batch {third.batch}; from batches "
-            f"{self.fitted_at[0]} and {self.fitted_at[1]} it should take {expected.sizes[block]}: "
-            "trace each batch by itself"
-        )
+        check_tape(self.at(third.batch), third, self.fitted_at)
 
 
 def fit_affine(first: Tape, second: Tape) -> AffineTape:
@@ -154,6 +148,21 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         per_item=array("q", slopes),
         size_queries=size_queries,
         told_per_item=told,
+    )
+
+
+def check_tape(whole: Tape, third: Tape, fitted_at: tuple[int, int]) -> None:
+    """Raise NotAffineError where a third trace, or its beginning, is not what the traces at two batch sizes predict."""
+    expected = beginning(whole, third)
+    check_same_work(expected, third)
+    _check_same_size_queries(expected, third)
+    _check_same_collectives(expected, third)
+    if expected.sizes == third.sizes:
+        return
+    block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
+    raise NotAffineError(
+        f"{third.describe(block)} took {third.sizes[block]} bytes at batch {third.batch}; from batches "
+        f"{fitted_at[0]} and {fitted_at[1]} it should take {expected.sizes[block]}: trace each batch by itself"
     )
 
 

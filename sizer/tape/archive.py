@@ -19,6 +19,7 @@ from sizer.tape.affine import AffineTape
 from sizer.tape.communication import Collective
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tape.family import TapeFamily
+from sizer.tape.per_sample import PerSampleTape
 from sizer.tape.size_queries import AffineSizeQuery, SizeQuery
 from sizer.tape.tape import Loop, Tape
 
@@ -115,7 +116,9 @@ class _Writer:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
 
-    def write_line(self, line: AffineTape) -> dict:
+    def write_line(self, line: AffineTape | PerSampleTape) -> dict:
+        if isinstance(line, PerSampleTape):
+            return {"first": self.write_tape(line.first), "second": self.write_tape(line.second), "outputs": line.outputs}
         self._write(line.constant, line.per_item)
         queries = [_query_row(query, query.constant, query.per_item) for query in line.size_queries]
         tape = self.write_tape(line.tape)
@@ -164,7 +167,10 @@ class _Reader:
     def __init__(self, columns: memoryview) -> None:
         self._columns = columns
 
-    def read_line(self, header: dict) -> AffineTape:
+    def read_line(self, header: dict) -> AffineTape | PerSampleTape:
+        if "second" in header:
+            first, second = self.read_tape(header["first"]), self.read_tape(header["second"])
+            return PerSampleTape(first=first, second=second, outputs=header["outputs"])
         blocks = header["tape"]["blocks"]
         constant, per_item = self._read("q", blocks), self._read("q", blocks)
         queries = (

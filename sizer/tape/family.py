@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sizer.tape.affine import AffineTape
+from sizer.tape.loop_choices import with_outputs
+from sizer.tape.per_sample import PerSampleTape
 from sizer.tape.size_queries import Answer, SizeOracle
 from sizer.tape.tape import Tape
 
@@ -19,13 +21,14 @@ class NotTracedError(ValueError):
 class TapeFamily:
     """The tapes of one piece of work over the batch size: plain data, whose size queries are resolved when a tape is taken.
 
-    lines: (first batch, affine tape) ascending from batch 1; each holds up to the next one's first batch. Empty where the work is
-        not affine in the batch.
-    exact: tapes of batch sizes that were traced by themselves and stand before the lines; a batch of 1 is often an exception.
+    lines: (first batch, tape over the batch) ascending; each holds up to the next one's first batch. Empty where the work can only
+        be traced at each batch size by itself.
+    exact: tapes of batch sizes that were traced by themselves and stand before the lines; a batch of 1 is often an exception. All
+        below the first line's are among them.
     smallest: the smallest batch size that the model takes.
     """
 
-    lines: tuple[tuple[int, AffineTape], ...] = ()
+    lines: tuple[tuple[int, AffineTape | PerSampleTape], ...] = ()
     exact: tuple[Tape, ...] = ()
     smallest: int = 1
     _digest: str = field(default="", init=False, repr=False, compare=False)  # once it is known
@@ -33,7 +36,7 @@ class TapeFamily:
     def at(self, batch: int, oracle: SizeOracle | None = None) -> Tape:
         """The tape (bytes per block) at one batch size, with the sizes that the oracle gives.
 
-        Raises NotTracedError where the work is not affine and was not traced at this batch, and what AffineTape.at raises.
+        Raises NotTracedError where there are no lines and the work was not traced at this batch, and what `at` of a line raises.
         """
         for tape in self.exact:
             if tape.batch == batch:
@@ -67,6 +70,16 @@ class TapeFamily:
             exact=tuple(tape.with_sizes(size, answered=answered) for tape in self.exact),
         )
 
+    def with_outputs(self, outputs: str | None) -> TapeFamily:
+        """The tapes of a loop that frees or keeps the outputs; None leaves it open, and changes nothing."""
+        if outputs is None:
+            return self
+        return replace(
+            self,
+            lines=tuple((first, line.with_outputs(outputs)) for first, line in self.lines),
+            exact=tuple(with_outputs(tape, outputs)[0] for tape in self.exact),
+        )
+
     def digest(self) -> str:
         """A digest of all that decides the sizes and the order of its tapes."""
         if not self._digest:
@@ -74,12 +87,14 @@ class TapeFamily:
         return self._digest
 
     def _take_digest(self) -> str:
-        found = hashlib.blake2b(
-            repr([self.smallest, [(first, line.size_queries) for first, line in self.lines]]).encode()
-        )
-        for _, line in self.lines:
-            found.update(line.constant)
-            found.update(line.per_item)
+        found = hashlib.blake2b(b"%d" % self.smallest)
+        for first, line in self.lines:
+            if isinstance(line, AffineTape):
+                found.update(repr((first, line.size_queries)).encode())
+                found.update(line.constant)
+                found.update(line.per_item)
+            else:
+                found.update(repr((first, line.fitted_at, line.outputs)).encode())
         for tape in self.tapes():
             names = (
                 tape.batch,
@@ -100,5 +115,6 @@ class TapeFamily:
 
     def tapes(self) -> Iterator[Tape]:
         """Every tape that the family is made of."""
-        yield from (line.tape for _, line in self.lines)
+        for _, line in self.lines:
+            yield from (line.tape,) if isinstance(line, AffineTape) else (line.first, line.second)
         yield from self.exact

@@ -15,21 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from sizer.catalogue.modes import KEPT
-from sizer.tape.family import TapeFamily
 from sizer.tape.tape import CATEGORIES, Tape
 
 _GRADIENT = CATEGORIES.index("gradient")
-
-
-def decide_outputs(family: TapeFamily, outputs: str | None) -> TapeFamily:
-    """Return the tapes of a loop that frees or keeps the outputs; None leaves it open, and changes nothing."""
-    if outputs is None:
-        return family
-    return replace(
-        family,
-        lines=tuple((first, replace(line, tape=with_outputs(line.tape, outputs)[0])) for first, line in family.lines),
-        exact=tuple(with_outputs(tape, outputs)[0] for tape in family.exact),
-    )
 
 
 def with_outputs(tape: Tape, outputs: str | None) -> tuple[Tape, Callable[[int], int]]:

@@ -1,10 +1,14 @@
-"""What the tape of a deeper model has in addition to that of a shallower one, whose layers are alike: stretches that repeat."""
+"""What the tape of a deeper model, or of a larger batch, has in addition to another one: stretches that repeat.
+
+Layers that are alike repeat each other's events. So do the samples of a batch, where a model goes through them one by one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -59,10 +63,13 @@ class Rows:
 
     `blocks` are the blocks that they allocate or release, `alike` is equal where two events do the same in a layer each, `exact`
     where they do it with as many bytes, and the same size query. Of the blocks, `names` are the modules but for the number of the
-    layer, and `layers` are these numbers.
+    layer, and `layers` are these numbers. `exact_per_sample` is equal where they do it with as many bytes for each sample: tapes
+    `across_batches` are of several batch sizes, and their size queries decide nothing.
     """
 
-    def __init__(self, tape: Tape, stacks: Collection[str], ids: dict[tuple, int]) -> None:
+    def __init__(
+        self, tape: Tape, stacks: Collection[str], ids: dict[tuple, int], *, across_batches: bool = False
+    ) -> None:
         self.tape = tape
         numbered = re.compile(rf"({'|'.join(map(re.escape, stacks))})\.(\d+)(?=\.|$)")
         found = [numbered.match(name) for name in tape.module_names]
@@ -85,7 +92,7 @@ class Rows:
             for block, name in enumerate(self.names)
         ]
         alike = [ids.setdefault(kind, len(ids)) for kind in kinds]
-        asked = by_block(tape.size_queries)
+        asked = {} if across_batches else by_block(tape.size_queries)
         sizes = (
             (kind, size, asked.get(block)) for block, (kind, size) in enumerate(zip(alike, tape.sizes, strict=True))
         )
@@ -93,18 +100,25 @@ class Rows:
         events = np.asarray(tape.order, np.int64)
         self.allocates = events >= 0
         self.blocks = np.where(self.allocates, events, ~events)
-        self.alike, self.exact = (
-            2 * np.array(ids_of_blocks, np.int64)[self.blocks] + self.allocates for ids_of_blocks in (alike, exact)
-        )
+        self.alike, self.exact = self._by_event(alike), self._by_event(exact)
+        self.exact_per_sample = self.exact
+        if across_batches:
+            shares = ((kind, Fraction(size, tape.batch)) for kind, size in zip(alike, tape.sizes, strict=True))
+            self.exact_per_sample = self._by_event([ids.setdefault(share, len(ids)) for share in shares])
+
+    def _by_event(self, ids_of_blocks: list[int]) -> np.ndarray:
+        return 2 * np.array(ids_of_blocks, np.int64)[self.blocks] + self.allocates
 
 
 def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
     """Yield what the second tape has in addition. Raises LayersDifferError where it is not what stands before it once more."""
     a, b = first.exact, second.exact
+    of_one, of_other = first.exact_per_sample, second.exact_per_sample
     i = j = 0
     while i < len(a) or j < len(b):
         shorter = min(len(a) - i, len(b) - j)
-        other = np.flatnonzero(a[i : i + shorter] != b[j : j + shorter])
+        differ = a[i : i + shorter] != b[j : j + shorter]
+        other = np.flatnonzero(differ & (of_one[i : i + shorter] != of_other[j : j + shorter]))
         same = int(other[0]) if len(other) else shorter
         i, j = i + same, j + same
         if i == len(a) and j == len(b):
@@ -124,7 +138,8 @@ def _end_of_stretch(first: Rows, second: Rows, i: int, j: int) -> int | None:
     b = second.exact
     if i == len(first.exact):
         return len(b) if _repeats(b, j, len(b)) else None
-    for ours, theirs in ((first.exact, b), (first.alike, second.alike)):
+    columns = (first.exact, b), (first.exact_per_sample, second.exact_per_sample), (first.alike, second.alike)
+    for ours, theirs in columns:
         ends = j + 1 + np.flatnonzero(theirs[j + 1 : 2 * j + 1] == ours[i])
         if (end := next((end for end in ends.tolist() if _repeats(b, j, end)), None)) is not None:
             return end

@@ -80,18 +80,50 @@ def unfold(
     which. `third`, a tape with two periods more, is compared
     with what is made for it. Raises LayersDifferError where that differs, and where the second tape does not repeat the first.
     """
+    aligned = align(first, second, stacks=stacks, alike_from=alike_from, earlier=earlier)
+    if third is not None and not _same(aligned.unfold(2).tape, third):
+        raise LayersDifferError("a second layer more does not repeat the first one")
+    return aligned.unfold(periods)
+
+
+def align(
+    first: Tape, second: Tape, *, stacks: Collection[str] = (), alike_from: int = 0, earlier: int = 0
+) -> Aligned:
+    """Find the stretches by which the second tape is longer than the first, as `unfold` describes; their batch sizes may differ.
+
+    Raises LayersDifferError where there are others than such as repeat.
+    """
     if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
         raise LayersDifferError("tapes with loops, or where the host waits for streams, or of other assumptions")
     ids: dict[tuple, int] = {}
-    rows = Rows(first, stacks, ids), Rows(second, stacks, ids)
-    stretches = tuple(stretch.steadied(rows[1], alike_from, earlier) for stretch in find_stretches(*rows))
-    if third is not None and not _same(_unfold(*rows, stretches, 2).tape, third):
-        raise LayersDifferError("a second layer more does not repeat the first one")
-    return _unfold(*rows, stretches, periods)
+    across_batches = first.batch != second.batch
+    one, two = (Rows(tape, stacks, ids, across_batches=across_batches) for tape in (first, second))
+    stretches = tuple(stretch.steadied(two, alike_from, earlier) for stretch in find_stretches(one, two))
+    return Aligned(first=one, second=two, stretches=stretches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aligned:
+    """Two tapes, and the stretches by which the second is longer."""
+
+    first: Rows
+    second: Rows
+    stretches: tuple[Stretch, ...]
+
+    def common_events(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions of the events that both tapes have, in the order of each."""
+        ours = np.arange(len(self.first.blocks))
+        theirs = ours.copy()
+        for stretch in self.stretches:
+            theirs[stretch.at :] += stretch.end - stretch.begin
+        return ours, theirs
+
+    def unfold(self, periods: int) -> Unfolded:
+        """Return the tape with each stretch so many times. Raises LayersDifferError where it would be no tape."""
+        return _unfold(self.first, self.second, self.stretches, periods)
 
 
 def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: int) -> Unfolded:
-    """The tape with each stretch so many times. Raises LayersDifferError where it would be no tape."""
     stretches = (*stretches, Stretch(at=len(first.blocks), begin=len(second.blocks), end=len(second.blocks)))
     positions = _positions(stretches, periods)
     blocks = _extrapolate(first.blocks, second.blocks, stretches, periods)

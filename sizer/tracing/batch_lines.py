@@ -1,48 +1,89 @@
-"""The tapes of one piece of work over the batch size, from traces at a few of them: lines, and batch 1 where it is off them."""
+"""The tapes of one piece of work over the batch size, from traces at a few of them: lines, and batch sizes that are off them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 
 from sizer.tape.affine import AffineTape, NotAffineError, fit_affine
 from sizer.tape.family import TapeFamily
+from sizer.tape.per_sample import PerSampleTape, fit_per_sample
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
 CHECKED_AT = 5  # checks the line where 1 is off it; for one dtype, since the order of events is the architecture's
+MORE_SAMPLES = (0, 1)  # of which traces of work with a part for each sample begin: with two, the second may not be as the third
+
+
+@dataclass(slots=True)
+class LineFacts:
+    """What traces of one dtype show for the others, since the order of events is the architecture's.
+
+    `one_is_apart` says by kind of device whether batch 1 is off the line, `has_samples_apart` whether there are events for each
+    sample of the batch.
+    """
+
+    one_is_apart: dict[str, bool] = field(default_factory=dict)
+    has_samples_apart: bool = False
 
 
 def trace_lines(
-    at: Callable[..., Tape],
+    trace_at: Callable[..., Tape],
     batches: Collection[int],
     device: Device,
     *,
     smallest: int,
     begun: Tape | None = None,
-    exceptional: MutableMapping[str, bool],
+    known: LineFacts,
 ) -> TapeFamily:
-    """The lines over the batch size, with the tape at batch 1 where that is off them. Raises NotAffineError, TraceError.
+    """The lines over the batch size, with the tapes of batch sizes that are off them. Raises NotAffineError, TraceError.
 
-    `at(batch)` traces the work on `device` at one batch size, `at(batch, short=True)` as `trace` does with `short`. `smallest` is
-    the smallest batch size that the model takes. `begun` is the tape at batch 1 where that was traced before; it stands unless the
-    module has kept something from this first step. `exceptional` says by kind of device whether batch 1 is off the line, once that
-    is known: it is looked at for one dtype.
+    `trace_at(batch)` traces the work on `device` at one batch size, `trace_at(batch, short=True)` as `trace` does with `short`.
+    `smallest` is the smallest batch size that the model takes. `begun` is the tape at batch 1 where that was traced before; it
+    stands unless the module has kept something from this first step. `known` is what the traces of other dtypes have shown, and
+    learns from these.
     """
-    line = _affine(at, FITTED_AT)
+    at = _Traces(trace_at)
+    line = _fit(at, FITTED_AT, known)
     one = cache(lambda: begun if begun is not None and _lasting(begun) <= _lasting(line.tape) else at(1))
-    if device.kind not in exceptional:
-        checked = one if 1 in batches else lambda: at(1, short=True)
-        exceptional[device.kind] = _is_exceptional(line, at, checked if smallest == 1 else None)
-    apart = smallest == 1 and (exceptional[device.kind] or device.differs_at_one)
-    lines = [(1, line)]
+    if isinstance(line, PerSampleTape):
+        below = range(smallest, line.fitted_at[0])  # few samples are often not as many
+        exact = tuple(one() if batch == 1 else at(batch) for batch in below)
+    else:
+        if device.kind not in known.one_is_apart:
+            checked = one if 1 in batches else lambda: at(1, short=True)
+            known.one_is_apart[device.kind] = _is_exceptional(line, at, checked if smallest == 1 else None)
+        apart = smallest == 1 and (known.one_is_apart[device.kind] or device.differs_at_one)
+        exact = (one(),) if apart else ()
+    lines: list[tuple[int, AffineTape | PerSampleTape]] = [(1, line)]
     if (beyond := device.changes_at) is not None:
-        lines.append((beyond, _affine(at, (beyond, beyond + 1))))
-    return TapeFamily(lines=tuple(lines), exact=(one(),) if apart else (), smallest=smallest)
+        lines.append((beyond, _fit(at, (beyond, beyond + 1), known)))
+    return TapeFamily(lines=tuple(lines), exact=exact, smallest=smallest)
+
+
+class _Traces:
+    """Traces at several batch sizes. A whole one is not made twice."""
+
+    def __init__(self, at: Callable[..., Tape]) -> None:
+        self._at, self._whole = at, dict[int, Tape]()
+
+    def __call__(self, batch: int, *, short: bool = False) -> Tape:
+        if batch in self._whole:
+            return self._whole[batch]
+        tape = self._at(batch, short=short)
+        if not short:
+            self._whole[batch] = tape
+        return tape
+
+    def forget(self) -> None:
+        """Make whole traces anew."""
+        self._whole.clear()
 
 
 def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
@@ -52,15 +93,26 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
     return Counter((tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]) for block in lasting)
 
 
-def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
-    """The affine tape of two traces, the second cut short where the steps repeat each other.
+def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts) -> AffineTape | PerSampleTape:
+    """The tape over the batch of two traces, the second cut short where the steps repeat each other.
 
-    Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
+    Else of two whole ones, both made anew: a module may keep something from the first step that it ever did, or from the last one.
+    Work that has events for each sample is checked here.
     """
+    if not known.has_samples_apart:
+        with suppress(NotAffineError):
+            return fit_affine(at(batches[0]), at(batches[1], short=True))
+        at.forget()
     try:
-        return fit_affine(at(batches[0]), at(batches[1], short=True))
-    except NotAffineError:
-        return fit_affine(*map(at, batches))
+        return fit_affine(at(batches[0]), at(batches[1]))
+    except NotAffineError as error:
+        for more in MORE_SAMPLES:
+            with suppress(NotAffineError):
+                line = fit_per_sample(at(batches[0] + more), at(batches[1] + more))
+                line.check(at(CHECKED_AT + batches[0] - FITTED_AT[0] + more, short=True))
+                known.has_samples_apart = True
+                return line
+        raise error
 
 
 def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:

@@ -10,7 +10,9 @@ from sizer.base.versions import format_version
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.report.explanation import Explanation, Formula, KernelUse, RuleTexts
+from sizer.tape.affine import AffineTape
 from sizer.tape.archive import Kernel, Traced
+from sizer.tape.per_sample import PerSampleTape
 from sizer.tracing.cuda.by_capability import Blas, blas_of
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
@@ -58,11 +60,16 @@ def _exact(traced: Collection[Traced]) -> Iterator[str]:
     """Yield what is no estimate, and how one trace speaks for other batch sizes."""
     yield "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once"
     yield "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors"
-    fitted = {line.fitted_at for one in traced for _, line in one.family.lines}
+    lines = [line for one in traced for _, line in one.family.lines]
+    fitted = {line.fitted_at for line in lines if isinstance(line, AffineTape)}
+    per_sample = {line.fitted_at for line in lines if isinstance(line, PerSampleTape)}
     single = sorted({tape.batch for one in traced for tape in one.family.exact})
     if fitted:
         pairs = ", ".join(f"{first} and {second}" for first, second in sorted(fitted))
         yield f"sizes at every batch size: traces at batch {pairs} give each block's bytes as a + b * batch, a third one checks"
+    if per_sample:
+        pairs = ", ".join(f"{first} and {second}" for first, second in sorted(per_sample))
+        yield f"other batch sizes: traces at batch {pairs} give what each further sample adds, a third one checks"
     if single:
         yield f"traced by itself: batch {', '.join(map(str, single))}"
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from sizer.base.config_json import encode_config
 from tests.browser.conftest import ANSWER_MS
 from tests.browser.test_browser import headline
 
-# Each batch size of a detection model is traced by itself: the report knows those that were asked for.
-DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2,4&gpu=custom:3GiB@8.9"
+# Each batch size of a pipeline's stage is traced by itself: the report knows those that were asked for.
+_LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 1024, "vocab_size": 1024}
+STAGE = f"arch=config:{encode_config(json.dumps(_LLAMA))}&seq=512&pp=2&rank=1&dtype=float32&batch=2,4&gpu=custom:3GiB@8.9"
 
 
 @pytest.mark.exhaustive
 def test_limits_narrow_the_headline_and_the_table(page: Page, app_url: str) -> None:
-    page.goto(f"{app_url}/?{DETECTION}")
+    page.goto(f"{app_url}/?{STAGE}")
     headline(page, "the largest batch is at least 4")
     page.get_by_role("radio", name="How far it goes").click()
     title = page.get_by_test_id("stMain").get_by_test_id("stHeading").first

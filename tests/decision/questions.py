@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from sizer.base.config_json import encode_config
@@ -14,8 +15,11 @@ from sizer.report.decision import Cell, cell_of
 CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"
 VISION = "arch=torchvision:vit_b_32&dtype=bfloat16&batch=4&gpu=rtx-4090"
 DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&gpu=t4"
+# has events for each sample of the batch
+FOR_EACH_SAMPLE = "arch=torchvision:fasterrcnn_mobilenet_v3_large_320_fpn&dtype=float32&batch=1&gpu=custom:2GiB@8.0"
 # not affine in the batch: each batch size is traced by itself
-TRACED_EACH = "arch=torchvision:fasterrcnn_mobilenet_v3_large_320_fpn&dtype=float32&batch=1&gpu=custom:2GiB@8.0"
+_LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 1024, "vocab_size": 1024}
+TRACED_EACH = f"arch=config:{encode_config(json.dumps(_LLAMA))}&seq=2048&pp=2&rank=1&dtype=float32&batch=256&microbatch=128"
 SERVED = "arch=hf:gpt2&seq=128&mode=inference&dtype=float16&batch=256&gpu=custom:3GiB@7.5"
 
 # GPT-2 with two of its twelve layers: 53.6 M parameters, most of them embeddings.

@@ -29,11 +29,11 @@ from tests.decision.questions import (
     AT_ONCE,
     CNN,
     DETECTION,
+    FOR_EACH_SAMPLE,
     IN_TESTS,
     LANGUAGE,
     SERVED,
     TOO_LARGE,
-    TRACED_EACH,
     TWO_LAYERS,
     VISION,
     anew,
@@ -66,7 +66,7 @@ def test_a_lever_that_saves_nothing_says_why(grown):
 
 
 def test_a_dtype_without_kernels_has_its_reason():
-    query = TRACED_EACH.replace("gpu=custom:2GiB@8.0", "gpu=rtx-4060-8gb")
+    query = FOR_EACH_SAMPLE.replace("gpu=custom:2GiB@8.0", "gpu=rtx-4060-8gb")
     row = next(row for row in asked(query)[-1].rows if row.key == "bfloat16")
     assert row.cell is None
     assert "torchvision's operator nms has no bfloat16 kernel" in row.reason
@@ -262,8 +262,8 @@ def test_what_does_not_help_has_its_reason():
     assert not next(iter(levers(parse_query(f"{CNN.partition('&gpu')[0]}&mode=inference&gpu=cpu")))).useless
 
 
-def test_smaller_batches_of_work_that_is_traced_batch_by_batch_are_as_large_as_fit():
-    found = list(levers(parse_query(TRACED_EACH.replace("batch=1", "batch=8"))))[-1]
+def test_smaller_batches_of_work_that_has_events_for_each_sample_are_as_large_as_fit():
+    found = list(levers(parse_query(FOR_EACH_SAMPLE.replace("batch=1", "batch=8"))))[-1]
     row = next(row for row in found.rows if row.key == "batch")
     (batch,) = parse_query(row.query).batches
     assert batch in (2, 4)

@@ -12,10 +12,10 @@ from sizer.query.values import MAX_SEQUENCE_LENGTH
 from sizer.report.decision import Limit, LimitReport
 from tests.decision.questions import (
     CNN,
+    FOR_EACH_SAMPLE,
     LANGUAGE,
     SERVED,
     TOO_LARGE,
-    TRACED_EACH,
     TWO_LAYERS,
     VISION,
     anew,
@@ -40,10 +40,10 @@ def last(query: str) -> LimitReport:
     [
         (CNN, ["batch", "image"]),
         (SERVED, ["batch", "seq"]),
-        pytest.param(TRACED_EACH, ["batch", "image"], marks=pytest.mark.exhaustive),
+        pytest.param(FOR_EACH_SAMPLE, ["batch", "image"], marks=pytest.mark.exhaustive),
         pytest.param(GENERATED, ["batch", "seq", "new"], marks=pytest.mark.exhaustive),
     ],
-    ids=["CNN", "language model", "traced batch by batch", "generation"],
+    ids=["CNN", "language model", "a part for each sample", "generation"],
 )
 def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
     found = last(query)
@@ -58,12 +58,12 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value + 1)) is False
 
 
-def test_a_batch_whose_trace_would_take_long_is_not_looked_at():
+def test_a_batch_whose_replay_would_take_long_is_not_looked_at():
     batch = last("arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=1&mode=inference&gpu=h200").limits[
         0
     ]
-    assert 4 < batch.value == batch.possible_value < 64
-    assert batch.reason == f"searched up to {batch.value}, since each batch size is traced by itself"
+    assert 64 < batch.value == batch.possible_value < batch.most_value
+    assert batch.reason.startswith(f"searched up to {batch.value}: ")
 
 
 @pytest.mark.parametrize(

@@ -159,10 +159,9 @@ def test_a_batch_of_one_that_the_model_refuses_is_left_out_and_said() -> None:
 
 
 def test_work_off_the_line_is_traced_batch_by_batch_and_said() -> None:
-    report = estimate(parse_query("arch=torchvision:ssd300_vgg16&batch=1,2&dtype=float32"))
-    assert [row.batch for row in report.estimates] == [1, 2]
+    report = of_config({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}, "seq=16&pp=2&rank=0&batch=2,4")
+    assert [row.batch for row in report.estimates] == [2, 4]
     assert any("traced at each batch size by itself" in note for note in report.notes)
-    assert report.uncounted
 
 
 def of_config(config: dict, rest: str) -> Report:

@@ -110,14 +110,13 @@ def test_another_work_is_traced_anew(traces, change):
 
 @pytest.mark.exhaustive
 def test_batches_that_are_on_no_line_are_added_to_those_that_were_traced(traces):
-    query = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference&batch="
     shelf = Shelf()
-    first = estimate(parse_query(f"{query}1"), kept=shelf)
+    first = estimate(parse_query(f"{STAGE}&batch=2"), kept=shelf)
     if not any("by itself" in note for note in first.notes):
         pytest.fail("this model is affine in the batch now: take another one")
     traces.clear()
-    both = estimate(parse_query(f"{query}1,2"), kept=shelf)
-    assert ("float32", 1) not in traces
+    both = estimate(parse_query(f"{STAGE}&batch=2,4"), kept=shelf)
+    assert ("float32", 2) not in traces
     assert both.estimates[0] == first.estimates[0]
 
 
@@ -184,51 +183,51 @@ def test_the_cells_of_all_dtypes_stand_before_the_largest_batch_of_those_not_in_
     ]
 
 
-DETECTOR = (
-    "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference"  # each batch size is traced by itself
-)
+# Each batch size is traced by itself: a schedule has other steps with more microbatches.
+SMALL_LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+STAGE = f"arch=config:{encode_config(json.dumps(SMALL_LLAMA))}&seq=16&dtype=float32&pp=2&rank=0"
 
 
 def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_first():
     shelf = Shelf()
-    reports = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4&focus=float32:2"), kept=shelf).reports())
+    reports = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), kept=shelf).reports())
     grown = [[row.batch for row in report.estimates] for report in reports]
-    assert grown == [[], [2], [1, 2], [1, 2, 4], [1, 2, 4]]
+    assert grown == [[], [4], [2, 4], [2, 4, 8], [2, 4, 8]]
     assert any("by itself" in note for note in reports[-1].notes)
-    again = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4"), kept=shelf).reports())
+    again = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), kept=shelf).reports())
     assert plain(again[-1]) == plain(reports[-1])
-    assert [len(report.estimates) for report in again] == [0, 3, 3]
+    assert [len(report.estimates) for report in again] == [0, 1, 3, 3]
 
 
 def test_what_was_traced_before_a_job_was_stopped_is_not_traced_again(traces):
-    query, shelf = parse_query(f"{DETECTOR}&batch=1,2,4"), Shelf()
+    query, shelf = parse_query(f"{STAGE}&batch=2,4,8"), Shelf()
     for report in Estimator(query, kept=shelf).reports():
         if len(report.estimates) == 2:
             break
     traces.clear()
     gone_on = estimate(query, kept=shelf)
-    assert traces == [("float32", 4)]
+    assert traces == [("float32", 8)]
     assert plain(gone_on) == plain(estimate(query))
 
 
 def test_what_is_proposed_to_look_at_changes_once_while_cells_come():
-    reports = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4")).reports())
+    reports = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8")).reports())
     proposed = [report.focus and report.focus.batch for report in reports]
-    assert proposed == [None, 1, 1, 4, 4]
+    assert proposed == [None, 2, 2, 8, 8]
 
 
 def test_a_batch_size_that_cannot_be_traced_leaves_those_before_it(monkeypatch):
-    real, query, shelf, tried = trace.trace, parse_query(f"{DETECTOR}&batch=1,2,4,8"), Shelf(), []
+    real, query, shelf, tried = trace.trace, parse_query(f"{STAGE}&batch=2,4,8,16"), Shelf(), []
 
-    def fail_at_four(blueprint, module, work, *, batch, **arguments):
+    def fail_at_eight(blueprint, module, work, *, batch, **arguments):
         tried.append(batch)
-        if batch == 4:
+        if batch == 8:
             raise TraceError("no kernel for that")
         return real(blueprint, module, work, batch=batch, **arguments)
 
-    monkeypatch.setattr(trace, "trace", fail_at_four)
+    monkeypatch.setattr(trace, "trace", fail_at_eight)
     report = estimate(query, kept=shelf)
-    assert [row.batch for row in report.estimates] == [1, 2]
+    assert [row.batch for row in report.estimates] == [2, 4]
     assert "float32: no kernel for that" in report.notes
     assert report.failures == {}
     tried.clear()

@@ -1,11 +1,20 @@
-"""Two traces give the memory of every batch size: held against traces at sizes that were not used to fit."""
+"""Two traces give the memory of every batch size: compared with traces at sizes that were not used to fit."""
 
 from __future__ import annotations
+
+from array import array
 
 import pytest
 
 from sizer.allocator.allocator import replay
-from sizer.tape.affine import fit_affine
+from sizer.catalogue.gpus import GPUS
+from sizer.estimating.tracer import Tracer
+from sizer.query.text import parse_query
+from sizer.tape.affine import NotAffineError, fit_affine
+from sizer.tape.archive import Traced, pack, unpack
+from sizer.tape.per_sample import PerSampleTape, fit_per_sample, in_order
+from sizer.tape.size_queries import by_block
+from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
@@ -28,3 +37,76 @@ def test_predicted_peaks_equal_traced_peaks(name: str, mode: str) -> None:
         assert found.peak_allocated_bytes == expected.peak_allocated_bytes
         assert found.peak_reserved_bytes == expected.peak_reserved_bytes
         assert found.phases == expected.phases
+
+
+# Models that go through the samples one by one: their tapes have more events with each
+SAMPLE_BY_SAMPLE = [
+    "arch=torchvision:fasterrcnn_mobilenet_v3_large_320_fpn",
+    "arch=torchvision:ssd300_vgg16",
+    *(
+        pytest.param(query, marks=pytest.mark.exhaustive)
+        for query in (
+            "arch=torchvision:fasterrcnn_resnet50_fpn",
+            "arch=torchvision:maskrcnn_resnet50_fpn",
+            "arch=torchvision:keypointrcnn_resnet50_fpn&mode=inference",
+            "arch=torchvision:retinanet_resnet50_fpn&gpu=t4",
+            "arch=torchvision:fcos_resnet50_fpn&gpu=cpu",
+            "arch=torchvision:ssdlite320_mobilenet_v3_large&mode=inference",
+            "arch=hf:qwen2.5-vl-3b&mode=inference",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("query", SAMPLE_BY_SAMPLE)
+def test_work_that_takes_samples_one_by_one_is_that_of_its_traces(query: str) -> None:
+    request = parse_query(f"{query}&dtype=float32&batch=2")
+    gpu = GPUS[request.gpu]
+    family = Tracer(request, gpu).trace("float32", (2,)).family
+    assert isinstance(family.lines[0][1], PerSampleTape)
+    assert unpack(pack(Traced(family=family))).family == family
+    for batch in (1, 2, 4, 9):
+        if batch < family.smallest:
+            continue
+        traced, predicted = Tracer(request, gpu).trace_cell("float32", batch), family.at(batch)
+        assert in_order(predicted).order == in_order(traced).order
+        assert (predicted.sizes, predicted.modules, predicted.ops) == (traced.sizes, traced.modules, traced.ops)
+        assert by_block(predicted.size_queries) == by_block(traced.size_queries)
+        expected, found = (replay(tape, backend=gpu.backend) for tape in (traced, predicted))
+        assert found.peak_reserved_bytes == expected.peak_reserved_bytes
+        assert found.phases == expected.phases
+
+
+def test_what_a_sample_adds_must_repeat_what_the_one_before_has_added() -> None:
+    line = fit_per_sample(*(one_by_one(batch) for batch in (2, 3)))
+    line.check(one_by_one(5))
+    for other in (one_by_one(5, last=64), one_by_one(5, each=80)):
+        with pytest.raises(NotAffineError, match="trace each batch by itself"):
+            line.check(other)
+    with pytest.raises(NotAffineError, match="repeats nothing"):
+        fit_per_sample(one_by_one(2), one_by_one(3, last=64))
+    with pytest.raises(ValueError, match="must be at least 2"):
+        line.at(1)
+    with pytest.raises(ValueError, match=r"its tape would have .* events: give \d+ at most"):
+        line.at(10**8)
+    assert len(line.at(line.batch_of(1000)).order) <= 1000 < len(line.at(line.batch_of(1000) + 1).order)
+
+
+def one_by_one(batch: int, *, each: int = 16, last: int = 0) -> Tape:
+    """A function that makes two blocks for each sample, and a list of results; all are released when it returns."""
+    sizes = [1024 * batch, *[each, 2 * each] * batch, 8 * batch, *([last] if last else [])]
+    blocks = len(sizes)
+    firsts, seconds = range(1, 1 + 2 * batch, 2), range(2, 2 + 2 * batch, 2)
+    released = [*firsts, *seconds, *range(1 + 2 * batch, blocks)]
+    ops = [0, *[1, 1] * batch, 2, *([2] if last else [])]
+    return Tape(
+        batch=batch,
+        order=array("q", [*range(blocks), *(~block for block in released), ~0]),
+        sizes=array("q", sizes),
+        categories=bytes(blocks),
+        ops=array("l", ops),
+        modules=array("l", [0] * blocks),
+        op_names=("aten.empty.memory_format", "aten.index.Tensor", "aten.stack.default"),
+        module_names=("",),
+        marks=((2 * blocks, "forward"),),
+    ).validate()
