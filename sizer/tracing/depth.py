@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -270,6 +270,8 @@ def _plain(value: object, own: str) -> object:
         return tuple((key, _plain(one, own)) for key, one in value.items())
     if isinstance(value, (list, tuple)):
         return tuple(_plain(one, own) for one in value)
+    if isinstance(value, partial):  # GELUTanh's function
+        return partial, _plain(value.func, own), _plain(value.args, own), _plain(value.keywords, own)
     if isinstance(value, (set, frozenset)):
         return frozenset(_plain(one, own) for one in value)
     if type(value).__module__.startswith(

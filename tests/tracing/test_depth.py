@@ -43,6 +43,7 @@ EXHAUSTIVE = pytest.mark.exhaustive
 
 UNFOLDED = [
     pytest.param({**LLAMA, **DEEP}, "", id="llama"),
+    pytest.param({**LLAMA, **DEEP, "hidden_act": "gelu_pytorch_tanh"}, "", id="an activation that each layer binds anew"),
     pytest.param(WHISPER, "", id="encoder and decoder", marks=EXHAUSTIVE),  # traced as a whole with transformers 5.17
     pytest.param(LINEAR, "&train=adapter&weights=nf4-dq", id="nf4-dq"),
     pytest.param(LINEAR, "&train=adapter&weights=nf4-dq&checkpointing=1", id="nf4-dq, checkpointed", marks=EXHAUSTIVE),
