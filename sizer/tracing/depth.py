@@ -231,10 +231,10 @@ def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, Any]] | No
         return None
     described: list[dict[str, Any]] = [dict(_facts(layer, number)) for number, layer in enumerate(layers)]
     for name in set().union(*described):
-        values: list[Any] = [facts.get(name) for facts in described]
-        if all(type(value) is int for value in values) and len({value - at for at, value in enumerate(values)}) == 1:
-            for facts in described:
-                del facts[name]  # the layer's own number
+        having: list[tuple[int, Any]] = [(at, facts[name]) for at, facts in enumerate(described) if name in facts]
+        if all(type(value) is int for _, value in having) and len({value - at for at, value in having}) == 1:
+            for at, _ in having:
+                del described[at][name]  # the layer's own number
     for name, values in _said_by_layer(module, len(layers)):
         for facts, value in zip(described, values, strict=True):
             facts[f"config.{name}"] = _plain(value, "")
