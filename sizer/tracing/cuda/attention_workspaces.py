@@ -22,6 +22,15 @@ _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+def flash_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Return the results; with dropout the seed is made twice, and the first of them, 16 bytes, is freed at the end (PyTorch 2.11
+    and 2.15 over the null driver)."""
+    dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
+    if not dropout or version_followed(device.version) < (2, 11):
+        return [*tensors_of(out)]
+    return [*tensors_of(out[:6]), (16,), out[7], out[6], *tensors_of(out[8:])]
+
+
 def flash_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """In float32 softmax_d [batch, heads, queries to 128] and dq_accum [.., head_dim to 32, since 2.11 above 128 to 64]; for
     grouped heads the gradients of key and value of every query head (flash_attn/flash_api.cpp, mha_bwd)."""
@@ -100,6 +109,7 @@ def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 
 
 HELD: dict[Any, Held] = {
+    _aten._scaled_dot_product_flash_attention.default: flash_attention,
     _aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
     _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
     _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
