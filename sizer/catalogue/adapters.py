@@ -92,7 +92,9 @@ _ROWS = (
 
 ADAPTERS: dict[str, Adapter] = {row.key: row for row in _ROWS}
 # Adapters whose compiled steps are compared with PyTorch's own (tests/null_driver/compiled_queries.py).
-COMPILED_ADAPTERS = ("lora", "rslora", "dora", "oft", "ia3", "prompt")
+COMPILED_ADAPTERS = (
+    *("lora", "rslora", "dora", "pissa", "olora", "loha", "lokr", "miss", "oft", "beft", "ia3", "prompt", "p-tuning"),
+)
 
 
 def trained_part(train: str, adapter: str, rank: int) -> str:

@@ -76,7 +76,7 @@ def conflicts(request: Request) -> Iterator[Refusal]:
         yield from _refused_in_parallel(request, gpu)
 
 
-_NOT_COMPILED = ("weights", "cudnn_benchmark", "outputs", *RECIPE_KEYS, "parallel")
+_NOT_COMPILED = ("cudnn_benchmark", "outputs", *RECIPE_KEYS)
 
 
 def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
@@ -95,6 +95,14 @@ def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         allowed["train"] = ", ".join(value for value in TRAINS if value != WITHOUT_TOWER)
     if request.train == "adapter" and request.adapter not in COMPILED_ADAPTERS:
         allowed["adapter"] = ", ".join(COMPILED_ADAPTERS)
+    if (weights := WEIGHTS[request.weights]).quantizes and weights.package != BITSANDBYTES:
+        bitsandbytes = [row.key for row in WEIGHTS.values() if row.package == BITSANDBYTES]
+        allowed["weights"] = ", ".join(("checkpoint", "full", *bitsandbytes))
+    allowed |= {key: "its default" for key in ("pp", "sp", "lp") if not KEYS[key].is_default(request)}
+    if request.parallel == "pp":
+        allowed["parallel"] = ", ".join(row for row in PARALLELS if row != "pp")
+    elif request.compile == REDUCE_OVERHEAD and request.parallel not in ("none", "ddp"):
+        allowed["parallel"] = "none, ddp"
     for key, values in allowed.items():
         yield Refusal(
             key=key,

@@ -51,10 +51,8 @@ OFF = "off"
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
 COMPILES = (OFF, *COMPILE_MODES)  # modes of torch.compile; off runs the model eagerly
 COMPILED_DTYPES, COMPILED_BATCHES = ("bfloat16",), (8,)  # of a compiled question that names none
-_REFUSED_COMPILES = {
-    "max-autotune": "it chooses kernels by timing them on the device",
-    "max-autotune-no-cudagraphs": "it chooses kernels by timing them on the device",
-}
+_AUTOTUNED = "it chooses kernels by timing them on the device, and what is fused into a chosen template is never allocated"
+_REFUSED_COMPILES = dict.fromkeys(("max-autotune", "max-autotune-no-cudagraphs"), _AUTOTUNED)
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)

@@ -20,26 +20,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
-from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, prepare
+from sizer.device.trial.rank import take_part
 from sizer.estimating.work import work_of
 from sizer.query.text import parse_query
 from sizer.tracing.compiled.inductor import without_function_modes
 from sizer.tracing.compiled.install import budgeted, module_compiled
-from sizer.tracing.steps import Steps, weight_dtype
+from sizer.tracing.steps import Steps
 from sizer.tracing.trace import repeatable
 from tests.null_driver.build import null_environment
 from tests.null_driver.compiled import environment, nothing_compiled_or_timed
 from tests.null_driver.emptied import empty_the_allocator
+from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDED = Path(__file__).parent / "compiled_queries.json"
 GPU = "h100-80gb"
+CUDA = torch.device("cuda")
 
 _LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1408,
@@ -53,6 +58,7 @@ MODELS = {
     "bert": "arch=hf:bert-base-uncased&seq=128&batch=4",
     "llama": f"arch=config:{encode_config(json.dumps(_LLAMA))}&seq=256&batch=2",
 }
+OTHER_ADAPTERS = ("pissa", "olora", "loha", "lokr", "miss", "beft", "p-tuning")
 _SCOPE_OR_BUDGET = ("&compile_scope=model", "&budget=0.5")
 # MODEL, then the other keys of the query.
 QUERIES = (
@@ -90,6 +96,26 @@ QUERIES = (
         *(f"llama dtype=bfloat16&{more}" for more in ("checkpointing=1", "train=adapter", "train=adapter&adapter_dropout=0.1")),
         "llama dtype=bfloat16&mode=inference", "vit_b_16 dtype=amp-bfloat16", "bert dtype=float16&optimizer=sgd",
     )),
+    *(f"llama dtype=bfloat16&train=adapter&adapter={name}" for name in OTHER_ADAPTERS),
+    *(f"llama dtype=bfloat16&train=adapter&weights={more}" for more in (
+        "nf4", "int8", "nf4&compile_scope=model", "nf4-dq&checkpointing=1", "nf4&compile=reduce-overhead",
+        "nf4&parallel=ddp&ranks=8",
+    )),
+    *(f"llama dtype=bfloat16&mode=inference&weights={weights}" for weights in ("nf4", "int8")),
+    *(f"{keys}&parallel=ddp&ranks=8" for keys in (
+        "resnet18 dtype=float32", "gpt2 dtype=bfloat16", "llama dtype=bfloat16", "llama dtype=amp-bfloat16",
+    )),
+    *(f"llama dtype=bfloat16&parallel=ddp&ranks=8&{more}" for more in (
+        "compile_scope=model", "accumulate=2", "train=adapter", "compile=reduce-overhead",
+    )),
+    "llama dtype=bfloat16&parallel=ddp&ranks=2&cp=2",
+    *(f"llama dtype={dtype}&parallel=fsdp&ranks=8" for dtype in ("bfloat16", "amp-bfloat16")),
+    *(f"llama dtype=bfloat16&parallel=fsdp&ranks=8&{more}" for more in (
+        "compile_scope=model", "checkpointing=1", "accumulate=2", "mode=inference", "offload=1",
+    )),
+    *(f"llama dtype=bfloat16&{more}" for more in (
+        "parallel=hsdp&ranks=4&replicate=2", "parallel=fsdp&ranks=4&tp=2", "parallel=zero1&ranks=8", "tp=2&optimizer_impl=loop",
+    )),
 )  # fmt: skip
 
 
@@ -103,10 +129,17 @@ def figures(query: str) -> list[list[Any]]:
     """Return a row for each phase of a query's one cell."""
     request = parse_query(query)
     blueprint, work, (batch,) = make_blueprint(request), work_of(request, *request.dtypes), request.batches
-    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
-    allocate_parameters(module)
+    module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
     torch._dynamo.callback_handler.register_end_callback(lambda told: gc.collect())  # as tests.null_driver.compiled
     empty_the_allocator()
+    plan = work.plan
+    if plan is not None:
+        dist.init_process_group(
+            "fake", rank=plan.rank or 0, world_size=plan.world, store=FakeStore(), pg_options=answers()
+        )
+        module, bring = take_part(module, bring, plan, work.dtype, CUDA)
+    if blueprint.load_quantized is None and (plan is None or not plan.splits):
+        allocate_parameters(module)
     rows: list[list[Any]] = []
 
     def read(phase: str) -> None:
@@ -122,12 +155,13 @@ def figures(query: str) -> list[list[Any]]:
         budgeted(work.budget),
         nullcontext() if request.source == "torchvision" else KnownValues(),  # as tests.null_driver.record
     ):
-        module = load(module, torch.device("cuda"))
+        module = bring(module, CUDA)
         read("load")
-        initialize_parameters(module)
+        if plan is None:
+            initialize_parameters(module)
         example = blueprint.example(batch, work.trains)
         with module_compiled(module, work.compile_scope, work.compile_mode) as called, without_modes_in(called, module):
-            for phase in Steps(blueprint, called, example, work, device=torch.device("cuda")).run():
+            for phase in Steps(blueprint, called, example, work, device=CUDA).run():
                 read(phase)
     return rows
 

@@ -465,8 +465,8 @@ def test_language_models_are_compiled_by_blocks():
         ("compile=default&mode=serve", "compile: given 'default' without mode=training or mode=inference"),
         ("compile=default&gpu=cpu", "compile: given 'default' with gpu=cpu, allowed a CUDA device"),
         ("compile=default&gpu=m2-ultra-64gb", "compile: given 'default' with gpu=m2-ultra-64gb, allowed a CUDA device"),
-        ("compile=default&parallel=fsdp", "parallel: given 'fsdp' with compile=default, allowed its default"),
-        ("compile=default&mode=inference&weights=nf4", "weights: given 'nf4' with compile=default, allowed its default"),
+        ("compile=default&parallel=pp&pp=2", "pp: given '2' with compile=default, allowed its default"),
+        ("compile=default&mode=inference&weights=fp8", "weights: given 'fp8' with compile=default, allowed checkpoint, full, nf4"),
     ],
 )
 def test_what_is_not_compiled_is_refused_by_name(keys: str, said: str):

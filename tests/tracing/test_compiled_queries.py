@@ -27,12 +27,18 @@ from tests.null_driver.compiled_queries import QUERIES, RECORDED, query_of
 WANTED = json.loads(RECORDED.read_text())
 OLDER = installed_version() < names.OLDEST_READ
 compiles = pytest.mark.skipif(OLDER, reason="this PyTorch's compiler is refused by name (test_own_code.py)")
-# PyTorch has so many bytes more in the second step: at its end, at its peak, reserved. Not explained.
-UNLIKE = {
-    "gpt2 dtype=bfloat16&accumulate=4": (0, 0, 2_097_152),
-}
+# The load phase alone has the two tables of Llama's rotary embeddings more at its peak, 512 bytes each: fully_shard has moved them
+# to the device before `to_empty` makes them there, and the trace logs them after bitsandbytes' weights.
+MORE_IN_LOADING, TABLES = re.compile(r"parallel=[fh]sdp|train=adapter&weights=(?!.*parallel)"), 1_024
 # What the others of a kind show, in a few seconds.
-FEW = ("llama dtype=bfloat16&budget=0.5", "llama dtype=bfloat16&accumulate=3&checkpointing=1")
+FEW = (
+    "llama dtype=bfloat16&budget=0.5",
+    "llama dtype=bfloat16&accumulate=3&checkpointing=1",
+    "llama dtype=bfloat16&train=adapter&weights=nf4",
+    "llama dtype=bfloat16&parallel=ddp&ranks=8",
+    "llama dtype=bfloat16&parallel=fsdp&ranks=8",
+    "llama dtype=bfloat16&tp=2&optimizer_impl=loop",
+)
 ALEXNET = "arch=torchvision:alexnet&image=64&compile=default&gpu=h100-80gb"
 
 
@@ -60,10 +66,12 @@ def test_every_query_is_recorded():
     "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in QUERIES]
 )
 def test_each_phase_is_what_pytorch_allocates(name: str):
+    if "weights=" in name:
+        pytest.importorskip("bitsandbytes")
     found, wanted = phases(estimate(parse_query(query_of(name, WANTED["gpu"])))), WANTED["queries"][name]
-    phase, *figures = found[-1]
-    more = UNLIKE.get(name, (0, 0, 0))
-    assert [*found[:-1], [phase, *map(sum, zip(figures, more, strict=True))]] == wanted
+    if MORE_IN_LOADING.search(name):
+        found[0][2] += TABLES
+    assert found == wanted
 
 
 @compiles
@@ -126,13 +134,20 @@ def test_a_model_without_repeated_blocks_is_refused_by_name():
     [
         ("adapter", "train=adapter&adapter=vera"),
         ("train", "train=without-tower"),
-        ("weights", "train=adapter&weights=nf4"),
+        ("weights", "train=adapter&weights=fp8"),
+        ("parallel", "parallel=pp&pp=2"),
+        ("sp", "tp=2&sp=1"),
         ("outputs", "outputs=kept"),
     ],
 )
 def test_what_was_not_compared_is_refused_by_name(key: str, values: str):
     with pytest.raises(RequestError, match=f"{key}: given .* with compile=default, allowed .* not compared"):
         parse_query(f"arch=hf:gpt2&compile=default&{values}")
+
+
+def test_cuda_graphs_of_shards_are_refused_by_name():
+    with pytest.raises(RequestError, match="parallel: given 'fsdp' with compile=reduce-overhead, allowed none, ddp"):
+        parse_query("arch=hf:gpt2&compile=reduce-overhead&parallel=fsdp&ranks=8")
 
 
 def test_answers_that_do_not_compile_say_so():

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sizer.base.errors import TraceError
 from sizer.catalogue.hardware import Hardware
 from sizer.tracing.compiled.compile_findings import Findings
-from sizer.tracing.compiled.moved_graphs import Frontend, move
+from sizer.tracing.compiled.moved_graphs import Frontend, move, move_back
 from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.meta.imports import usual_imports
 from sizer.tracing.recorder import Recorder
@@ -135,12 +135,14 @@ def compiler_at_work() -> Iterator[None]:
 
 @contextmanager
 def inductor_on(
-    device: Hardware, findings: Findings, frontend: Frontend, begin_graphs: Callable[[], None]
+    device: Hardware, findings: Findings, frontend: Frontend, begin_graphs: Callable[[], None], *, own_rules: bool
 ) -> Iterator[None]:
     """Within the context Inductor compiles graphs over meta tensors as on the device, and its code runs on meta tensors.
 
-    `begin_graphs` is called before code is compiled that is to be recorded in CUDA graphs.
+    `begin_graphs` is called before code is compiled that is to be recorded in CUDA graphs. Only if operators run by the
+    installed PyTorch's `own_rules`, Inductor's code checks their results: in 2.6 attention's seeds have another dtype.
     """
+    import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
     import torch._functorch.config as functorch_config
     import torch._inductor.async_compile as async_compile
     import torch._inductor.codecache as codecache
@@ -162,6 +164,8 @@ def inductor_on(
     )
     folder = joint_graph.UniformValueConstantFolder
     deduce = folder._deduce_value
+    fakified = runtime_wrappers.FakifiedOutWrapper
+    results_of = fakified._compute_output_meta_with_inductor_strides
     guards = torch._C._dynamo.guards
 
     def partition_moved(graph: Any, joint_inputs: Any, **kwargs: Any) -> Any:
@@ -196,6 +200,10 @@ def inductor_on(
         with _OnHost():
             return deduce(self, node)
 
+    def results_on_meta(self: Any) -> list[Any]:
+        # DDPOptimizer traces the next part of a graph on them (torch/_dynamo/backends/distributed.py, 2.15)
+        return [*map(move_back, results_of(self))]
+
     replacements: list[tuple[Any, str, Any]] = [
         (compile_fx, "with_fresh_cache_if_config", nullcontext),  # a folder on the disk
         (compile_fx, "partition_fn", partition_moved),
@@ -207,6 +215,7 @@ def inductor_on(
         (pad_mm, "has_triton", lambda: True),
         (pad_mm, "_should_pad", pad_by_assumption),
         (folder, "_deduce_value", deduce_on_host),
+        (fakified, "_compute_output_meta_with_inductor_strides", results_on_meta),
         *((codecache.PyCodeCache, name, getattr(sources, name)) for name in ("write", "load", "load_by_key_path")),
         (output_code, "open", sources.open),
         (async_compile.AsyncCompile, "triton", triton_kernel),
@@ -223,7 +232,7 @@ def inductor_on(
         stack.enter_context(_operators_autocast())
         table = torch._prims.rng_prims.graphsafe_run_with_rng_state.python_key_table
         stack.enter_context(mock.patch.dict(table, {Recorder: _run_with_rng_state}))
-        stack.enter_context(inductor_config.patch(force_disable_caches=True, compile_threads=1))
+        stack.enter_context(inductor_config.patch(force_disable_caches=True, compile_threads=1, size_asserts=own_rules))
         stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
         yield
 

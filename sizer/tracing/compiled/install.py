@@ -20,6 +20,7 @@ from torch import nn
 
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.base.errors import Refusal, RequestError, TraceError
+from sizer.base.versions import installed_version
 from sizer.catalogue.compilation import BLOCKS, MODEL
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
@@ -147,7 +148,8 @@ class Compiler:
                 stack.enter_context(trees_on(self._recorder, on_host))
 
         stack.enter_context(compiler_answers(self._hardware))
-        stack.enter_context(inductor_on(self._hardware, findings, frontend, begin_graphs))
+        own_rules = self._recorder.device.version == installed_version()
+        stack.enter_context(inductor_on(self._hardware, findings, frontend, begin_graphs, own_rules=own_rules))
         stack.enter_context(dynamo_on(findings, frontend, on_host))
         self._findings = findings
 

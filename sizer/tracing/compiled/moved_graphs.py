@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
@@ -103,6 +104,14 @@ def move(graph: fx.GraphModule, inputs: Any) -> Any:
         _Propagation(graph, mode, move_value).run(*(None for _ in placeholders), enable_io_processing=False)
     graph.recompile()
     return pytree.tree_map(move_value, inputs)
+
+
+def move_back(value: Any) -> Any:
+    """Return a fake tensor of the device as one on meta, any other value as it is."""
+    if not isinstance(value, FakeTensor) or value.device != CUDA:
+        return value
+    with value.fake_mode:
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
 
 
 def _move_functions(graph: fx.GraphModule, move_value: Callable[[Any], Any]) -> None:

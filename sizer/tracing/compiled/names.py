@@ -33,6 +33,10 @@ NAMES = (
     ("torch._dynamo.variables.tensor", "TensorVariable.method_attr_device"),
     ("torch._dynamo.variables.tensor", "TensorVariable.method_attr_is_cuda"),
     ("torch._dynamo.variables.tensor", "all_tensor_attrs"),
+    (
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "FakifiedOutWrapper._compute_output_meta_with_inductor_strides",
+    ),
     ("torch._functorch.config", "enable_autograd_cache"),
     ("torch._guards", "detect_fake_mode"),
     ("torch._higher_order_ops.flex_attention", "flex_attention.py_kernels"),
@@ -56,6 +60,7 @@ NAMES = (
     ),
     ("torch._inductor.config", "force_disable_caches"),
     ("torch._inductor.config", "compile_threads"),
+    ("torch._inductor.config", "size_asserts"),
     ("torch._inductor.fx_passes.joint_graph", "UniformValueConstantFolder._deduce_value"),
     ("torch._inductor.fx_passes.pad_mm", "_should_pad"),
     ("torch._inductor.fx_passes.pad_mm", "has_triton"),
