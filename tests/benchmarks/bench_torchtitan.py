@@ -119,7 +119,7 @@ def december_2024(run: Mapping[str, str]) -> Step:
     dims = ParallelDims(**degrees, world_size=ranks, enable_loss_parallel=False)
     job = SimpleNamespace(
         activation_checkpoint=SimpleNamespace(mode=run["checkpointing"], selective_ac_option="op"),
-        training=SimpleNamespace(compile=False, enable_cpu_offload=False, **MIXED),
+        training=SimpleNamespace(compile=run["compile"] == "1", enable_cpu_offload=False, **MIXED),
         experimental=SimpleNamespace(enable_async_tensor_parallel=False, enable_compiled_autograd=False),
         float8=SimpleNamespace(enable_float8_linear=False),
         model=SimpleNamespace(norm_type="rmsnorm"),
@@ -226,7 +226,7 @@ def table() -> Iterator[str]:
                 estimates = sorted((run[column] for column in columns if run[column]), key=float)
                 errors = (f"{100 * (float(found) / float(published) - 1):+.2g}" for found in estimates)
                 estimated, error = " to ".join(estimates), f"{' to '.join(errors)} %".replace("-", "\N{MINUS SIGN}")
-                kept = f"{run['checkpointing']} checkpointing"
+                kept = f"{run['checkpointing']} checkpointing{', compiled blocks' if run['compile'] == '1' else ''}"
                 told = f"Llama {run['flavor']}, {run['ranks']} GPUs, batch {run['batch']}, {int(run['seq']):,} tokens, {kept}"
                 yield f"| {told} | {quantity} | {published} GiB | {estimated} GiB | {error} |"
 
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("clone", type=Path, help="a git clone of torchtitan")
     clone = parser.parse_args().clone
     runs = read_table(RUNS)
-    replace_rows(RUNS, [run | estimate(run, clone) for run in runs], key=("commit", "ranks", "checkpointing"))
+    replace_rows(RUNS, [run | estimate(run, clone) for run in runs], key=("commit", "ranks", "checkpointing", "compile"))
     print("\n".join(table()))
 
 
