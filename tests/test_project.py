@@ -95,6 +95,9 @@ def test_what_the_tests_require_beside():
         "liger_kernel",
         "torchtune",
         "trl",
+        "datasets",  # which trl brings
+        "safetensors",  # these two by transformers
+        "tokenizers",
         "cut_cross_entropy",
         "torchtitan",  # of the clone that bench_torchtitan is given; once it was torchtrain
         "torchtrain",

@@ -171,8 +171,16 @@ class Run:
         if importlib.util.find_spec("safetensors") is None:
             return
         files: Any = importlib.import_module("safetensors.torch")
-        files.save_file = lambda tensors, filename, *args, **kwargs: self._save(os.fspath(filename))
-        files.save_model = lambda model, filename, *args, **kwargs: self._save(os.fspath(filename))
+        save_file, save_model = files.save_file, files.save_model
+
+        def guarded_file(tensors: dict, filename: Any, *args: Any, **kwargs: Any) -> None:
+            self._save(os.fspath(filename)) if _is_large(tensors) else save_file(tensors, filename, *args, **kwargs)
+
+        def guarded_model(model: nn.Module, filename: Any, *args: Any, **kwargs: Any) -> None:
+            large = _is_large(list(model.parameters()))
+            self._save(os.fspath(filename)) if large else save_model(model, filename, *args, **kwargs)
+
+        files.save_file, files.save_model = guarded_file, guarded_model
 
     def _save(self, name: str) -> None:
         self.not_saved.append(name)

@@ -7,7 +7,8 @@ function mode is above autograd and the dispatcher, so PyTorch allocates the sam
 A small tensor is in one of three states:
 - true: it holds the value that a device would hold;
 - assumed: it follows from a value that was not computed, which is 0. Choices among a few such values (`topk`, `argmax`, `max`) are
-  spread evenly instead, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets as many tokens as the next;
+  spread evenly instead, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets as many tokens as the next.
+  Tokens that are drawn from a vocabulary (`multinomial`, `argmax`) are spread over it, so that a generation does not end early;
 - unknown: it is not followed. Large tensors are always unknown.
 
 PyTorch's kernels that count elements (nonzero, unique) copy the number to the host. The driver returns the number that Python
@@ -63,6 +64,8 @@ _CHOOSING: dict[Any, tuple[int, int | None]] = {
     **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
 }
 CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
+_ARGMAX = frozenset({torch.argmax, Tensor.argmax})
+_DRAWING = frozenset({torch.multinomial, Tensor.multinomial})
 _BINS = frozenset({torch.bincount, Tensor.bincount, torch.nn.functional.one_hot})
 _COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _SCATTERED | _NONZERO | _REPEATED | _UNIQUE
 
@@ -172,8 +175,17 @@ class Values(TorchFunctionMode):
         elif results or on_device:
             if func in _COPYING and isinstance(out, Tensor) and not out.is_cuda:
                 self._note_copy(given)
+                self._copy_known(out, given[1] if func is Tensor.copy_ else given[0])
             self._follow(func, args, kwargs, out, given, results)
+        if func is Tensor.tolist and on_device and self._is_known(given[0]):
+            return on_host(given[0].detach()).tolist()
         return out
+
+    def _copy_known(self, copy: Tensor, source: Tensor) -> None:
+        """Copy known values to the host. PyTorch's copy goes through a kernel if strides or dtype differ."""
+        if source.is_cuda and self._is_known(source) and copy.shape == source.shape:
+            with torch.no_grad():
+                copy.detach().copy_(on_host(source.detach()))
 
     def _note_copy(self, given: list[Tensor]) -> None:
         if any(tensor.is_cuda and not self._is_true(tensor) for tensor in given):
@@ -187,22 +199,47 @@ class Values(TorchFunctionMode):
         fresh = [tensor for tensor in results if _key(tensor) not in held]
         written = [tensor for tensor in results if _key(tensor) in held]
         if (given or func in _FACTORIES) and all(map(self._is_known, given)) and all(map(_is_small, results)):
-            states = [s for s in (self._tainted, self._spread) if any(t.is_cuda and t in s for t in given)]
-            if not (states and func in _CHOOSING) and self._compute(func, args, kwargs, out, fresh):
+            states = self._states_of(given)
+            chooses = states and func in _CHOOSING and not self._follows_choices(given[0])
+            if not chooses and self._compute(func, args, kwargs, out, fresh):
                 for state in states:
                     for tensor in (*fresh, *written):
                         state.add(tensor)
                 return
         for tensor in fresh:
             self._assume(tensor, zero=True)
-        if func in _CHOOSING:
-            self._choose(args, kwargs, out, *_CHOOSING[func])
+        if func in _DRAWING:
+            self._draw(out, (args[0] if args else kwargs["input"]).shape[-1])
+        elif func in _CHOOSING:
+            self._choose(func, args, kwargs, out)
         if getattr(func, "__name__", "").endswith("_") and not func.__name__.startswith("__"):
             for tensor in written:  # in place, by a value that was not computed
                 self._assume(tensor, zero=False)
 
-    def _choose(self, args: tuple, kwargs: dict, out: Any, position: int, usual: int | None) -> None:
+    def _states_of(self, given: list[Tensor]) -> list[_Storages]:
+        """Return the sets of what was not computed that hold any of some tensors of the device."""
+        return [state for state in (self._tainted, self._spread) if any(t.is_cuda and t in state for t in given)]
+
+    def _follows_choices(self, values: Tensor) -> bool:
+        """Return True for integers and masks that follow from choices: what is the largest of them is computed."""
+        return values.is_cuda and values in self._spread and not values.dtype.is_floating_point
+
+    def _draw(self, places: Tensor, size: int) -> None:
+        """Spread tokens over a vocabulary, each in the middle of its share: special tokens are at a vocabulary's ends."""
+        if not _is_small(places) or not places.numel():
+            return
+        count = min(places.numel(), size)
+        numbers = torch.arange(places.numel(), device="cpu") % count
+        self._spread_over(places, (2 * numbers + 1) * size // (2 * count))
+
+    def _spread_over(self, places: Tensor, chosen: Tensor) -> None:
+        on_host(places).copy_(chosen.view(places.shape))
+        for state in (self._known, self._tainted, self._spread):
+            state.add(places)
+
+    def _choose(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Spread the places that `topk`, `argmax`, `max` and their opposites have chosen along a dimension."""
+        position, usual = _CHOOSING[func]
         places = out if isinstance(out, Tensor) else out[1]
         values = args[0] if args else kwargs["input"]
         dim = args[position] if len(args) > position else kwargs.get("dim", usual)
@@ -210,13 +247,13 @@ class Values(TorchFunctionMode):
             return
         dim %= values.dim()
         size = values.shape[dim]
+        if func in _ARGMAX and size > CHOICES:
+            self._draw(places, size)
         if not places.numel() or size > CHOICES:
             return
         shape = [*values.shape]
         shape[dim] = places.numel() * size // values.numel()
-        on_host(places).copy_(spread(torch.Size(shape), dim, size, 1).view(places.shape))
-        for state in (self._known, self._tainted, self._spread):
-            state.add(places)
+        self._spread_over(places, spread(torch.Size(shape), dim, size, 1))
 
     def _assume(self, tensor: Tensor, *, zero: bool) -> None:
         for state in (self._known, self._spread):
@@ -328,6 +365,8 @@ class Values(TorchFunctionMode):
             if all(map(self._is_known, given)):
                 with torch.no_grad():
                     func(*_to_host(args), **_to_host(kwargs))
+                for state in self._states_of(given):
+                    state.add(given[0])
             else:
                 self._known.discard(given[0])
         return out

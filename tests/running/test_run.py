@@ -110,6 +110,17 @@ def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner)
     assert "with assumed counts" in done.stdout and done.figures["gradients_bytes"] == 0
 
 
+def test_tokens_that_nothing_computed_do_not_end_a_generation(dry_run: DryRunner, tmp_path: Path):
+    done = dry_run("--", "generating.py", str(tmp_path))
+    assert done.status == 0, done.stderr
+    # in the middle of four shares of 8,000 tokens: (2 * number + 1) * 8,000 / 8
+    tokens = "[1000, 3000, 5000, 7000]"
+    assert done.stdout.count(f"lengths [12, 12, 12, 12] first {tokens} {tokens}") == 2
+    # tensors of the host are what they are, those of the device are not written
+    assert "loaded [0.0, 1.0, 2.0, 3.0]" in done.stdout
+    assert done.json["not_saved"] == [str(tmp_path / "device.safetensors")]
+
+
 @pytest.mark.parametrize(
     "words",
     [
