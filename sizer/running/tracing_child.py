@@ -38,9 +38,11 @@ from sizer.distributed.world import world_of
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.run_settings import Settings, main_function
 from sizer.tape.tape import Tape
+from sizer.tracing.compiled.install import hardware_like
+from sizer.tracing.compiled.launches import Launches
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
-from sizer.tracing.meta.accelerators import OnMeta, devices_told
+from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.own_code import checkpoints_read_at_once
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
@@ -71,7 +73,8 @@ class Steps:
         self.began = True
         self._setup.close()
         self._recorder.host.setting_up = False
-        self._steps.enter_context(OnMeta(self._recorder.host))
+        mode = self._steps.enter_context(OnMeta(self._recorder.host))
+        self._steps.enter_context(modes_in_callbacks(mode))
         self._steps.enter_context(devices_told(self._recorder.host, self._recorder.deferred))
         self.watcher.loaded()
         self.ends[LOAD] = self._position()
@@ -143,7 +146,9 @@ def main() -> NoReturn:
         setup = ExitStack()
         steps = Steps(recorder, settings.steps, setup, stack.enter_context(ExitStack()))
         stack.enter_context(_answers(settings, recorder))
-        for context in (repeatable(), checkpoints_read_at_once(), recording(recorder), steps.watcher.watching()):
+        launches = Launches(hardware_like(gpu), recorder.values.forget)
+        running = (repeatable(), checkpoints_read_at_once(), recording(recorder), steps.watcher.watching())
+        for context in (launches.seen(), *running):
             stack.enter_context(context)
         for handle in (
             register_optimizer_step_pre_hook(steps.before),
@@ -171,6 +176,7 @@ def main() -> NoReturn:
         except BaseException as error:
             traceback.print_exc()
             status, message = "untraced" if _is_tracers(error) else "failed", f"{type(error).__name__}: {error}"[:2000]
+        recorder.notes.update(dict.fromkeys(launches.notes()))
         found = _found(settings, steps, gpu)
     found |= {"status": status, "message": message, "seconds": round(time.monotonic() - began, 1)}
     Path(settings.out).write_text(json.dumps(found))
