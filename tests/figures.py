@@ -42,6 +42,7 @@ ON_A_DEVICE = TESTS / "measured" / "errors-h200-2.11-2026-11-26.json"  # bench_a
 REASONS = TESTS / "measured" / "reasons.csv"
 REPORTS = TESTS / "measured" / "published" / "reports.csv"
 RECORDED = TESTS / "null_driver" / "recorded"
+TRAINERS = TESTS / "running" / "trainers.json"
 
 Figures = tuple[object, ...]
 
@@ -284,6 +285,17 @@ def _measured_cell(row: dict[str, str]) -> str:
     return f"{measured:,}, {estimated / measured - 1:+.3%}".replace("%", " %").replace("-", "−")
 
 
+def _trainers() -> Iterator[str]:
+    """Yield a line for each script of a trainer: the query's keys, its reserved bytes and what the script differs by."""
+    yield "| script | query | reserved by the query | reserved by the script | allocated peak |"
+    yield "|---|---|---|---|---|"
+    for name, row in json.loads(TRAINERS.read_text(encoding="utf-8")).items():
+        script, query = row["script"], row["query"]
+        error = f"{max(query['step1'], query['step2']) / max(script['step1'], script['step2']) - 1:+.2%}"
+        error = "0.00 %" if error in ("+0.00%", "-0.00%") else error.replace("%", " %").replace("-", "−")
+        yield f"| `{name}` | `{row['keys']}` | {query['reserved']:,} | {script['reserved']:,} | {error} |"
+
+
 def _keys() -> Iterator[str]:
     """Yield a line for each key of a query."""
     yield "| key | flag | values | default |"
@@ -301,6 +313,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "pipelines": (DOCS / "diffusion.md", _pipelines),
     "measured pipelines": (DOCS / "diffusion.md", _measured_pipelines),
     "reports": (DOCS / "accuracy.md", _reports),
+    "scripts of trainers": (DOCS / "recipes.md", _trainers),
     "errors by set": (DOCS / "accuracy.md", table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),
     "logs of vLLM": (DOCS / "serving.md", partial(log_table.table, "vllm")),

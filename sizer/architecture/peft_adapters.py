@@ -18,6 +18,7 @@ from torch import nn
 from sizer.architecture.beside import WithFrozenParts
 from sizer.base.errors import BuildError, quote
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
+from sizer.catalogue.recipes import is_made_by_trl
 from sizer.catalogue.weights import BITSANDBYTES
 from sizer.query.request import Request
 
@@ -77,7 +78,9 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=f"weights={request.weights}&train=adapter",
             todo="choose other weights, or mode=inference",
         )
-    if request.prepare and getattr(module, "quantization_method", None) == BITSANDBYTES:
+    of_bitsandbytes = getattr(module, "quantization_method", None) == BITSANDBYTES
+    by_trl = of_bitsandbytes and is_made_by_trl(request.objective, request.loss)
+    if request.prepare and of_bitsandbytes and not by_trl:
         module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)  # it is on already
         torch.cuda.empty_cache()  # which that does where CUDA is available alone
         if request.checkpointing and not _is_of_diffusers(module):
@@ -93,6 +96,8 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
                 _upcast_float16(module)
                 return module
             adapted = peft.get_peft_model(module, config)
+            if by_trl:
+                _cast_as_trl(adapted)
     except Exception as error:  # each tuner raises what it likes where it does not know a layer
         raise BuildError(
             f"PEFT refuses {row.title} for {type(module).__name__}", given=_given(request, row), todo=_reason(error)
@@ -119,6 +124,13 @@ def _made_as_moved(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _cast_as_trl(adapted: nn.Module) -> None:
+    """Make trained weights beside quantised ones bfloat16, as TRL's trainers do (trl/trainer/dpo_trainer.py and others, 1.16)."""
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad and "lora_magnitude_vector" not in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def task_of(module: nn.Module) -> str | None:

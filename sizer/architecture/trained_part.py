@@ -11,7 +11,8 @@ from sizer.architecture.quantization import elements_of
 from sizer.base.errors import BuildError
 from sizer.base.units import format_bytes
 from sizer.catalogue.adapters import ADAPTERS, WITHOUT_TOWER
-from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS, PAGED_FROM
+from sizer.catalogue.recipes import is_made_by_trl
 from sizer.query.request import Request
 
 # torchvision's and timm's own names of what tells classes apart, the last first (torchvision/models/*.py, 0.29).
@@ -155,6 +156,14 @@ def _tied(module: nn.Module) -> tuple[str, ...]:
 
 
 def _prepared(module: nn.Module, request: Request) -> tuple[str, ...]:
+    quantized = getattr(base_of(module), "quantization_method", None) == BITSANDBYTES
+    if quantized and is_made_by_trl(request.objective, request.loss):
+        cast = "TRL's trainers make the adapter bfloat16 beside quantised weights, and do not prepare the others."
+        return (cast, *_checkpointed(module, request))
+    return _checkpointed(module, request)
+
+
+def _checkpointed(module: nn.Module, request: Request) -> tuple[str, ...]:
     if not request.checkpointing or not hasattr(base_of(module), "enable_input_require_grads"):
         return ()
     return (

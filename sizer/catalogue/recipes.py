@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RECIPE_KEYS = (
-    *("loss", "step", "evaluate", "objective", "reference", "group", "rollout", "activations", "optimizer_offload"),
+    *("loss", "step", "evaluate", "objective", "reference", "group", "rollout", "activations", "optimizer_offload", "autocast"),
 )
 FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
@@ -60,6 +60,11 @@ def evaluated_batches(evaluate: str) -> int:
     """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
     kind, _, batches = evaluate.partition(":")
     return int(batches) if kind == LOGITS else int(kind == LOSS)
+
+
+def is_made_by_trl(objective: str, loss: str) -> bool:
+    """Return True if the constructor of one of TRL's trainers, ORPOTrainer's aside, adds an adapter to the model."""
+    return objective in (DPO, KTO, REWARD, GRPO) or loss == TRL
 
 
 def is_contrastive(objective: str) -> bool:

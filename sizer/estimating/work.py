@@ -53,7 +53,7 @@ def work_of(request: Request, dtype: str) -> Work:
         optimizer_offload=request.optimizer_offload,
         step=request.step,
         evaluate=request.evaluate,
-        autocasts=request.is_of_pipeline and request.train == "adapter",
+        autocasts=request.autocast or (request.is_of_pipeline and request.train == "adapter"),
     )
 
 

@@ -30,9 +30,11 @@ from sizer.catalogue.recipes import (
     OFFLOAD,
     PRECOMPUTED,
     RECIPE_KEYS,
+    TRL,
     cached_texts,
     is_contrastive,
     is_library,
+    is_made_by_trl,
 )
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
@@ -147,6 +149,21 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             given=f"{request.loss!r} with gpu={request.gpu}",
             allowed="full, torch, chunked:<chunks>; the others with a CUDA device, for which their kernels are written",
             todo="choose a CUDA device, or loss=torch",
+        )
+    if request.autocast and request.dtypes != ("bfloat16",):
+        wide = [dtype for dtype in request.dtypes if dtype != "bfloat16"]
+        yield Refusal(
+            key="autocast",
+            given=f"1 with dtype={','.join(wide)}",
+            allowed="1 with dtype=bfloat16: amp-bfloat16 is autocast of float32 weights",
+            todo="ask for dtype=bfloat16, or remove it",
+        )
+    if not request.prepare and is_made_by_trl(request.objective, request.loss):
+        yield Refusal(
+            key="prepare",
+            given=f"0 with {'loss=trl' if request.loss == TRL else f'objective={request.objective}'}",
+            allowed="its default: TRL's trainers do not call prepare_model_for_kbit_training",
+            todo="remove it",
         )
     if request.objective != LM:
         yield from _refused_in_preferences(request, gpu)

@@ -644,6 +644,15 @@ KEYS: dict[str, Key] = {
         label="Optimizer on the host",
         otherwise="0",
     ),
+    "autocast": _recipe(
+        "autocast",
+        read_switch,
+        False,
+        format_switch,
+        allowed=f"{_SWITCH}: weights in bfloat16 train under autocast, too, as trainers do with bf16=True",
+        label="Autocast of 16-bit weights",
+        otherwise="0",
+    ),
     "parallel": Key(
         read=_read_parallel,
         write=lambda request: None if request.parallel == "none" else request.parallel,

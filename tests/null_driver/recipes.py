@@ -34,6 +34,8 @@ KEYS = {
     "evaluate-loss": "dtype=bfloat16&evaluate=loss",
     "evaluate-logits": "dtype=bfloat16&evaluate=logits:4",
     "amp-evaluate-logits": "dtype=amp-bfloat16&evaluate=logits:2",
+    "autocast": "dtype=bfloat16&autocast=1",
+    "autocast-lora-checkpointing": "dtype=bfloat16&autocast=1&train=adapter&checkpointing=1",
     "liger": "dtype=bfloat16&loss=liger",
     "trl": "dtype=bfloat16&loss=trl",
     "cce": "dtype=bfloat16&loss=cce",
@@ -43,6 +45,9 @@ PREFERENCES = {
     "dpo-precomputed": "dtype=bfloat16&objective=dpo&reference=precomputed",
     "dpo-lora": "dtype=bfloat16&objective=dpo&train=adapter",
     "dpo-lora-checkpointing": "dtype=bfloat16&objective=dpo&train=adapter&checkpointing=1",
+    "autocast-dpo-lora": "dtype=bfloat16&autocast=1&objective=dpo&train=adapter",
+    "dpo-nf4": "dtype=bfloat16&objective=dpo&train=adapter&weights=nf4",
+    "dpo-nf4-checkpointing": "dtype=bfloat16&objective=dpo&train=adapter&weights=nf4&autocast=1&checkpointing=1",
     "amp-dpo": "dtype=amp-bfloat16&objective=dpo",
     "kto": "dtype=bfloat16&objective=kto",
     "kto-lora": "dtype=bfloat16&objective=kto&train=adapter",
@@ -56,6 +61,7 @@ GROUPS = {
     "grpo": "dtype=bfloat16&objective=grpo&group=2&new=24",
     "grpo-lora-checkpointing": "dtype=bfloat16&objective=grpo&group=2&new=24&train=adapter&checkpointing=1",
     "grpo-colocated": "dtype=bfloat16&objective=grpo&group=2&new=24&reference=none&rollout=colocated:0.3",
+    "grpo-nf4": "dtype=bfloat16&objective=grpo&group=2&new=24&train=adapter&weights=nf4",
     "amp-grpo": "dtype=amp-bfloat16&objective=grpo&group=2&new=24",
 }
 OFFLOADED = {

@@ -16,6 +16,7 @@ from sizer.running.driver.build import find_obstacle
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
+_SEARCHED = [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def dry_run(tmp_path: Path) -> DryRunner:
         done = subprocess.run(
             [sys.executable, "-m", "sizer", "run", "--json", str(out), *words],
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *_SEARCHED)), **environment},
             capture_output=True,
             text=True,
             timeout=300,
