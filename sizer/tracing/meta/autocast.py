@@ -131,16 +131,22 @@ class Autocast:
         self._nesting = 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._kind, self._compiles = kind, compiles
+        self._caches_in_inference = version_followed(version) < (2, 11)
         self._float32_of_cuda = FLOAT32 if version_followed(version) > (2, 11) else FLOAT32_TO_2_11
         self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
 
     def cast(self, dtype: torch.dtype, value: Any) -> Any:
-        """cached_cast of autocast_mode.cpp: a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient."""
+        """cached_cast of autocast_mode.cpp: a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient.
+
+        From 2.11 on inference mode keeps no casts.
+        """
         if isinstance(value, (list, tuple)):
             return [self.cast(dtype, v) for v in value]
         if not _eligible(value) or value.dtype == dtype:
             return value
         cacheable = dtype == self.dtype and value.dtype == torch.float32 and value.requires_grad and value.is_leaf
+        if torch.is_inference_mode_enabled() and not self._caches_in_inference:
+            return value.to(dtype)
         if not cacheable or value._is_view() or not torch.is_autocast_cache_enabled():
             return value.to(dtype)
         entry = self._cache.get(id(value))
