@@ -10,10 +10,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils import worker as workers
 
+from sizer.base.errors import TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
 
@@ -21,6 +24,19 @@ _RESETS = (
     "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "set_per_process_memory_fraction", "ipc_collect",
 )  # fmt: skip
+_OF_POOLS = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+    "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+_OF_ALLOCATOR = ("oversize_allocations", "oversize_segments")
+_COUNTS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "max_split_size",
+)
 _LOOP = workers._worker_loop
 PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
 
@@ -50,6 +66,30 @@ class Generator(torch.Generator):
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
         is_elsewhere = isinstance(device, int) or torch.device(device).type in ("cuda", "meta")
         return super().__new__(cls, "cpu" if is_elsewhere else device)
+
+
+def statistics(device: Any = None) -> dict[str, int]:
+    """Return torch.cuda.memory_stats of an allocator that was never used (`memoryStats` of torch/csrc/cuda/Module.cpp, 2.15)."""
+    names = [f"{name}.{pool}" for name in _OF_POOLS for pool in ("all", "small_pool", "large_pool")]
+    kinds = [
+        f"{name}.{kind}" for name in (*names, *_OF_ALLOCATOR) for kind in ("current", "peak", "allocated", "freed")
+    ]
+    return dict.fromkeys((*kinds, *_COUNTS), 0)
+
+
+def run_on_one(module: nn.DataParallel, *inputs: Any, **kwargs: Any) -> Any:
+    """Run nn.DataParallel as PyTorch does with a single device: inputs of the host go there. Raises TraceError for several."""
+    if len(module.device_ids) != 1:
+        raise TraceError(
+            "nn.DataParallel with several devices is not traced",
+            given=f"{len(module.device_ids)} devices",
+            allowed="one device",
+            todo="give device_ids=[0], or use DistributedDataParallel",
+        )
+    inputs, kwargs = tree_map(
+        lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, (inputs, kwargs)
+    )
+    return module.module(*inputs, **kwargs)
 
 
 def work_outside(*args: Any) -> None:
@@ -110,7 +150,9 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8, device="cpu"),
         "set_rng_state": nothing(),
         "mem_get_info": lambda device=None: (gpu.total_bytes, gpu.total_bytes),
+        "memory_stats": statistics,
         "memory_summary": lambda *args, **kwargs: "",
+        "memory_snapshot": lambda *args, **kwargs: [],
     }
     of_cuda |= {name: nothing() for name in _RESETS}
     # what `torch.cuda.device` and `torch.accelerator.device_index` call as contexts
@@ -126,6 +168,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
                 stack.enter_context(mock.patch.object(module, name, answer))
         stack.enter_context(mock.patch.object(torch, "meta", torch.cuda, create=True))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+        stack.enter_context(mock.patch.object(nn.DataParallel, "forward", run_on_one))
         stack.enter_context(mock.patch.object(workers, "_worker_loop", work_outside))
         # a DataLoader pins in another thread, in which the trace's modes are inactive
         stack.enter_context(mock.patch.object(pinning, "pin_memory", lambda data, device=None: data))

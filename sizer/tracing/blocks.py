@@ -122,6 +122,7 @@ class Workspaces:
         self._log, self._paths = log, paths
         self._product, self._keeps = product or 0, kept
         self._kept: set[tuple[bool, int, int]] = set()  # by whether it is autograd's thread, bytes, and stream
+        self._of_libraries: set[str] = set()  # kinds of what libraries keep
         self._tried: set[tuple[bool, Asked]] = set()  # by whether it is autograd's thread
 
     def allocate(self, name: str, sizes: Iterable[int]) -> list[int]:
@@ -163,6 +164,12 @@ class Workspaces:
             self._tried.add(asked)
             self.release(self.allocate(name, (size,)))
             self.empty_cache()
+
+    def keep(self, name: str, size: DeferredSize) -> None:
+        """Log what a library keeps from its first call on, for all threads and streams."""
+        if size.kind not in self._of_libraries:
+            self._of_libraries.add(size.kind)
+            self.allocate(name, (size,))
 
     def empty_cache(self) -> None:
         """Log that the allocator returns what it caches."""

@@ -33,6 +33,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.device_rules import rules_for
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import collectives, composite, in_place, strides
+from sizer.tracing.meta.accelerators import sparse_refused
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
@@ -155,7 +156,7 @@ class Recorder(TorchDispatchMode):
             if plan.correct is not None:
                 out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
-        on_host = bool(self.host) and self.host.makes(args)
+        on_host = self._is_on_host(plan, args, out)
         if plan.held is not None and (not on_host or func in _COPIES):
             self._follow(plan, plan.held(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
@@ -168,6 +169,15 @@ class Recorder(TorchDispatchMode):
         if plan.multiplies and not on_host and (blas := self.rules.blas) is not None:
             self._workspaces.multiply(plan.name, *cublas.needs(blas, func, args, out, beta=kwargs.get("beta", 1)))
         return out
+
+    def _is_on_host(self, plan: _Plan, args: tuple, out: Any) -> bool:
+        """Return True if an operator runs on the host: kernels of the device hold nothing then."""
+        if self.host and self.host.makes(args):
+            return True
+        if self.device.kind == "cpu" or (plan.held is None and not plan.multiplies):
+            return False
+        tensors = tensors_of((args, out))
+        return bool(tensors) and not any(tensor.is_meta for tensor in tensors)
 
     def _plan(self, func: Any) -> _Plan:
         rules, name = self.rules, str(func)
@@ -273,6 +283,10 @@ class Recorder(TorchDispatchMode):
         if block is not None and self.log.streams[block] != stream:
             self.log.awaited[block] = self.log.awaited.get(block, frozenset()) | {stream}
 
+    def keep(self, size: DeferredSize) -> None:
+        """Log what a library keeps from its first call on."""
+        self._workspaces.keep(str(self.at), size)
+
     def empty_cache(self) -> None:
         """Log a call of `torch.cuda.empty_cache()`."""
         self._workspaces.empty_cache()
@@ -311,6 +325,8 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         on_cpu = not tensor.is_meta
+        if tensor.is_sparse and not on_cpu:  # gradients of embeddings, say
+            raise sparse_refused(plan.name)
         if (on_cpu and tensor.device.type not in self._device_types) or tensor in self.storages:
             return
         if is_traceable_wrapper_subclass_type(type(tensor)):

@@ -710,6 +710,18 @@ EXPORT cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t h, size_t *out) {
     *out = (size_t)device.processors * 2048 * 16;
     return CUDNN_STATUS_SUCCESS;
 }
+/* PyTorch describes the dropout of each call before it asks for sizes (aten/src/ATen/native/cudnn/RNN.cpp, 2.15). */
+static __thread float dropped;
+EXPORT cudnnStatus_t cudnnSetDropoutDescriptor(cudnnDropoutDescriptor_t it, cudnnHandle_t h, float p, void *states, size_t bytes,
+                                               unsigned long long seed) {
+    dropped = p;
+    return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnRestoreDropoutDescriptor(cudnnDropoutDescriptor_t it, cudnnHandle_t h, float p, void *states,
+                                                   size_t bytes, unsigned long long seed) {
+    dropped = p;
+    return CUDNN_STATUS_SUCCESS;
+}
 /* As above. A model in place of cuDNN's answer: that of sizer/tracing/cuda/recurrent.py. */
 EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t trains,
                                                cudnnRNNDataDescriptor_t data, size_t *work, size_t *reserve) {
@@ -739,7 +751,22 @@ EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescript
     size_t out = projected ? projected : hidden;
     *work = tokens * hidden * gates[mode] * both * item;
     if (reserve)
-        *reserve = trains == CUDNN_FWD_MODE_TRAINING ? tokens * both * item * (hidden * kept[mode] * layers + out * (layers - 1)) : 0;
+        *reserve = trains == CUDNN_FWD_MODE_TRAINING ? tokens * both * item * (hidden * kept[mode] * layers + out * (layers - 1) * (dropped > 0 ? 2 : 1)) : 0;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* Only cuDNN knows the workspaces of CTC losses, and reads the device of a handle for it. */
+EXPORT int null_ctc; /* whether one was asked for */
+EXPORT cudnnStatus_t cudnnGetCTCLossWorkspaceSize(cudnnHandle_t h, const cudnnTensorDescriptor_t probabilities,
+                                                  const cudnnTensorDescriptor_t gradients, const int *labels, const int *label_lengths,
+                                                  const int *lengths, cudnnCTCLossAlgo_t algo, cudnnCTCLossDescriptor_t it, size_t *out) {
+    *out = 0, null_ctc = 1;
+    return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnGetCTCLossWorkspaceSize_v8(cudnnHandle_t h, cudnnCTCLossAlgo_t algo, cudnnCTCLossDescriptor_t it,
+                                                     const cudnnTensorDescriptor_t probabilities,
+                                                     const cudnnTensorDescriptor_t gradients, size_t *out) {
+    *out = 0, null_ctc = 1;
     return CUDNN_STATUS_SUCCESS;
 }
 

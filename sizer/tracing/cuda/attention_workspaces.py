@@ -108,8 +108,14 @@ def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
         yield [*copy, *step]
 
 
+def efficient_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Seed and offset come before the other results (transformers/cuda/attention.cu, _efficient_attention_forward, 2.15)."""
+    return tensors_of((out[2:], out[:2]))
+
+
 HELD: dict[Any, Held] = {
     _aten._scaled_dot_product_flash_attention.default: flash_attention,
+    _aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     _aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
     _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
     _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),

@@ -24,11 +24,13 @@ from sizer.catalogue.hardware import HARDWARE
 SORT, REDUCTION, EMBEDDING = "CUB sort", "CUDA reduction", "CUDA embedding's gradient"
 GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resolve
 NORM = "gradients of a norm's weights on CUDA"
+DROPOUT = "cuDNN's dropout state"
 INDICES = "indices"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS = "partial sums"
 ALWAYS = "always sorted"
 
+_DROPOUT_PER_PROCESSOR = 2048 * 16  # threads, and bytes of each
 SMALL_ROW, WARP = 4096, 32  # values of a row that one block sorts; columns of a block
 _ALIGNED, _SEGMENTS, _LARGE = 256, 128, 1_000_000
 _SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
@@ -43,6 +45,11 @@ _AT_ONCE = {(8, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile,
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block
+
+
+def dropout_state(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """Return the bytes of the random numbers that cuDNN keeps for dropout. NVIDIA does not publish them; a guess."""
+    return HARDWARE[key].processors * _DROPOUT_PER_PROCESSOR
 
 
 def scanned(elements: int, itemsize: int) -> int:

@@ -4,7 +4,7 @@ Source: aten/src/ATen/native/RNN.cpp (use_cudnn), native/cudnn/RNN.cpp (_cudnn_i
 and 2.11 to 2.15. Weights are one flat buffer on the device (flatten_parameters); their gradients come as one, too.
 
 *Known limitations*: how large cuDNN's reserve and workspace are only the library knows (cudnnGetRNNTempSpaceSizes): taken are
-the activations of the gates, the cells, and what goes from layer to layer. Its dropout state is not counted.
+the activations of the gates, the cells, and what goes from layer to layer. Its dropout state is a guess.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.tracing.allocations import Held, after_results
+from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.cuda.by_hardware import DROPOUT
 from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.shortcuts import like
 from sizer.tracing.values.handler import HandlerContext
+from sizer.tracing.values.known import tensors_of
 
 _aten = torch.ops.aten
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 _NAMES = {_RELU: "rnn_relu", _TANH: "rnn_tanh", _LSTM: "lstm", _GRU: "gru"}
 _KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 4}  # values kept per hidden unit and step: gates, for LSTM the cell too
 _FLATTENED = {torch.half, torch.float, torch.double}  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+_DROPOUT_STATE = 80 * 2048 * 16  # bytes, for a device of unknown hardware: that of 80 multiprocessors
 _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 
@@ -86,6 +90,8 @@ def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
     batch_first, dropout, train, both_ways, sizes = args[10], args[11], args[12], args[13], args[14]
     if input.device.type != "meta":
         return NotImplemented
+    if dropout and train:  # `dropout_state_cache`, one of each device
+        recorder.keep(DeferredSize(_DROPOUT_STATE, DROPOUT, (), ()))
     ways, width = 2 if both_ways else 1, projected or hidden
     steps, samples = _steps(input, sizes, batch_first)
 
@@ -111,14 +117,78 @@ def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     return like(input), like(hx), like(cx) if cx is not None else None, grads
 
 
-def workspace(device: Device, args: tuple, kwargs: dict, out: Any) -> list[list[int]]:
-    """The products of one layer's input with its weights, for all steps (cudnn/RNN.cpp asks the library how much it needs)."""
-    packed = args[0].dim() == 2
-    backward = isinstance(args[-1], (list, tuple))
-    mode, hidden = (args[10], args[11]) if backward else (args[6], args[7])
-    both_ways = args[17] if backward else args[13]
-    steps = args[0].shape[0] if packed else args[0].shape[0] * args[0].shape[1]
-    return [[steps * hidden * _GATES[mode] * (2 if both_ways else 1) * args[0].itemsize]]
+def _workspace(input: Tensor, mode: int, hidden: int, both_ways: bool) -> int:
+    """The bytes of the products of one layer's input with its weights, for all steps; the library knows how much it needs."""
+    steps = input.shape[0] if input.dim() == 2 else input.shape[0] * input.shape[1]
+    return steps * hidden * _GATES[mode] * (2 if both_ways else 1) * input.itemsize
+
+
+def held_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """`_cudnn_rnn` of cudnn/RNN.cpp: the workspace is there before the reserve."""
+    output, hidden, cell, reserve, _ = out
+    yield from (output, hidden, cell)
+    yield (_workspace(args[0], args[6], args[7], args[13]),)
+    yield reserve
+
+
+def held_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """`_cudnn_rnn_backward` of cudnn/RNN.cpp: zeros for the gradients that autograd does not have, a workspace for the gradients of
+    inputs, and one for those of weights."""
+    hx, cx, output = args[4:7]
+    pairs = zip((output, hx, cx), args[7:10], strict=True)
+    yield tuple(like.nbytes for like, grad in pairs if like is not None and grad is None)
+    workspace = _workspace(args[0], args[10], args[11], args[17])
+    yield from tensors_of(out[:3])
+    yield [workspace]
+    if out[3]:
+        yield out[3][0]
+        yield [workspace]
+
+
+def lstm_cell(device, input: Tensor, hx: list[Tensor], w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]:
+    """aten.lstm_cell (`LSTMCell` of native/RNN.cpp): products without their biases, which the kernel of the cell adds."""
+    gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
+    return _aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
+
+
+def gru_cell(device: Device, input: Tensor, hx: Tensor, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
+    """aten.gru_cell, as `lstm_cell`."""
+    gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
+    return _aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
+
+
+def fused_lstm(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_thnn_fused_lstm_cell of native/cuda/RNN.cu: (hidden state, cell, activated gates for the backward pass)."""
+    return like(args[2]), like(args[2]), like(args[0])
+
+
+def fused_lstm_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_thnn_fused_lstm_cell_backward of native/cuda/RNN.cu: the gradients of both products are one tensor, those of both biases too."""
+    with recorder:
+        gates, cell = torch.empty_like(args[4]), torch.empty_like(args[2])
+        bias = gates.sum(0) if args[5] else None
+    return gates, gates, cell, bias, bias
+
+
+def fused_gru(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_thnn_fused_gru_cell of native/cuda/RNN.cu: (hidden state, five values of each hidden unit for the backward pass)."""
+    hidden = args[2]
+    return like(hidden), hidden.new_empty(hidden.shape[0], 5 * hidden.shape[1])
+
+
+def fused_gru_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_thnn_fused_gru_cell_backward of native/cuda/RNN.cu."""
+    gradient, kept, has_bias = args
+    with recorder:
+        inputs, states = (gradient.new_empty(kept.shape[0], 3 * kept.shape[1] // 5) for _ in range(2))
+        hidden = torch.empty_like(gradient)
+        biases = (inputs.sum(0), states.sum(0)) if has_bias else (None, None)
+    return inputs, states, hidden, *biases
+
+
+def last_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """What is kept for the backward pass comes before the other results (native/cuda/RNN.cu)."""
+    return [out[-1], *out[:-1]]
 
 
 @contextmanager
@@ -152,6 +222,20 @@ def weights_flattened(block_of: Callable[[Tensor], int | None]) -> Iterator[None
 KERNELS = {
     **{getattr(_aten, name).input: _padded(mode) for mode, name in _NAMES.items()},
     **{getattr(_aten, name).data: _packed(mode) for mode, name in _NAMES.items()},
+    _aten.lstm_cell.default: lstm_cell,
+    _aten.gru_cell.default: gru_cell,
 }
-HANDLERS = {_aten._cudnn_rnn.default: forward, _aten._cudnn_rnn_backward.default: backward}
-HELD: dict[Any, Held] = dict.fromkeys(HANDLERS, after_results(workspace))
+HANDLERS = {
+    _aten._cudnn_rnn.default: forward,
+    _aten._cudnn_rnn_backward.default: backward,
+    _aten._thnn_fused_lstm_cell.default: fused_lstm,
+    _aten._thnn_fused_lstm_cell_backward.default: fused_lstm_backward,
+    _aten._thnn_fused_gru_cell.default: fused_gru,
+    _aten._thnn_fused_gru_cell_backward.default: fused_gru_backward,
+}
+HELD: dict[Any, Held] = {
+    _aten._cudnn_rnn.default: held_forward,
+    _aten._cudnn_rnn_backward.default: held_backward,
+    _aten._thnn_fused_lstm_cell.default: last_first,
+    _aten._thnn_fused_gru_cell.default: last_first,
+}

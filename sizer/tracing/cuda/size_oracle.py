@@ -28,6 +28,7 @@ def _gemm_4bit(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> in
 KINDS: dict[str, Resolve] = {
     by_hardware.GEMM_4BIT: _each(_gemm_4bit),
     CUDNN: cudnn_convolution.workspace_bytes,
+    by_hardware.DROPOUT: _each(by_hardware.dropout_state),
     by_hardware.EMBEDDING: _each(by_hardware.embedding_block),
     by_hardware.NORM: _each(by_hardware.norm_block),
     by_hardware.REDUCTION: _each(by_hardware.reduction_block),

@@ -33,6 +33,7 @@ _SPARSE = frozenset(
     | {getattr(Tensor, f"to_sparse{layout}") for layout in ("", "_coo", "_csr", "_csc", "_bsr", "_bsc")}
 )
 _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
+_ATTENTION = nn.functional.scaled_dot_product_attention
 _LARGEST_STORAGE = 2**40  # bytes
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
@@ -41,10 +42,11 @@ def _names_device(args: tuple, kwargs: dict | None) -> bool:
     return any(isinstance(one, (str, int, torch.device)) for one in (*args[1:2], (kwargs or {}).get("device")))
 
 
-def _sparse_refused(func: Any) -> TraceError:
+def sparse_refused(name: str) -> TraceError:
+    """Return the error of a trace that meets a sparse tensor, made by a function or operator."""
     return TraceError(
         "sparse tensors are not traced",
-        given=func.__name__,
+        given=name,
         allowed="dense tensors",
         todo="run the script with `sizer run --route driver`",
     )
@@ -63,9 +65,16 @@ class OnMeta(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in _SPARSE and any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
-            raise _sparse_refused(func)
+            raise sparse_refused(func.__name__)
         if func in _MOVES and args[0].layout is not torch.strided and (func is not Tensor.to or _names_device(args, kwargs)):
-            raise _sparse_refused(func)
+            raise sparse_refused(func.__name__)
+        if func is _ATTENTION and args and args[0].is_nested:
+            raise TraceError(
+                "attention over nested tensors is not traced",
+                given="a nested query",
+                allowed="padded tensors",
+                todo="run the script with `sizer run --route driver`",
+            )
         if func in (Tensor.cuda, Tensor.xpu):
             return self._to_device(args[0])
         if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # an attribute of a tensor, say: the most calls

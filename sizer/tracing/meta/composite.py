@@ -160,7 +160,14 @@ def _like(*positions: int) -> Callable[..., Any]:
     return handler
 
 
+def _cached_mask(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The fake-quantised tensor, and the mask of what is in range (native/quantized/FakeQuantPerChannelAffine.cpp)."""
+    made = torch.empty_like(args[0])
+    return made, torch.empty_like(made, dtype=torch.bool)
+
+
 HANDLERS = {
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _cached_mask,
     _aten.multi_margin_loss_backward.default: _like(1),
     _aten.multilabel_margin_loss_backward.default: _like(1),
     _aten.fractional_max_pool3d_backward.default: _like(1),

@@ -2,7 +2,8 @@
 
 Connectionist temporal classification: PyTorch has no meta kernel for its loss.
 
-Source: aten/src/ATen/native/cuda/LossCTC.cu. The cuDNN path (int32 targets on the CPU) is not taken by what is traced here.
+Sources: aten/src/ATen/native/LossCTC.cpp, native/cuda/LossCTC.cu and native/cudnn/LossCTC.cpp, PyTorch 2.15. The workspace of
+cuDNN's path (int32 targets on the CPU) only cuDNN knows, and it counts as 0.
 
 The loss of an RNN transducer: an operator of torchaudio, which has no meta kernel and is often not installed.
 
@@ -45,6 +46,77 @@ def ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
 
 
+def ctc_loss_of_tensors(
+    device: Device,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """aten.ctc_loss.Tensor: PyTorch reads the lengths on the host; under a dispatch mode it would compute with them.
+
+    Raises RuntimeError in PyTorch's words for a mean by cuDNN, which PyTorch divides by lengths on the host.
+    """
+    inputs, longest = input_lengths.tolist(), target_lengths.tolist()
+    if not any(longest):  # unknown lengths read as 0
+        longest = [targets.shape[-1]] * len(longest) if targets.dim() > 1 else longest
+    divides = device.kind == "cuda" and reduction == 1 and target_lengths.is_cpu and log_probs.is_meta
+    if divides and log_probs.dim() == 3 and _uses_cudnn(log_probs, targets, inputs, longest, blank):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        )
+    return ctc_loss_of_lengths(device, log_probs, targets, inputs, longest, blank, reduction, zero_infinity)
+
+
+def ctc_loss_of_lengths(
+    device: Device,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """aten.ctc_loss.IntList (`ctc_loss_impl`), with cuDNN's kernel for which a CUDA device asks."""
+    batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    lengths = input_lengths, target_lengths
+    if device.kind == "cuda" and batched.is_meta and _uses_cudnn(batched, targets, *lengths, blank):
+        loss = _aten._cudnn_ctc_loss.default(batched, targets, *lengths, blank, False, zero_infinity)[0]
+    else:
+        targets = targets.to(batched.device, torch.long)
+        loss = _aten._ctc_loss.default(batched, targets, *lengths, blank, zero_infinity)[0]
+        if zero_infinity:
+            loss = torch.where(loss == torch.inf, loss.new_zeros(()), loss)
+    if reduction == 1:
+        divisor = torch.tensor(target_lengths, dtype=loss.dtype).to(loss.device).clamp_min(1)
+        return (loss / divisor).mean()
+    if reduction == 2:
+        return loss.sum()
+    return loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+
+def _uses_cudnn(log_probs: Tensor, targets: Tensor, input_lengths: list[int], target_lengths: list[int], blank: int) -> bool:
+    """`_use_cudnn_ctc_loss` of native/cudnn/LossCTC.cpp."""
+    return (
+        torch.backends.cudnn.enabled
+        and blank == 0
+        and (targets.dim(), targets.dtype, targets.is_cpu, targets.is_contiguous()) == (1, torch.int32, True, True)
+        and log_probs.dtype == torch.float32
+        and all(length == log_probs.shape[0] for length in input_lengths)
+        and all(target < 256 and target <= given for given, target in zip(input_lengths, target_lengths, strict=True))
+    )
+
+
+def cudnn_ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_cudnn_ctc_loss: (loss [batch], gradient of log_probs)."""
+    log_probs = args[0]
+    return log_probs.new_empty(log_probs.shape[1]), torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
 def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> int:
     if isinstance(lengths, torch.Tensor):
         real = recorder.values.get(lengths)
@@ -61,7 +133,9 @@ def ctc_loss_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: 
     return torch.empty_like(log_probs) if log_probs.device.type == "meta" else NotImplemented
 
 
+KERNELS = {_aten.ctc_loss.Tensor: ctc_loss_of_tensors, _aten.ctc_loss.IntList: ctc_loss_of_lengths}
 HANDLERS = {
+    _aten._cudnn_ctc_loss.default: cudnn_ctc_loss,
     _aten._ctc_loss.default: ctc_loss,
     _aten._ctc_loss.Tensor: ctc_loss,
     _aten._ctc_loss_backward.default: ctc_loss_backward,

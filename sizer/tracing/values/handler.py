@@ -33,6 +33,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def deferring(self, query: Callable[[int], DeferredSize]) -> AbstractContextManager[None]:
         """Within the context the blocks that come and go are left to size queries, which `query` makes of their bytes."""
 
+    def keep(self, size: DeferredSize) -> None:
+        """Log what a library keeps from its first call on."""
+
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
 
