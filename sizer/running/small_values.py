@@ -45,6 +45,7 @@ ZEROED_BYTES = 2**16  # an unknown result of so many bytes is 0, not what its bl
 _READ = 8  # elements of a tensor that C++ code reads by itself, as `item` does
 _READS = 16  # such tensors of one call
 
+_HOST = torch.device("cpu")
 _FACTORIES = frozenset(
     {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.as_tensor, torch.linspace, torch.eye,
      torch.tril_indices, torch.triu_indices, torch.scalar_tensor, torch.from_numpy, torch.asarray}
@@ -66,6 +67,9 @@ _CHOOSING: dict[Any, tuple[int, int | None]] = {
 CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
 _ARGMAX = frozenset({torch.argmax, Tensor.argmax})
 _DRAWING = frozenset({torch.multinomial, Tensor.multinomial})
+_SEGMENTED = frozenset({torch.segment_reduce})
+_ALL = frozenset({torch.all, Tensor.all, torch._is_all_true})
+_ANY = frozenset({torch.any, Tensor.any, torch._is_any_true})
 _BINS = frozenset({torch.bincount, Tensor.bincount, torch.nn.functional.one_hot})
 _COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _SCATTERED | _NONZERO | _REPEATED | _UNIQUE
 
@@ -113,6 +117,7 @@ class Values(TorchFunctionMode):
         self.assumed: Counter[str] = Counter()
         self._driver, self._skip_draws = driver, skip_draws
         self._known, self._tainted = _Storages(), _Storages()
+        self._none_of = _Storages()  # of which `any` was asked for, and was 0
         self._spread = _Storages()  # of those tainted: what follows from evenly spread choices
 
     @contextmanager
@@ -163,12 +168,20 @@ class Values(TorchFunctionMode):
             return self._count(self._bins(func, given), func, args, kwargs, given)
         if on_device and func in _COUNTING and (counts := self._counts(func, args, kwargs)) is not None:
             return self._count(counts, func, args, kwargs, given)
+        if on_device and isinstance(func, torch._ops.OpOverloadPacket) and str(func) == "torchvision.nms":
+            return self._count([self._boxes(given[0])], func, args, kwargs, given)
+        if on_device and func in _SEGMENTED:  # PyTorch checks that lengths fit the data
+            return self._count([0, 1], func, args, kwargs, given)
         out = func(*args, **kwargs)
         results = [tensor for tensor in _tensors(out) if tensor.is_cuda and not _is_wrapped(tensor)]
         if func in _FINITE and isinstance(out, Tensor) and out.is_cuda and not all(map(self._is_known, given)):
             if _is_small(out):
                 on_host(out).fill_(_FINITE[func])
                 self._known.add(out)
+        elif results and func in _ALL and not self._is_true(given[0]) and _is_small(out):
+            self._assume(out, zero=True)
+            # code that goes on expects that its checks hold, as in a trace; not those of which it has asked for `any`
+            on_host(out).fill_(given[0] not in self._none_of)
         elif func in _UNSCALE:
             on_host(args[1]).zero_()  # no infinite gradient: the optimizer steps
             self._known.add(args[1])
@@ -177,6 +190,8 @@ class Values(TorchFunctionMode):
                 self._note_copy(given)
                 self._copy_known(out, given[1] if func is Tensor.copy_ else given[0])
             self._follow(func, args, kwargs, out, given, results)
+            if results and func in _ANY and not self._is_true(given[0]):
+                self._none_of.add(given[0])
         if func is Tensor.tolist and on_device and self._is_known(given[0]):
             return on_host(given[0].detach()).tolist()
         return out
@@ -198,9 +213,10 @@ class Values(TorchFunctionMode):
         held = {_key(tensor) for tensor in given if tensor.is_cuda}
         fresh = [tensor for tensor in results if _key(tensor) not in held]
         written = [tensor for tensor in results if _key(tensor) in held]
+        dim = _chosen_dim(func, args, kwargs)
         if (given or func in _FACTORIES) and all(map(self._is_known, given)) and all(map(_is_small, results)):
             states = self._states_of(given)
-            chooses = states and func in _CHOOSING and not self._follows_choices(given[0])
+            chooses = states and dim is not None and not self._follows_choices(given[0])
             if not chooses and self._compute(func, args, kwargs, out, fresh):
                 for state in states:
                     for tensor in (*fresh, *written):
@@ -210,8 +226,8 @@ class Values(TorchFunctionMode):
             self._assume(tensor, zero=True)
         if func in _DRAWING:
             self._draw(out, (args[0] if args else kwargs["input"]).shape[-1])
-        elif func in _CHOOSING:
-            self._choose(func, args, kwargs, out)
+        elif dim is not None:
+            self._choose(func, args[0] if args else kwargs["input"], out, dim)
         if getattr(func, "__name__", "").endswith("_") and not func.__name__.startswith("__"):
             for tensor in written:  # in place, by a value that was not computed
                 self._assume(tensor, zero=False)
@@ -237,13 +253,10 @@ class Values(TorchFunctionMode):
         for state in (self._known, self._tainted, self._spread):
             state.add(places)
 
-    def _choose(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    def _choose(self, func: Any, values: Tensor, out: Any, dim: int) -> None:
         """Spread the places that `topk`, `argmax`, `max` and their opposites have chosen along a dimension."""
-        position, usual = _CHOOSING[func]
         places = out if isinstance(out, Tensor) else out[1]
-        values = args[0] if args else kwargs["input"]
-        dim = args[position] if len(args) > position else kwargs.get("dim", usual)
-        if places.dtype != torch.int64 or not _is_small(places) or not isinstance(dim, int) or values.dim() == 0:
+        if places.dtype != torch.int64 or not _is_small(places) or values.dim() == 0:
             return
         dim %= values.dim()
         size = values.shape[dim]
@@ -267,6 +280,12 @@ class Values(TorchFunctionMode):
 
     def _compute(self, func: Any, args: tuple, kwargs: dict, out: Any, fresh: list[Tensor]) -> bool:
         """Return True if the call could be repeated on the host; its results are then on the device."""
+        if func is Tensor.cuda:  # would take memory of the device once more, as would a GPU by its number
+            func, args, kwargs = Tensor.to, (args[0], _HOST), {}
+        elif func is Tensor.to and isinstance(args[1] if len(args) > 1 else None, int):
+            args = (args[0], _HOST, *args[2:])
+        elif isinstance(kwargs.get("device"), int):
+            kwargs = kwargs | {"device": _HOST}
         try:
             with torch.no_grad():
                 computed = func(*_to_host(args), **_to_host(kwargs))
@@ -317,6 +336,10 @@ class Values(TorchFunctionMode):
         self.assumed[f"{call_site()}: {func.__name__} selects all {mask.numel():,} elements"] += 1
         return mask.numel()
 
+    def _boxes(self, boxes: Tensor) -> int:
+        self.assumed[f"{call_site()}: nms keeps all {boxes.shape[0]:,} boxes"] += 1
+        return boxes.shape[0]
+
     def _distinct(self, tensor: Tensor, func: Any) -> int:
         if self._is_countable(tensor, func):
             return len(torch.unique(on_host(tensor.detach())))
@@ -324,8 +347,8 @@ class Values(TorchFunctionMode):
         return tensor.numel()
 
     def _repeated(self, args: tuple, kwargs: dict, func: Any) -> list[int] | None:
-        repeats = next((t for t in reversed(_tensors((args, kwargs))) if not t.dtype.is_floating_point), None)
-        if repeats is None or not repeats.is_cuda or kwargs.get("output_size") is not None:
+        repeats = kwargs.get("repeats", args[min(1, len(args) - 1)] if args else None)
+        if not isinstance(repeats, Tensor) or not repeats.is_cuda or kwargs.get("output_size") is not None:
             return None
         if self._is_countable(repeats, func):
             return [int(on_host(repeats).sum())]
@@ -347,6 +370,12 @@ class Values(TorchFunctionMode):
         def answer(*_: Any) -> None:
             self._driver.null_answer(numbers, len(numbers))
 
+        # index_put counts for the gradient of the tensor, and again for that of the values
+        twice = (ctypes.c_int64 * (2 * len(counts)))(*counts, *counts)
+
+        def answer_backward(*_: Any) -> None:
+            self._driver.null_answer(twice, len(twice))
+
         def forget(*_: Any) -> None:
             self._driver.null_answer(None, 0)
 
@@ -357,19 +386,26 @@ class Values(TorchFunctionMode):
             forget()
         result = out if isinstance(out, Tensor) else given[0] if out is None and given else None
         if result is not None and result.grad_fn is not None:
-            result.grad_fn.register_prehook(answer)
+            result.grad_fn.register_prehook(answer_backward)
             result.grad_fn.register_hook(forget)
         if out is not None:
             self._follow(func, args, kwargs, out, given, [tensor for tensor in _tensors(out) if tensor.is_cuda])
         elif given and given[0].is_cuda:  # __setitem__
-            if all(map(self._is_known, given)):
-                with torch.no_grad():
-                    func(*_to_host(args), **_to_host(kwargs))
-                for state in self._states_of(given):
-                    state.add(given[0])
-            else:
-                self._known.discard(given[0])
+            self._set(func, args, kwargs, given)
         return out
+
+    def _set(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> None:
+        """Write elements on the host, too. A mask that was not computed selects none there, so its values do not fit."""
+        if not all(map(self._is_known, given)):
+            self._known.discard(given[0])
+            return
+        for state in self._states_of(given):
+            state.add(given[0])
+        try:
+            with torch.no_grad():
+                func(*_to_host(args), **_to_host(kwargs))
+        except (RuntimeError, IndexError):
+            self._known.discard(given[0])
 
     # ---------------------------------------------------------------------------------------------------------------- states
 
@@ -438,6 +474,15 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def _chosen_dim(func: Any, args: tuple, kwargs: dict) -> int | None:
+    """The dimension along which a function chooses places; None if it chooses none, as `max` of all values."""
+    if func not in _CHOOSING:
+        return None
+    position, usual = _CHOOSING[func]
+    dim = args[position] if len(args) > position else kwargs.get("dim", usual)
+    return dim if isinstance(dim, int) else None
+
+
 def _is_small(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() <= (FLOATS if tensor.dtype.is_floating_point else INTEGERS)
 
@@ -467,7 +512,7 @@ def _to_host(value: Any) -> Any:
         if isinstance(leaf, Tensor):
             return on_host(leaf.detach())
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf.startswith("cuda")):
-            return torch.device("cpu")
+            return _HOST
         return leaf
 
     return pytree.tree_map(convert, value)
