@@ -25,7 +25,10 @@ class Stop(BaseException):
 
 
 class Steps:
-    """Stamp the memory history with a script's modules and optimizer steps (sizer.running.history)."""
+    """Stamp the memory history with a script's modules and optimizer steps (sizer.running.history).
+
+    `done` is the number of steps of the optimizer that stepped most often.
+    """
 
     def __init__(self, limit: int, on_stop: Callable[[], None]) -> None:
         """Stop before step `limit` + 1, never if it is 0; `on_stop` is called if a script goes on after that."""
@@ -38,19 +41,20 @@ class Steps:
         self.modules: list[tuple[int, str]] = []
         self.labels: list[tuple[int, int, str, str]] = []
         self.backwards: list[tuple[int, bool]] = []
-        self.roots: list[nn.Module] = []
-        self._counts: dict[int, int] = {}
-        self._optimizers: list[torch.optim.Optimizer] = []  # kept, so that no other object takes their ids
-        self._leader: int | None = None
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self.done = 0
+        self._counts = WeakIdKeyDictionary()  # of optimizers: weakly, since a script may drop one and its states
+        self._leader: weakref.ref | None = None
+        self._led = 1  # the step of the leader
         self._ends: dict[str, int] = {}
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._owners = WeakIdKeyDictionary()  # of parameters: the paths of their modules
         self._stack: list[str] = []
 
     @property
-    def done(self) -> int:
-        """The steps of the optimizer that stepped most often."""
-        return max(self._counts.values(), default=0)
+    def roots(self) -> list[nn.Module]:
+        """The living modules that ran, of which no other one is a part."""
+        return [root for reference in self._roots if (root := reference()) is not None]
 
     @property
     def phase_ends(self) -> list[tuple[int, str]]:
@@ -116,8 +120,8 @@ class Steps:
 
     def _add_root(self, root: nn.Module) -> None:
         inner = {id(module) for module in root.modules()}
-        self.roots = [other for other in self.roots if id(other) not in inner]
-        self.roots.append(root)
+        self._roots = [weakref.ref(other) for other in self.roots if id(other) not in inner]
+        self._roots.append(weakref.ref(root))
         stamp = self._next()
         for path, module in root.named_modules():
             self._paths[module] = path
@@ -132,13 +136,13 @@ class Steps:
         return any(parameter.is_cuda for parameter in module.parameters())
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        number = id(optimizer)
-        if self.limit and self._counts.get(number, 0) >= self.limit:
+        if self.limit and self._counts.get(optimizer, 0) >= self.limit:
             self.stop()
         if self._leader is None:
-            self._leader = number
+            self._leader = weakref.ref(optimizer)
         stamp = self._next()
-        self._ends.setdefault(LOAD, stamp)
+        if any(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"]):
+            self._ends.setdefault(LOAD, stamp)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 path = self._owners.get(parameter, "")
@@ -146,16 +150,16 @@ class Steps:
                 self._label(stamp, parameter.grad, "gradient", path)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        number = id(optimizer)
-        if number not in self._counts:
-            self._optimizers.append(optimizer)
-        self._counts[number] = self._counts.get(number, 0) + 1
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self.done = max(self.done, count)
+        if self._leader is not None and self._leader() is optimizer:
+            self._led = count
         stamp = self._next()
         for parameter, state in optimizer.state.items():
             path = self._owners.get(parameter, "") if isinstance(parameter, Tensor) else ""
             for value in pytree.tree_leaves(state):
                 self._label(stamp, value, "optimizer state", path)
-        self._ends[phase_of_step(self._counts.get(self._leader or 0, 1))] = stamp
+        self._ends[phase_of_step(self._led)] = stamp
 
     def _label(self, stamp: int, tensor: object, category: str, module: str = "") -> None:
         if not isinstance(tensor, Tensor):

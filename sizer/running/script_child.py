@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from sizer.running import other_ranks
+from sizer.running.checkpoints import Checkpoints
 from sizer.running.driver.build import kernels_for
 from sizer.running.history import columns_of
 from sizer.running.optimizer_steps import Steps, Stop
@@ -58,10 +59,11 @@ class Run:
         self.driver.null_blind.restype = ctypes.c_ulonglong
         self.steps = Steps(settings.steps, self._finish_stopped)
         self.values = Values(self.driver, skip_draws=settings.skip_draws)
-        self.not_saved: list[str] = []
+        self.checkpoints = Checkpoints(lambda tensor: tensor.is_cuda)
         self.status, self.message = "completed", ""
         self._pid, self._began = os.getpid(), time.monotonic()
         self._before_bytes = 0
+        self._end: object = None  # what the script's function returned, or the exception that holds its frames
 
     def check(self) -> None:
         """End the process with a reason if this machine cannot run the device."""
@@ -96,19 +98,21 @@ class Run:
         torch.cuda.memory._record_memory_history(enabled=None)
         torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python", clear_history=True)
         self.steps.restart()
-        for noted in (self.values.reads, self.values.assumed, self.not_saved):
+        for noted in (self.values.reads, self.values.assumed, self.checkpoints.not_saved):
             noted.clear()
         self._began = time.monotonic()
 
     def go(self, target: Callable[[], object]) -> None:
-        """Call the script and note how it ended."""
+        """Call the script and note how it ended. What it holds at its end stays, so that the report has it."""
         try:
-            target()
-        except Stop:
-            self.status = "stopped"
-        except KeyboardInterrupt:
+            self._end = target()
+        except Stop as stop:
+            self.status, self._end = "stopped", stop
+        except KeyboardInterrupt as interrupt:
+            self._end = interrupt
             self._fail("interrupted", "KeyboardInterrupt\n")
         except SystemExit as left:
+            self._end = left
             if isinstance(left.code, str):
                 print(left.code, file=sys.stderr)
             if left.code not in (None, 0):
@@ -144,7 +148,7 @@ class Run:
 
     def _fail(self, status: str, text: str, error: BaseException | None = None) -> None:
         print(text, end="", file=sys.stderr)
-        self.status = status
+        self.status, self._end = status, error or self._end
         self.message = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
 
     def _finish_stopped(self) -> NoReturn:
@@ -159,31 +163,33 @@ class Run:
 
     def _skip_saves(self) -> None:
         """Do not write checkpoints: their values were never computed, and they may be large."""
-        save = torch.save
+        checkpoints = self.checkpoints
 
         def guarded(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(f, (str, os.PathLike)) and _is_large(obj):
-                self._save(os.fspath(f))
-            else:
-                save(obj, f, *args, **kwargs)
+            if checkpoints.save(obj, f, *args, **kwargs):
+                self._end_of_saving()
 
         torch.save = torch.serialization.save = guarded
+        torch.load = torch.serialization.load = checkpoints.load
         if importlib.util.find_spec("safetensors") is None:
             return
         files: Any = importlib.import_module("safetensors.torch")
         save_file, save_model = files.save_file, files.save_model
 
         def guarded_file(tensors: dict, filename: Any, *args: Any, **kwargs: Any) -> None:
-            self._save(os.fspath(filename)) if _is_large(tensors) else save_file(tensors, filename, *args, **kwargs)
+            self._save(os.fspath(filename)) if _is_on_device(tensors) else save_file(tensors, filename, *args, **kwargs)
 
         def guarded_model(model: nn.Module, filename: Any, *args: Any, **kwargs: Any) -> None:
-            large = _is_large(list(model.parameters()))
-            self._save(os.fspath(filename)) if large else save_model(model, filename, *args, **kwargs)
+            skipped = _is_on_device(list(model.parameters()))
+            self._save(os.fspath(filename)) if skipped else save_model(model, filename, *args, **kwargs)
 
         files.save_file, files.save_model = guarded_file, guarded_model
 
     def _save(self, name: str) -> None:
-        self.not_saved.append(name)
+        self.checkpoints.not_saved.append(name)
+        self._end_of_saving()
+
+    def _end_of_saving(self) -> None:
         if self.settings.steps and self.steps.done >= self.settings.steps:
             self.steps.stop()
 
@@ -201,7 +207,7 @@ class Run:
             "uncounted": self._uncounted(),
             "reads": self.values.reads.most_common(_LINES),
             "assumed": self.values.assumed.most_common(_LINES),
-            "not_saved": [*dict.fromkeys(self.not_saved)],
+            "not_saved": [*dict.fromkeys(self.checkpoints.not_saved)],
             "versions": {"torch": importlib.metadata.version("torch")},
             "expandable": "expandable_segments:True"
             in os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
@@ -238,7 +244,8 @@ class Run:
     def _uncounted(self) -> list[str]:
         """The libraries that were called, and whose workspaces are unknown."""
         called = self.driver.null_libraries()
-        return [name for bit, name in enumerate(("cuFFT", "cuSOLVER", "cuSPARSE")) if called >> bit & 1]
+        names = [name for bit, name in enumerate(("cuFFT", "cuSOLVER", "cuSPARSE")) if called >> bit & 1]
+        return [*names, "cuDNN's CTC loss"] if ctypes.c_int.in_dll(self.driver, "null_ctc").value else names
 
     def _device(self, index: int, counters: dict[str, int]) -> dict[str, int]:
         return {
@@ -326,7 +333,7 @@ def _drop_ours(found: traceback.TracebackException) -> None:
             _drop_ours(other)
 
 
-def _is_large(obj: Any) -> bool:
+def _is_on_device(obj: Any) -> bool:
     """Return True if an object holds tensors of a device."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in torch.utils._pytree.tree_leaves(obj))
 

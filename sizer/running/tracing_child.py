@@ -17,6 +17,7 @@ import pickle
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import TraceError
@@ -35,10 +37,11 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.hardware import HARDWARE
 from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.distributed.world import world_of
+from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.run_settings import Settings, main_function
 from sizer.tape.tape import Tape
-from sizer.tracing.compiled.install import hardware_like
+from sizer.tracing.compiled.install import Compiler, compile_failures, hardware_like
 from sizer.tracing.compiled.launches import Launches
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
@@ -56,14 +59,17 @@ class Stop(BaseException):
 class Steps:
     """Tell the tracer what `size_step` would tell it, by what modules and optimizers do."""
 
-    def __init__(self, recorder: Recorder, limit: int, setup: ExitStack, steps: ExitStack) -> None:
+    def __init__(self, recorder: Recorder, compiler: Compiler, limit: int, setup: ExitStack, steps: ExitStack) -> None:
         """Trace up to `limit` steps; `setup` is closed when the first step begins, from when on `steps` is open."""
         self.watcher, self._recorder, self._limit = StepWatcher(recorder), recorder, limit
+        self._compiler = compiler
         self._setup, self._steps = setup, steps
-        self.counts: dict[int, int] = {}
+        self.done = 0  # the steps of the optimizer that stepped most often
+        self._counts = WeakIdKeyDictionary()  # of optimizers
         self.ends: dict[str, int] = {}
-        self.not_saved: list[str] = []
-        self._leader: int | None = None
+        self.checkpoints = Checkpoints(self._is_on_device, by_host=True)
+        self._leader: weakref.ref | None = None
+        self._led = 1  # the step of the leader
         self.began = False
 
     def begin(self) -> None:
@@ -73,16 +79,14 @@ class Steps:
         self.began = True
         self._setup.close()
         self._recorder.host.setting_up = False
-        mode = self._steps.enter_context(OnMeta(self._recorder.host))
-        self._steps.enter_context(modes_in_callbacks(mode))
-        self._steps.enter_context(devices_told(self._recorder.host, self._recorder.deferred))
+        enter_device(self._steps, self._recorder)
         self.watcher.loaded()
         self.ends[LOAD] = self._position()
         self.watcher.begin_step()
 
     def forward(self, module: nn.Module, args: Any) -> None:
         """A module runs: the first one to do so ends the setup."""
-        if any(parameter.is_meta for parameter in module.parameters()):
+        if any(map(self._is_on_device, module.parameters())):
             self.begin()
 
     def begun_by(self, wrap: Callable[[Callable], Callable]) -> staticmethod:
@@ -96,7 +100,9 @@ class Steps:
 
             @functools.wraps(hooked)
             def begin_and_step(*args: Any, **kwargs: Any) -> Any:
-                self.begin()
+                groups = args[0].param_groups
+                if any(self._is_on_device(parameter) for group in groups for parameter in group["params"]):
+                    self.begin()
                 return hooked(*args, **kwargs)
 
             return begin_and_step
@@ -105,31 +111,37 @@ class Steps:
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer will step."""
-        self._leader = id(optimizer) if self._leader is None else self._leader
-        if self._limit and self.counts.get(id(optimizer), 0) >= self._limit:
+        self._leader = weakref.ref(optimizer) if self._leader is None else self._leader
+        if self._limit and self._counts.get(optimizer, 0) >= self._limit:
             raise Stop
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped."""
-        number = self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
-        if id(optimizer) == self._leader:
+        number = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self.done = max(self.done, number)
+        if self._leader is not None and self._leader() is optimizer:
+            self._led = number
+            self._compiler.end_step()
             self.watcher.end_step("optimizer" if number == 1 else "")
             self.watcher.begin_step()
-        self.ends[phase_of_step(self.counts.get(self._leader or 0, 1))] = self._position()
+        self.ends[phase_of_step(self._led)] = self._position()
 
     def tape(self) -> Tape:
         """End the trace and return its tape, with the phases of a run."""
-        self.begin()
-        self.watcher.end_step("step2" if self.counts else "optimizer")
+        if not self.began:
+            self.begin()
+            del self.ends[LOAD]  # as in a run over the driver: no module or optimizer came to the device
+        self.watcher.end_step("step2" if self.done else "optimizer")
         tape = self._recorder.log.tape(
             batch=1, stand_ins=tuple(self._recorder.notes), host_bytes=self._recorder.host.peak_bytes
         )
         marks = sorted((position, phase) for phase, position in self.ends.items())
         return replace(tape, marks=(*marks, (len(tape.order), REST)), second_forward=None)
 
-    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for torch.save: values on the device are unknown."""
-        self.not_saved.append(os.fspath(f) if isinstance(f, (str, os.PathLike)) else "a file object")
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # within torch.func.grad, vmap and their kin
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        return tensor.is_meta and tensor not in self._recorder.host and tensor not in self._recorder.deferred
 
     def _position(self) -> int:
         return len(self._recorder.log.order)
@@ -140,15 +152,25 @@ def main() -> NoReturn:
     settings = Settings.from_json(sys.argv[1])
     gpu = find_gpu(settings.gpu)
     recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
+    compiler, launches = Compiler(gpu, recorder), Launches(hardware_like(gpu), recorder.values.forget)
+    recorder.compiles = True
     began, status, message = time.monotonic(), "completed", ""
-    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters keep their identity in `.to("cuda")`
+    end: object = None  # what the script holds at its end: its names, or the exception that holds its frames
     with ExitStack() as stack:
+        # parameters keep their identity in `.to("cuda")`, not in `load_state_dict(assign=True)`
+        getter = "get_swap_module_params_on_conversion"
+        stack.enter_context(mock.patch.object(torch.__future__, getter, _swaps))
         setup = ExitStack()
-        steps = Steps(recorder, settings.steps, setup, stack.enter_context(ExitStack()))
+        steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
+        stack.enter_context(launches.seen())
         stack.enter_context(_answers(settings, recorder))
-        launches = Launches(hardware_like(gpu), recorder.values.forget)
-        running = (repeatable(), checkpoints_read_at_once(), recording(recorder), steps.watcher.watching())
-        for context in (launches.seen(), *running):
+        for context in (
+            repeatable(),
+            checkpoints_read_at_once(),
+            compiler.watching(),
+            recording(recorder),
+            steps.watcher.watching(),
+        ):
             stack.enter_context(context)
         for handle in (
             register_optimizer_step_pre_hook(steps.before),
@@ -156,33 +178,50 @@ def main() -> NoReturn:
             register_module_forward_pre_hook(steps.forward),
         ):
             stack.callback(handle.remove)
-        stack.enter_context(mock.patch.object(torch, "save", steps.save))
+        for place in (torch, torch.serialization):
+            stack.enter_context(mock.patch.multiple(place, save=steps.checkpoints.save, load=steps.checkpoints.load))
         steps_of = torch.optim.Optimizer.profile_hook_step
         stack.enter_context(mock.patch.object(torch.optim.Optimizer, "profile_hook_step", steps.begun_by(steps_of)))
         recorder.host.setting_up = True
-        setup.enter_context(OnMeta(recorder.host, recorder.deferred))
-        setup.enter_context(devices_told(recorder.host, recorder.deferred))
+        enter_device(setup, recorder)
         setup.enter_context(recorder.deferred.setting_up())
+        setup.enter_context(steps.watcher.low_bits_refused())
         torch.manual_seed(torch.default_generator.initial_seed())
         try:
-            main_function(settings)()
-        except Stop:
-            status = "stopped"
+            with compile_failures():
+                end = main_function(settings)()
+        except Stop as stop:
+            status, end = "stopped", stop
         except SystemExit as left:
+            end = left
             if left.code not in (None, 0):
                 status, message = "failed", f"SystemExit: {left.code}"
-        except KeyboardInterrupt:
-            status = "interrupted"
+        except KeyboardInterrupt as interrupt:
+            status, end = "interrupted", interrupt
         except BaseException as error:
+            end = error
             traceback.print_exc()
             status, message = "untraced" if _is_tracers(error) else "failed", f"{type(error).__name__}: {error}"[:2000]
         recorder.notes.update(dict.fromkeys(launches.notes()))
         found = _found(settings, steps, gpu)
+        del end
     found |= {"status": status, "message": message, "seconds": round(time.monotonic() - began, 1)}
     Path(settings.out).write_text(json.dumps(found))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _swaps() -> bool:
+    """Return True within `Module._apply`, which replaces the data of a parameter on a device (torch/nn/modules/module.py)."""
+    return sys._getframe(1).f_code.co_name == "_apply"
+
+
+def enter_device(stack: ExitStack, recorder: Recorder) -> None:
+    """Send to meta what the script puts on the device, until `stack` is closed."""
+    mode = stack.enter_context(OnMeta(recorder.host, recorder.deferred))
+    stack.enter_context(modes_in_callbacks(mode))
+    stack.enter_context(devices_told(recorder.host, recorder.deferred))
 
 
 def _is_tracers(error: BaseException) -> bool:
@@ -193,11 +232,11 @@ def _is_tracers(error: BaseException) -> bool:
 def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
     """Return the values that are written with the end of the script. The tape is a separate file."""
     found: dict[str, Any] = {
-        "steps": max(steps.counts.values(), default=0),
+        "steps": steps.done,
         "versions": {"torch": importlib.metadata.version("torch")},
         "rank": settings.rank,
         "world": settings.world,
-        "not_saved": [*dict.fromkeys(steps.not_saved)],
+        "not_saved": [*dict.fromkeys(steps.checkpoints.not_saved)],
         "assumed": [],
         "reads": [],
         "uncounted": [],
