@@ -100,6 +100,32 @@ def test_counts_of_known_masks_are_those_of_the_data(dry_run: DryRunner):
     assert [use["phase"] for use in done.figures["phases"]] == ["load", *(f"step{n}" for n in range(1, 7)), "rest"]
 
 
+def test_checkpoints_that_are_not_written_are_read_again(dry_run: DryRunner, tmp_path: Path):
+    done = dry_run("--", "folds.py")
+    assert done.status == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("fold ")] == [
+        f"fold {fold} 2.303 cpu 0" for fold in range(3)
+    ]
+    assert done.json["not_saved"] == ["best.pt"] and not (tmp_path / "best.pt").exists()
+    assert (tmp_path / "host.pt").exists()  # of the host alone
+    # of the last fold alone: its weights and their copy in the checkpoint, gradients, and two states of the optimizer's own and of
+    # the checkpoint's; earlier folds would add as much each
+    weights = 4 * (256 * 512 + 512 + 512 * 10 + 10)
+    assert done.figures["phases"][-1]["allocated_bytes"] < 8 * weights
+
+
+def test_values_that_nobody_computed_pass_checks_and_are_counted(dry_run: DryRunner):
+    done = dry_run("--route", "driver", "--", "checks.py")
+    assert done.status == 0, done.stderr
+    printed = ["torch.Size([2, 4])", "torch.Size([4, 3]) False", "unfinished 1", "boxes 50"]
+    assert done.stdout.splitlines()[:4] == printed
+    assert {row["where"].split(": ")[1] for row in done.json["assumed_counts"]} == {
+        "__getitem__ selects all 20 elements",
+        "__setitem__ selects all 20 elements",
+        "nms keeps all 50 boxes",
+    }
+
+
 def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner):
     done = dry_run("--gpu", "t4", "--", "inference.py")
     assert done.status == 0, done.stderr
@@ -140,7 +166,17 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
     assert done.figures["peak_allocated_bytes"] > 4 * 4 * ELEMENTS
 
 
-@pytest.mark.parametrize("script", ["train.py", "functional.py", pytest.param("recurrent.py", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "train.py",
+        "functional.py",
+        "folds.py",
+        "speech.py",
+        "checks.py",
+        pytest.param("recurrent.py", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):
     done = dry_run("--route", "both", "--", script)
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json
