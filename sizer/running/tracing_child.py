@@ -160,6 +160,7 @@ def main() -> NoReturn:
         # parameters keep their identity in `.to("cuda")`, not in `load_state_dict(assign=True)`
         getter = "get_swap_module_params_on_conversion"
         stack.enter_context(mock.patch.object(torch.__future__, getter, _swaps))
+        stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_data))
         setup = ExitStack()
         steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
         stack.enter_context(launches.seen())
@@ -215,6 +216,12 @@ def main() -> NoReturn:
 def _swaps() -> bool:
     """Return True within `Module._apply`, which replaces the data of a parameter on a device (torch/nn/modules/module.py)."""
     return sys._getframe(1).f_code.co_name == "_apply"
+
+
+def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
+    """Swap two tensors but for the attributes that code has given them, as on a device."""
+    swap(first, second)
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
 
 
 def enter_device(stack: ExitStack, recorder: Recorder) -> None:

@@ -163,7 +163,7 @@ def fused_lstm(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
 
 
 def fused_lstm_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_thnn_fused_lstm_cell_backward of native/cuda/RNN.cu: the gradients of both products are one tensor, those of both biases too."""
+    """_thnn_fused_lstm_cell_backward of native/cuda/RNN.cu: both products have one gradient, and so have both biases."""
     with recorder:
         gates, cell = torch.empty_like(args[4]), torch.empty_like(args[2])
         bias = gates.sum(0) if args[5] else None

@@ -110,6 +110,8 @@ class OnMeta(TorchFunctionMode):
                 )
         if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
             args = (args[0], self._host.copy_of(args[1], pinned=False))
+        if len(args) == 2 and func == _SET_DATA and args[0].is_cpu and args[1].is_meta:  # FSDP1 moves parameters so
+            return torch._C._swap_tensor_impl(args[0], args[1].detach().requires_grad_(args[0].requires_grad))
         deferred = self._deferred
         if deferred is None or not deferred.is_setting_up:
             return self._run(func, args, kwargs)

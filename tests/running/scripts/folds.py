@@ -8,8 +8,11 @@ from torch.autograd.graph import save_on_cpu
 
 SIZES = (512, 1024, 512)
 for fold, width in enumerate(SIZES):
-    model = nn.DataParallel(nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, 10))).cuda()
-    optimizer = torch.optim.Adam(model.parameters())
+    layers = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, 10))
+    for parameter in layers.parameters():
+        parameter.decays = parameter.dim() > 1
+    model = nn.DataParallel(layers).cuda()
+    optimizer = torch.optim.Adam([one for one in model.parameters() if hasattr(one, "decays")])
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
     inputs, labels = torch.randn(64, 256), torch.zeros(64, dtype=torch.long, device="cuda")
