@@ -1,4 +1,4 @@
-"""Where a device's allocator puts each block of a tape. `replay` (sizer.allocator.allocator) asks how much, this asks where."""
+"""Addresses of a tape's blocks in a device's allocator. `replay` (sizer.allocator.allocator) only counts bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sizer.tape.tape import Tape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """What an allocator did with a tape: by block its address and the bytes it took, and after each event the bytes reserved.
+    """Addresses and bytes that an allocator assigned to each block of a tape, and the bytes reserved after each event.
 
     Tensors of 0 bytes take nothing and have no address, which is 0. `given_back` are the positions of the events at which cached
     memory went back to the driver. All is as long as the work went: `failed_at` is the first request that could not be met.
@@ -33,7 +33,7 @@ class Addresses:
 
 
 def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Addresses:
-    """Where the blocks of a tape are on a device, or, where the work does not fit it, on one that is large enough."""
+    """Return the addresses of a tape's blocks on a device, or on a large enough one if the work does not fit."""
     roomy = _find(tape, gpu, None, expandable_segments)
     capacity = gpu.total_bytes - gpu.context_bytes
     if max(roomy.reserved, default=0) <= capacity:

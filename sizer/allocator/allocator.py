@@ -63,7 +63,7 @@ def allocator_of(
 
 
 def describe(backend: Backend, *, expandable_segments: bool = False) -> tuple[str, ...]:
-    """How the allocator of a backend works, in words with its own constants."""
+    """Describe how the allocator of a backend works, in words with its own constants."""
     if backend == "cuda":
         return expandable.describe() if expandable_segments else cuda.describe()
     return (
@@ -113,7 +113,7 @@ class OnePool:
 
     @property
     def retries(self) -> int:
-        """How often cached memory was given back."""
+        """Return how often cached memory was given back."""
         return self.cache.retries
 
     def allocate(self, size: int) -> tuple[int, int] | None:

@@ -45,7 +45,7 @@ def segment_size(size: int) -> int:
 
 
 def describe() -> tuple[str, ...]:
-    """How this allocator works, in words."""
+    """Describe how this allocator works, in words."""
     return (
         f"the CUDA caching allocator, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best fit in a small (up to "
         f"{format_bytes(SMALL_SIZE)}) and a large pool",

@@ -17,7 +17,7 @@ from sizer.base.units import format_bytes
 
 
 def describe() -> tuple[str, ...]:
-    """How this allocator works, in words."""
+    """Describe how this allocator works, in words."""
     return (
         f"the CUDA caching allocator with expandable segments, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best "
         f"fit in one range for requests up to {format_bytes(SMALL_SIZE)} and one for larger ones",

@@ -43,7 +43,7 @@ def _free_at(numbers: np.ndarray, free: np.ndarray, address: int) -> int:
 
 @compiled("int64(int64[::1], int64[:, ::1], int64)")
 def _start_before(numbers: np.ndarray, free: np.ndarray, address: int) -> int:
-    """Where the free block begins that ends at an address; the address itself where none does."""
+    """Return the address where the free block begins that ends at `address`, or `address` itself if there is none."""
     at = find(free[2], numbers[_FREE], address) - 1
     return free[2, at] if at >= 0 and free[2, at] + free[3, at] == address else address
 

@@ -28,7 +28,7 @@ class Pools(Protocol):
 
     @property
     def retries(self) -> int:
-        """How often cached memory was given back."""
+        """Return how often cached memory was given back."""
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """Bytes as they are asked of the pools, 0 for nothing."""

@@ -1,4 +1,4 @@
-"""What the steps of a loop come to, by category, as an allocator does one after the other."""
+"""Steps and bytes of a loop, by category, as an allocator does one step after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = tuple[int, int, np.ndarray, np.ndarray, int, int]
 
 
 class Sums:
-    """What the steps of a loop come to, by category."""
+    """Steps and bytes of a loop, by category."""
 
     def __init__(self, tape: Tape, again: Repetition, before: np.ndarray, taken: np.ndarray) -> None:
         made = len(again.blocks)

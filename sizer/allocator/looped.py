@@ -66,7 +66,7 @@ def place(tape: Tape, pools: Pools) -> Replay:
 
 
 def _stops(tape: Tape) -> list[tuple[int, Repetition | None]]:
-    """Where the events of a tape's order do not simply go on: a step that comes again ends, caches are emptied, or all is done."""
+    """Return where a tape's order is interrupted: a repeated step or the tape ends, or caches are emptied."""
     stops: list[tuple[int, Repetition | None]] = [(loop.end, again) for loop, again in repetitions(tape)]
     if empties := tape.empties():
         stops += [(position, None) for position, event in enumerate(tape.order) if event in empties]

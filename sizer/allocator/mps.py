@@ -32,7 +32,7 @@ NEAR_FIT = 8  # kNearFitReuseDenom
 
 
 def describe() -> tuple[str, ...]:
-    """How this allocator works, in words."""
+    """Describe how this allocator works, in words."""
     sizes = ", ".join(map(format_bytes, (SMALL_HEAP, LARGE_HEAP, XLARGE_HEAP)))
     return (
         f"PyTorch's MPS allocator: heaps of {sizes} or the size rounded up to {format_bytes(ROUND_LARGE)}",

@@ -1,4 +1,4 @@
-"""What an allocator did with a tape: the value between the allocators and the timeline."""
+"""Result of replaying a tape with an allocator: the value between the allocators and the timeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cache(Protocol):
 
     @property
     def retries(self) -> int:
-        """How often cached memory was given back."""
+        """Return how often cached memory was given back."""
 
     def allocate(self, size: int) -> tuple[int, int] | None:
         """(address, bytes really taken), or None where the device has no memory left."""
@@ -43,7 +43,7 @@ class RunCache(Cache, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopReplay:
-    """What an allocator did with the steps of a loop, in bytes, a row for each of those that tell; each has as many `events`.
+    """Result of replaying the steps of a loop, in bytes. Each recorded step has one row and `events` events.
 
     times: which of the repetitions a row is of, from 1.
     peak_after: after how many events of the step most was allocated. peaks, levels: allocated then, and at the step's end,
@@ -62,13 +62,13 @@ class LoopReplay:
 
     @property
     def done(self) -> int:
-        """How often the step came again."""
+        """Return how often the step came again."""
         return int(self.times[-1]) if len(self.times) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
+    """Result of replaying a tape, in bytes: `taken` per block, `reserved` after each event.
 
     These are arrays of int64. `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
     `failed_at` is the position of the first request that could not be met, None where all were; the last of

@@ -127,7 +127,7 @@ def _blocks(
 
 
 class _Frames:
-    """Who made the blocks, as stack traces: the operator, its module, the modules around it. Equal ones are one list."""
+    """Stack traces of the blocks: the operator, its module, the modules around it. Equal traces share a list."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape

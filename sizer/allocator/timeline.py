@@ -1,4 +1,4 @@
-"""What a replay found: memory per phase, the peak and who made it, and a curve short enough to draw."""
+"""Result of a replay: memory per phase, the peak and its origin, and a curve short enough to draw."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Curve:
         return len(counts) == 1
 
     def __len__(self) -> int:
-        """How many points."""
+        """Return the number of points."""
         return len(self.positions)
 
     def __iter__(self) -> Iterator[CurvePoint]:

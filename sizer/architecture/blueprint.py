@@ -1,4 +1,4 @@
-"""What an architecture has to offer before it can be counted, traced or measured: a recipe, not a model.
+"""Requirements on an architecture before it can be counted, traced or measured: a recipe, not a model.
 
 A module without a loss of its own is trained with `stand_in_loss`.
 """
@@ -31,7 +31,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """How to build a module and how to run one step of it.
+    """Instructions for building a module and running one step of it.
 
     `build` is called under `torch.device("meta")` and returns a float32 module; it reads no weights and no network.
     `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.

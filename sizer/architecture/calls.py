@@ -1,4 +1,4 @@
-"""How a transformers model is called with the tensors of an example.
+"""Calls of a transformers model with the tensors of an example.
 
 Most take them as they are. A few take objects of transformers' own, which are made here as its processors make them: the atoms of
 a protein as one bundle, a video as a session that remembers what it has seen.

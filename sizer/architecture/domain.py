@@ -1,4 +1,4 @@
-"""Which values a config may hold: the domain rules behind the guard, over plain values. No torch, no transformers.
+"""Values that a config may hold: the domain rules behind the guard, over plain values. No torch, no transformers.
 
 transformers checks types loosely and ranges hardly at all: -1 layers are counted, 10**9 layers never end. The rules
 here go by a key's name and by the annotation and default of its field, so that they hold for every model type.

@@ -1,4 +1,4 @@
-"""Which transformers class stands for a config: the head that was asked for, the config's own, or the usual one of its type.
+"""Choice of the transformers class for a config: the requested head, the config's own, or the usual one of its type.
 
 Some classes have no step that could be traced, or none that trains them: `no_step` and `no_training` say why.
 """

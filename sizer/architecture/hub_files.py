@@ -116,7 +116,7 @@ def _read_endpoint(text: str) -> SplitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What came back: a body, or where to look instead."""
+    """Response of a server: a body, or another address to request."""
 
     body: bytes | None = None
     location: str | None = None

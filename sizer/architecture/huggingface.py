@@ -60,7 +60,7 @@ def huggingface_blueprint(
     classes: int | None = None,
     text_alone: bool = False,
 ) -> Blueprint:
-    """How to build and run the transformers class that this config describes.
+    """Return the blueprint of the transformers class that this config describes.
 
     `config` is a clean config.json with its `model_type`; `head` the class to build, by default the config's own or the usual
     one of its type (`choose_head`); lengths and sizes by default the model's usual ones (`sizes`); `attention` "sdpa" or

@@ -1,4 +1,4 @@
-"""How the weights of a request are loaded on a device: quantised as it asks, as its checkpoint has them, or not, and why."""
+"""Loading of a request's weights on a device: quantised as it asks, as its checkpoint has them, or not, and why."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _KERNELS = "; without the package kernels transformers makes them 16 bits"  # qu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What is loaded: the request with the weights that it comes to on the device ("full" where they are not quantised there), what
-    to know of that, and how the checkpoint is quantised, None where it is not, or where the request asks for other weights."""
+    """Weights as a device loads them: the request, its cautions, and how the checkpoint is quantised. The request has
+    the weights loaded there ("full" if the device does not quantise them). The quantisation is None if the checkpoint
+    has none, or if the request asks for other weights."""
 
     request: Request
     cautions: tuple[str, ...] = ()
@@ -34,7 +35,7 @@ class Loaded:
 
 
 def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
-    """How the weights of a request are loaded on `gpu`.
+    """Return the weights of a request as `gpu` loads them.
 
     `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
     Raises ConfigError where its `quantization_config` is malformed.
@@ -58,7 +59,7 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
 
 
 def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> Loaded:
-    """How weights are loaded that the request has quantised, whose checkpoint may be quantised already."""
+    """Return the weights as loaded if the request quantises them. The checkpoint may already be quantised."""
     row = WEIGHTS[request.weights]
     cautions = () if quantization is None else (COPY.format(title=title_of(quantization.method)),)
     if row.quantizes_on(gpu):

@@ -1,4 +1,4 @@
-"""What a quantised module holds: the tensors that restore its weights, their bytes, and what was left as it was."""
+"""Contents of a quantised module: the tensors that restore its weights, their bytes, and weights left unquantised."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _quantized_elements(tensor: Tensor) -> int:
 
 
 def unquantized_part(module: nn.Module) -> list[tuple[str, int, int]]:
-    """Where the frozen weights are that were not quantised: (name, elements, bytes) of each kind of module, the largest first."""
+    """Return the frozen unquantised weights: (name, elements, bytes) of each kind of module, the largest first."""
     found: dict[str, tuple[int, int]] = {}
     adapted = is_adapted(module)
     left = {id(parameter) for parameter in module.parameters()}

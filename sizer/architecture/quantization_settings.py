@@ -33,8 +33,8 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """How a checkpoint is quantised: `method` is its `quant_method`, `settings` are the other values, as JSON has them, and
-    `dtype` is that of its other tensors ("float16"); "bfloat16" where its config names none, as gpt-oss's."""
+    """Quantisation of a checkpoint. `method` is its `quant_method`, `settings` are the other values, as in the JSON.
+    `dtype` is that of its other tensors ("float16"), or "bfloat16" if the config names none, as in gpt-oss."""
 
     method: str
     settings: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Quantization:
 
 
 def quantization_of(request: Request, config: dict | None) -> Quantization | None:
-    """How the checkpoint that a request names is quantised; None where its config does not say.
+    """Return how the checkpoint of a request is quantised, or None if its config does not say.
 
     `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
     Raises ConfigError where what it says is malformed.
@@ -113,7 +113,7 @@ def whole(settings: Mapping[str, Any], key: str, otherwise: int | None, allowed:
 
 
 def groups_of(settings: Mapping[str, Any], inputs: int, otherwise: int = 128) -> int:
-    """How many groups the inputs make, the last one perhaps a smaller one; −1 stands for a single one."""
+    """Return the number of groups of the inputs, of which the last may be smaller. −1 stands for a single group."""
     size = whole(settings, "group_size", otherwise)
     if size < 1 and size != -1:
         given = f"group_size = {size}"

@@ -1,4 +1,4 @@
-"""Which layers of a transformers model its checkpoint has quantised, and with which settings each."""
+"""Layers of a transformers model that its checkpoint has quantised, with the settings of each."""
 
 from __future__ import annotations
 

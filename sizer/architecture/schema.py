@@ -1,4 +1,4 @@
-"""What transformers' config classes take: the class of a model type, its keys, its parts, its annotations and defaults.
+"""Keys of transformers' config classes: the class of a model type, its keys, its parts, its annotations and defaults.
 
 Read off the classes themselves, so that it holds for every model type of the installed version. transformers is imported
 when a function is called; classes are made from their defaults, never from a stranger's values.

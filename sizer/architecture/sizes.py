@@ -1,4 +1,4 @@
-"""How long and how large a model's examples are when nobody says, and which lengths its positions allow.
+"""Default lengths and sizes of a model's examples, and the lengths that its positions allow.
 
 The rule of `usual_length`, in tokens, never more than the model has positions:
   a decoder (GPT, Llama)             2048

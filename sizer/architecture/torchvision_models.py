@@ -168,7 +168,7 @@ def _task(task_name: str, class_name: str, classes: int | None) -> Task:
 
 
 def auxiliary_weight_of(class_name: str) -> float:
-    """How much the loss of each auxiliary classifier counts, 0 where a class has none."""
+    """Return the weight of each auxiliary classifier's loss, 0 for a class without any."""
     heads = {"GoogLeNet": GOOGLENET_AUXILIARY, "Inception3": INCEPTION_AUXILIARY}
     return heads.get(class_name.removeprefix("Quantizable"), 0.0)
 

@@ -1,4 +1,4 @@
-"""What of a module is trained where not all of it is: its head, all but its towers, or an adapter; and what to say of it."""
+"""Training of a part of a module: its head, all except its towers, or an adapter; and notes about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchvision's models take and are trained for: image sizes, example inputs and targets of one step, and losses.
+"""Inputs and targets of torchvision's models: image sizes, example inputs and targets of one step, and losses.
 
 The limits of sizes were found by running every architecture on meta tensors at each size (torchvision 0.29); most equal the
 `min_size` that torchvision publishes with its weights, and the tests try both sides of every one.
@@ -48,7 +48,7 @@ def usual_size(name: str, task: str) -> Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRule:
-    """Whether a model takes an image (height, width), and what it takes as text."""
+    """Image sizes (height, width) that a model accepts, as a function and as text."""
 
     accepts: Callable[[int, int], bool]
     allowed: str

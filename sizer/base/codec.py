@@ -78,7 +78,7 @@ def decode(kind: object, value: object, where: str = "report") -> typing.Any:
 
 
 class _Refused(Exception):
-    """What was found and what is allowed; `path` is where, from the value that is decoded down."""
+    """Raised for a value that cannot be decoded, with the allowed values. `path` leads to it from the decoded value."""
 
     path = ""
 

@@ -1,4 +1,4 @@
-"""What of a model is trained: all of it, its head alone, or an adapter of PEFT's beside frozen weights."""
+"""Parts of a model to train: all of it, its head alone, or a PEFT adapter on frozen weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How published checkpoints are quantised: the methods that a config.json names in `quantization_config`, and what loads them.
+"""Quantisation of published checkpoints: the methods that `quantization_config` may name, and the loaders of each.
 
 What transformers does with each was read in its quantizers (transformers/quantizers/, 5.23).
 """

@@ -1,4 +1,4 @@
-"""How much of a model torch.compile compiles as one, and its modes."""
+"""Scopes of torch.compile, which say how much of a model is compiled as one, and its modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a CUDA process holds outside PyTorch's allocator: the driver's context, kernels as they are loaded, library handles.
+"""Memory of a CUDA process outside PyTorch's allocator: the driver's context, loaded kernels, library handles.
 
 Nobody documents it, and everybody's out-of-memory message measures it: the process' bytes less those that PyTorch allocated
 and reserved. `tests/measured/published/outside.csv` holds such messages, `python -m tests.benchmarks.bench_outside` prints what

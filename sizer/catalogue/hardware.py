@@ -1,4 +1,4 @@
-"""What CUDA devices tell of themselves beside their memory: by this cuDNN's heuristics choose engines and workspaces."""
+"""Properties of CUDA devices other than their memory, by which cuDNN's heuristics choose engines and workspaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many ranks train one model: PyTorch's own ways, and what their communication takes on each."""
+"""Forms of parallel training: PyTorch's own, and the memory that communication takes on each rank."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Preset:
 
     @property
     def expected_parameters(self) -> int:
-        """How many parameters `head` has by the published count; within half of `published_precision` where rounded."""
+        """Return the published number of parameters of `head`, within half of `published_precision` if rounded."""
         return self.published_parameters + self.difference
 
 

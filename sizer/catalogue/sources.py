@@ -1,4 +1,4 @@
-"""Where architectures come from: one row for each way to write `arch=<source>:<value>`, with all that is told apart by it.
+"""Sources of architectures: one row for each way to write `arch=<source>:<value>`, with all that depends on it.
 
 A row names what imports torch as text, MODULE:FUNCTION, which is imported when it is called.
 """

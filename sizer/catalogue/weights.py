@@ -1,4 +1,4 @@
-"""How the weights of a language model are held: as its config has them, or quantised while they are loaded."""
+"""Formats of a language model's weights: as its config has them, or quantised while they are loaded."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _answer(client: JobClient, request: Request) -> tuple[Side, int]:
 
 
 def format_comparison(found: SideBySide, width: int | None = None) -> Iterator[str]:
-    """What tells the questions apart, then the figures of each with their differences from the first, as lines of text."""
+    """Yield lines with the keys in which the questions differ, then the figures, also as differences from the first."""
     numbers = [str(number) for number in range(1, len(found.questions) + 1)]
     rows = [(key, *map(_clip, values)) for key, values in found.differ.items()]
     yield from format_table(("", *numbers), rows, width=width)

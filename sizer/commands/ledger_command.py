@@ -72,7 +72,7 @@ def _import(ledger: Ledger, options: argparse.Namespace, make_client: MakeClient
 
 
 def _items(path: Path) -> Iterable[ImportItem | str]:
-    """What a file holds, or a folder of the suite, whose recordings come along."""
+    """Return the items of a file, or of a folder of the suite with its recordings."""
     if not path.is_dir():
         return read_items(_read(path))
     try:

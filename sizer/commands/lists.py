@@ -120,7 +120,7 @@ def format_inventory(inventory: Inventory) -> Iterator[str]:
 
 
 def format_demonstration(shown: Demonstration) -> Iterator[str]:
-    """What the three figures did line by line of code, what an emptied cache costs, and what the driver's figure is."""
+    """Yield the three figures by line of code, the cost of emptying the cache, and a note on the driver's figure."""
     yield to_printable(f"{shown.device} ({shown.name})")
     rows = (
         (

@@ -46,7 +46,7 @@ DEVICE_HELP = "cuda:0, mps, cpu, ... (see `python -m sizer devices`); of several
 
 
 class Found(NamedTuple):
-    """What was measured, and its comparison or why there is none."""
+    """A measurement, with its comparison or the reason for having none."""
 
     measured: Measured
     comparison: Comparison | None
@@ -111,7 +111,7 @@ def _cells(query: str) -> Iterator[Request]:
 
 
 def _measure_cell(options: argparse.Namespace, cell: Request) -> tuple[Measured, ...]:
-    """What was measured, of each rank."""
+    """Measure a cell and return the result of each rank."""
     query, seconds = format_query(cell, complete=True), 60 * options.minutes
     several = cell.parallel != "none"
     job: RanksJob | MeasureJob
@@ -134,7 +134,7 @@ def _compare(client: JobClient, measured: Measured) -> tuple[Comparison | None, 
 
 
 def _ended_early(measured: Measured) -> JobError | None:
-    """What ended a measurement early, but a lack of memory: that is a result."""
+    """Return the error that ended a measurement early. A lack of memory is a result, not an error."""
     failure = measured.measurement.failure
     return None if failure is None else JobError("the device did not come to the end", given=quote(failure, 300))
 
@@ -171,7 +171,7 @@ _COUNTERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """What was measured and how the estimate compares: verdict, figures side by side, where the two diverge, time, notes."""
+    """Return a measurement and its comparison with the estimate as text: verdict, figures, divergences, time, notes."""
     parts = (
         _subject(comparison),
         [comparison.verdict],

@@ -71,7 +71,7 @@ def _server(report: Report, served: Served, width: int | None) -> Iterator[list[
 
 
 def format_explanation(report: Report) -> str:
-    """How a report was computed, as sections of lines; a sentence where the report does not say."""
+    """Format the explanation of a report as sections of lines, or as a sentence if the report has none."""
     if report.explanation is None:
         return "This report does not say how it was computed."
     parts = ("\n".join([f"{one.title}:", *(f"  {line}" for line in one.lines)]) for one in sections(report.explanation))

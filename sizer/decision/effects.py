@@ -1,4 +1,4 @@
-"""What a change does to the peak, in words: why it saves nothing, or what it saves in reserved memory."""
+"""Effects of a change on the peak, in words: why it saves nothing, or how much reserved memory it saves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How far one can go on a device: the largest batch, the longest sequence, the largest image; of a generation the most sequences,
-the longest prompt, the most tokens. All else is as it was asked for."""
+"""Limits of a device: the largest batch, the longest sequence, the largest image. For a generation: the most sequences,
+the longest prompt, the most tokens. All other keys stay as requested."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def _reach(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> 
 
 
 def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
-    """How many tokens a generation comes to before the device has no memory left; None where its last loop does not say.
+    """Return the tokens that a generation reaches before memory runs out, or None if its last loop does not say.
 
     A growing cache holds what it has by then, however many tokens are to come.
     """

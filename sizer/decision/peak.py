@@ -1,4 +1,4 @@
-"""What is alive at the peak of one dtype and batch size, by one trace with shapes; as PyTorch's snapshot; as a script."""
+"""Memory alive at the peak of one dtype and batch size, by one trace with shapes, also as a snapshot and a script."""
 
 from __future__ import annotations
 

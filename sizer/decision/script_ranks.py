@@ -82,7 +82,7 @@ def check_scripted(request: Request) -> None:
 
 
 def command(request: Request) -> str:
-    """How the script is started: on one machine, or on each of several."""
+    """Return the command that starts the script, on one machine or on each of several."""
     if request.world <= PER_HOST:
         return f"torchrun --nproc-per-node {request.world} this_file.py"
     nodes = -(-request.world // PER_HOST)

@@ -84,7 +84,7 @@ def _qwen_packed(latents: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """How a script encodes images: whether its VAE stays in float32, reads a frame of a video, and is sampled from.
+    """Encoding of a script's images: whether its VAE stays in float32, reads a frame of a video, and is sampled from.
 
     `scale` brings what the VAE returns to latents, `pack` latents to the form that the denoiser takes.
     """
@@ -108,7 +108,7 @@ _ROWS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What of a training step's inputs is encoded in it, and by which frozen parts (`names`).
+    """Encoding of a training step's inputs within the step, and the frozen parts that encode (`names`).
 
     `call` are the arguments of a usual call, `latents` the name of the denoiser's argument that takes noisy latents.
     """

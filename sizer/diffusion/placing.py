@@ -1,4 +1,4 @@
-"""How a pipeline comes to the device: moved, offloaded, cast to 8 bits or quantised, by the libraries' own functions.
+"""Placement of a pipeline: moved, offloaded, cast to 8 bits or quantised, by the libraries' own functions.
 
 Called within a trace, whose tensors on meta answer as tensors of the host and of a CUDA device.
 """

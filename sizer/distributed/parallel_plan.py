@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: plain data."""
+"""Plan that spreads a model over ranks: plain data."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Plan:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return self.ranks * self.replicate * self.tp * self.cp * self.pp
 
     @property
     def stages(self) -> int:
-        """How many stages the pipeline has, 1 where there is none."""
+        """Return the number of stages of the pipeline, 1 without a pipeline."""
         return self.pp * SCHEDULES[self.schedule].stages if self.pp > 1 else 1
 
     @property

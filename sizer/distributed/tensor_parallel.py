@@ -57,7 +57,7 @@ def check_sequence(module: nn.Module, degree: int, length: int | None) -> None:
 
 
 def shortest_window(module: nn.Module) -> int | None:
-    """How many tokens a model's layers look back at least, None where all of them look at all tokens."""
+    """Return the shortest attention window of a model's layers, in tokens, or None if all attend to all tokens."""
     config = module.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     limited = any(kind != "full_attention" for kind in kinds) if kinds is not None else True

@@ -1,4 +1,4 @@
-"""What an answer depends on, and what to know before it is read: versions, and cautions."""
+"""Versions that an answer depends on, and cautions to read before it."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class Estimator:
         return there and self._traced[dtype].family is self._traced["bfloat16"].family
 
     def _looked_at_first(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> tuple[int, ...]:
-        """Which batch sizes of a dtype are looked at before the others: the one in focus, which may have to be found."""
+        """Return the batch sizes of a dtype to look at first: the one in focus, which may have to be found."""
         if (focus := self.request.focus) is not None:
             return (focus[1],) if focus[0] == dtype and focus[1] in batches else ()
         return likely_largest(traced.family, batches, self.gpu, self._oracle) if not self._columns else ()

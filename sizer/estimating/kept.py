@@ -1,4 +1,4 @@
-"""What is kept of one architecture, so that it is not counted or traced again: under which names, and which devices share it."""
+"""Cached counts and traces of one architecture: their names, and the devices that share them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Kept(Protocol):
-    """Where what was counted and traced of one architecture is kept, by names that say all it depends on beside that."""
+    """Storage of the counts and traces of one architecture. Names say everything else that a result depends on."""
 
     def get(self, name: str) -> bytes | None:
         """Return what was put under a name, None where there is nothing."""
@@ -74,8 +74,8 @@ def digest_name(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """What an answer takes from the installed PyTorch beside its traces: the texts of a device's rules, and the GPUs that it was
-    built for (`sizer.tracing.cuda.builds`)."""
+    """Facts that an answer takes from the installed PyTorch beyond its traces. These are the texts of a device's rules,
+    and the GPUs that it was built for (`sizer.tracing.cuda.builds`)."""
 
     texts: RuleTexts
     built_for: tuple[str, ...]

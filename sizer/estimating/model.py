@@ -54,7 +54,10 @@ class Model:
 
     @cached_property
     def blueprint(self) -> Blueprint:
-        """How the module is built and called. Raises RequestError, ConfigError and BuildError."""
+        """Return the blueprint, which says how the module is built and called.
+
+        Raises RequestError, ConfigError and BuildError.
+        """
         self._progress("building the model on meta")
         return blueprint_of(self._request, self._config, self._loaded)
 

@@ -58,7 +58,7 @@ def work_of(request: Request, dtype: str) -> Work:
 
 
 def plan_of(request: Request) -> Plan | None:
-    """How a request spreads its model over ranks, None where there is one."""
+    """Return how a request spreads its model over ranks, or None for a single rank."""
     if request.parallel == "none":
         return None
     ranks = request.ranks if "ranks" in PARALLELS[request.parallel].keys else 1

@@ -1,4 +1,4 @@
-"""What the lines of training configs mean, line by line: shared by the formats that use the names of transformers.
+"""Meaning of the lines of training configs, line by line: shared by the formats that use the names of transformers.
 
 Sources: transformers/training_args.py (5.24), trl/trainer/sft_config.py and model_config.py (1.0), axolotl/utils/schemas (0.13),
 llamafactory/hparams (0.9.4), torchtune/recipes (0.6), deepspeed/runtime/config.py (0.18), accelerate/utils/dataclasses.py (1.12).

@@ -1,4 +1,4 @@
-"""What a training config asks: the keys of a query, each with the line that it came from, and what is left."""
+"""Question of a training config: the keys of a query, each with its line, and the lines that are left."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _ONE_DTYPE = frozenset((
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a tensor beside the weights came from: an input or an attribute by its name, or the line that made it."""
+    """Origin of a tensor other than the weights: an input or an attribute by its name, or the line that made it."""
 
     kind: str  # "input", "attribute" or "made"
     name: str = ""
@@ -215,7 +215,7 @@ class PlacementMode(TorchDispatchMode):
         return entry[0] if entry else None
 
     def _origin_of_result(self, on_cpu: list[Tensor]) -> Origin | None:
-        """That of the first tensor it was made from; else the line at work."""
+        """Return the origin of the first tensor it was made from, or else the line at work."""
         known = next((origin for tensor in on_cpu if (origin := self._origin(tensor)) is not None), None)
         line = None if known else line_of(sys._getframe(2))
         return Origin(kind="made", line=line) if line else known

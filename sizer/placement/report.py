@@ -1,4 +1,4 @@
-"""Where a model's tensors are and where they would have to be: the classic device and dtype mistakes. No torch.
+"""Devices of a model's tensors and the devices they need: the classic device and dtype mistakes. No torch.
 
 `sizer.placement.check` finds them before they bite.
 """

@@ -1,4 +1,4 @@
-"""What a child process does: run one job, write what it says meanwhile and its result or error as JSON lines."""
+"""Main loop of a child process: run one job, and write its progress and its result or error as JSON lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # in every traceback of
 
 
 class Channel:
-    """What a job may say while it runs, each on a line of its own."""
+    """Messages of a running job, each on a line of its own."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

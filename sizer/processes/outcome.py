@@ -1,4 +1,4 @@
-"""What a job came to: a value or an error, and until then what it is doing. For any number of threads that wait for it."""
+"""Outcome of a job: a value or an error, and until then its progress. For any number of threads that wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child process gives up before it reads anything that a stranger wrote.
+"""Restrictions of a child process, set before it reads anything that a stranger wrote.
 
 The kernel's limits hold whatever the code does: address space, CPU time, file size, a deadline, death with the parent. An
 audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write. It stops a library that
@@ -32,7 +32,10 @@ _REFUSED_EVENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a job may use. Its address space is `memory_bytes`, and at least `headroom_bytes` more than it has at its start."""
+    """Resource limits of a job.
+
+    Its address space is `memory_bytes`, and at least `headroom_bytes` more than it has at its start.
+    """
 
     cpu_seconds: int
     memory_bytes: int
@@ -62,7 +65,7 @@ def confine(seconds: float, *, limits: Limits | None = None, parent: int | None 
 
 
 def address_space_bytes() -> int | None:
-    """How many bytes of address space this process holds; None where the system does not tell (anything but Linux)."""
+    """Return the bytes of address space of this process, or None if the system does not tell (anything but Linux)."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:

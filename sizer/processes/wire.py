@@ -1,4 +1,6 @@
-"""What travels between processes: one JSON object per line. Errors travel by kind and parts and come back as the same class.
+"""Messages between processes: one JSON object per line.
+
+Errors travel by kind and parts and come back as the same class.
 
     child -> parent    {"progress": "..."}, {"partial": {...}}, {"keep": {"name": "...", "data": base64}}, {"result": {...}},
                        {"error": error}

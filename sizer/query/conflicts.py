@@ -1,4 +1,4 @@
-"""What values of a query cannot be together, although each of them is good on its own: a refusal by name for each."""
+"""Conflicts between values of a query that are valid on their own: a refusal by name for each."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
+    """Reading (text → fields of Request) and writing (Request → text; None without a text) of one key.
 
     `affects` is what a value changes: MODULE (the module that is built, and all that follows), TRACE (what is traced of it), REPLAY
     (how traces are replayed; their names have dtype and device besides) or NOTHING. Questions share what their differences do not

@@ -1,4 +1,4 @@
-"""What a question must ask for that a key can be part of it: nothing where it asks for that, else in words.
+"""Requirements of a key on its question: nothing if the key can be part of it, else the reason in words.
 
 Each is the `needs` of rows in sizer.query.keys: a function of a request, or one that makes such a function for a key.
 """

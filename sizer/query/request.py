@@ -22,7 +22,7 @@ DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked for: which architecture, in which mode, on which GPU. Made by `parse_query`, which checks every value.
+    """Architecture, mode and GPU of a question. Made by `parse_query`, which checks every value.
 
     `source` is a key of SOURCES. `name` is what a package calls the model, the preset's key or "org/name"; empty for a config.
     `revision` belongs to the source "hub", `config` (canonical JSON text) to "config"; None elsewhere. `mode` is a key of MODES.
@@ -168,7 +168,7 @@ class Request:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return self.data_ranks * self.tp * self.cp * self.pp
 
     @property

@@ -1,4 +1,7 @@
-"""How the values of a server's keys are read and written. Raise RefusedValueError for a value that a key does not take."""
+"""Reading and writing of the values of a server's keys.
+
+Raise RefusedValueError for a value that a key does not take.
+"""
 
 from __future__ import annotations
 

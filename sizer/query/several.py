@@ -1,4 +1,4 @@
-"""How several questions are read from texts, how one is made from another, and in which keys they differ."""
+"""Several questions: reading them from texts, making one from another, and finding the keys in which they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the values of a query's keys are read and written. What reads a text raises RefusedValueError where it is not taken."""
+"""Reading and writing of the values of a query's keys. Readers raise RefusedValueError for a text that is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the estimate cannot know for certain, in bytes less and more: the parts of the range of a process.
+"""Uncertainties of the estimate, in bytes less and more: the parts of the range of a process.
 
 - What a process holds outside the allocator (sizer.catalogue.contexts).
 - Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 50 cases
@@ -61,7 +61,7 @@ def engines_limit(tape: Tape) -> int:
 
 
 def engines_margin(limit_bytes: int, reserved_bytes: int) -> int:
-    """How far reserved memory may move with cuDNN's engines: a share of it, no more than `limit_bytes` (see engines_limit)."""
+    """Return the margin for cuDNN's engines: a share of reserved memory, at most `limit_bytes` (see engines_limit)."""
     return min(reserved_bytes * BETWEEN_VERSIONS // 100, limit_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What changes the answer and is to be read with it: short lines that stand beside the headline, the details below."""
+"""Facts that change the answer and must be read with it: short lines beside the headline, with details below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module holds before it runs: plain rows, filled by sizer/architecture/module_census.py."""
+"""Contents of a module before it runs: plain rows, filled by sizer/architecture/module_census.py."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Census:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What is known of an architecture before its steps are traced.
+    """Facts about an architecture before its steps are traced.
 
     `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
     `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits

@@ -18,8 +18,8 @@ from sizer.tape.tape import Tape, resolve_all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """What the tapes of one dtype say. `max_batch` is None as long as it has not been searched; `first` is the tape at the smallest
-    batch size that was replayed, None where there is none."""
+    """Results from the tapes of one dtype. `max_batch` is None as long as it has not been searched; `first` is the tape
+    at the smallest batch size that was replayed, None where there is none."""
 
     estimates: tuple[Estimate, ...] = ()
     max_batch: MaxBatch | None = None

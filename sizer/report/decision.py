@@ -1,4 +1,4 @@
-"""What to change, how far one can go, and on which device: answers beside a report, as plain data.
+"""Changes, limits and suitable devices: answers beside a report, as plain data.
 
 Every figure is that of an estimate (sizer.report.estimate), traced or replayed for the question that stands beside it.
 """
@@ -73,7 +73,7 @@ class LeverSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverReport:
-    """What changes what for one dtype and batch size, `base`.
+    """Effects of changes for one dtype and batch size, `base`.
 
     `smallest` is None where the work fits as it is, as long as it is searched, and where nothing was found. `search` says which,
     in words. `useless` are well-known changes that do not help, each with its reason. `pending` are the levers to come, and

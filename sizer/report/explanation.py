@@ -1,4 +1,4 @@
-"""How a report was computed: which kernels were assumed and why, what kernels hold inside, what is exact and what is modelled.
+"""Explanation of a report: the assumed kernels, their internal memory, and which figures are exact or modelled.
 
 Plain values, and the same as sections of plain lines, which the command line and the page both show.
 """
@@ -29,7 +29,7 @@ class KernelUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceUse:
-    """What an operator's kernel held inside: the most bytes at once, at one batch size, over the dtypes named.
+    """Internal memory of an operator's kernel: the most bytes at once, at one batch size, over the dtypes named.
 
     `calls` is how often in one traced piece of work, `kept` whether some of it stays to the end. `formula` says how the bytes
     are found and in which source; `modelled` that only a closed library knows the true ones.
@@ -47,8 +47,8 @@ class WorkspaceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """How the bytes that an operator's kernel holds inside are found, and whether they are a model; `asked` says it where they
-    are a library's own answers."""
+    """Explanation of the bytes that an operator's kernel holds internally, and whether they are a model. `asked` is the
+    text if the bytes are a library's own answers."""
 
     text: str
     modelled: bool = False
@@ -57,8 +57,8 @@ class Formula:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorText:
-    """What the rule of an operator says of the bytes inside its kernel; `by_cudnn` if cuDNN decides them, `convolves` if cuDNN can
-    be asked."""
+    """Text of an operator's rule about the bytes inside its kernel; `by_cudnn` if cuDNN decides them, `convolves` if
+    cuDNN can be asked."""
 
     name: str
     text: str
@@ -76,7 +76,7 @@ class LimitationText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTexts:
-    """What the rules of a kind of device say of themselves: plain data, so that a kept answer is explained without torch.
+    """Texts of the rules of a kind of device: plain data, so that a kept answer is explained without torch.
 
     `held` are the operators whose kernels hold memory, `products` those that call cuBLAS, empty for other devices. `convolutions`
     are all operators that convolve on CUDA.
@@ -90,8 +90,8 @@ class RuleTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """How a report was computed. `rules` names whose rules: the device and PyTorch's version. `margins` says for each dtype what
-    the range of the process is made of, at one batch size."""
+    """Explanation of a report's computation. `rules` names whose rules: the device and PyTorch's version. `margins`
+    says for each dtype what the range of the process is made of, at one batch size."""
 
     rules: str
     kernels: tuple[KernelUse, ...] = ()

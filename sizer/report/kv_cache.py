@@ -1,4 +1,4 @@
-"""What a generation's cache holds by the length of the context, as an architecture's own cache says; and what paging makes of it.
+"""Size of a generation's cache by context length, read from the architecture's own cache, and the effect of paging.
 
 transformers' cache has one tensor for each layer's keys and one for its values, of every token; a server with paged attention
 (vLLM, SGLang) gives each sequence blocks of a few tokens instead, out of what its share of the device leaves beside the weights.

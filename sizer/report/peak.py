@@ -1,4 +1,7 @@
-"""What is alive at the peak: the largest tensors, the bytes by module, and why the peak is where it is. Plain data, in bytes."""
+"""Memory alive at the peak: the largest tensors, the bytes by module, and the reason for the peak.
+
+Plain data, in bytes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleBytes:
-    """What a module's own work holds at the peak, by category, without its children's. The root's path is the empty text."""
+    """Bytes that a module's own work holds at the peak, by category, without its children's.
+
+    The root's path is the empty text.
+    """
 
     path: str
     by_category: dict[str, int]
@@ -55,7 +61,7 @@ class ModuleBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakReport:
-    """What is alive when most is allocated, for one dtype and batch size.
+    """Memory alive at the allocation peak of one dtype and batch size.
 
     The bytes of `tensors` (the largest groups first) and `rest_bytes` (of the `rest_count` other blocks) sum to
     `allocated_bytes`, as do those of `modules` and of `at_peak`. `phase`, `step` (of two), `op` and `module` are those of the
@@ -206,7 +212,7 @@ _DURING = {
 
 
 def _sentence(at: PhaseOfStep, op: str, module: str, groups: list[TensorGroup], allocated: int) -> str:
-    """Where the peak is, which tensors of one shape and dtype take most of what comes and goes, and how much stays."""
+    """Describe where the peak is, the tensors that take most of the memory that comes and goes, and how much stays."""
     stay = [group for group in groups if group.category in STAY]
     alike: dict[tuple, list[TensorGroup]] = defaultdict(list)
     for group in [group for group in groups if group.category not in STAY] or groups:

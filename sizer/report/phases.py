@@ -1,4 +1,4 @@
-"""What reports call the phases of a step, and what has happened at each one's end."""
+"""Names of a step's phases in reports, and the work that is done at each one's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found by replays, by texts that say all it depends on: found once, packed, and read again."""
+"""Cached results of replays, by texts that say everything they depend on: found once, packed, and read again."""
 
 from __future__ import annotations
 

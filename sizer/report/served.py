@@ -45,7 +45,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRow:
-    """How many requests of `context` tokens each the cache holds at once."""
+    """Number of requests of `context` tokens each that the cache holds at once."""
 
     context: int
     requests: int
@@ -53,7 +53,7 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a server does with one GPU, in bytes.
+    """Memory of a server on one GPU, in bytes.
 
     `budget_bytes` is what the server may use. `profile_peak_bytes` is the larger of a forward pass of `forward_bytes` and of the
     sampler, `sampler_bytes`, with what both hold. `graphs_bytes` come off the budget if `graphs_in_budget`. The rest is

@@ -1,4 +1,4 @@
-"""What takes the memory when most of it is taken, in the words of whoever spreads a model over GPUs."""
+"""Largest users of memory at its peak, in the words of those who spread a model over GPUs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Change:
 
     @property
     def more_bytes(self) -> int:
-        """How much it grew; negative if it shrank."""
+        """Return the growth in bytes; negative if it shrank."""
         return self.after_bytes - self.before_bytes
 
 
@@ -101,7 +101,7 @@ def format_changes(changes: list[Change]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How much a peak may grow: a share of what it was, or bytes."""
+    """Allowed growth of a peak: a share of its earlier size, or bytes."""
 
     share: float = 0.0
     bytes: int = 0

@@ -120,7 +120,7 @@ def _trace(command: Command, settings: dict[str, Any], *, gpu: Gpu, reason: str,
 
 
 def _compare(driver: Outcome, meta: Outcome) -> str:
-    """How the routes differ, in words."""
+    """Describe how the routes differ, in words."""
     if driver.estimate is None or meta.estimate is None:
         return f"route meta has no figures: {meta.script_message or meta.script_status}"
     pairs = [(driver.estimate.peak_allocated_bytes, meta.estimate.peak_allocated_bytes, "allocated")]

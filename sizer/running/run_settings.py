@@ -1,4 +1,7 @@
-"""What a dry run's parent process tells its child, as JSON, and the user's program as a function. No torch."""
+"""Settings that a dry run's parent process sends to its child, as JSON, and the user's program as a function.
+
+No torch.
+"""
 
 from __future__ import annotations
 

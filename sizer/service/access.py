@@ -1,4 +1,4 @@
-"""Which kept results a question may read and write.
+"""Access of a question to kept results, for reading and writing.
 
 A job runs code on what a stranger wrote, so that a name that a job gives to a result proves nothing. The server derives the scopes
 of a question (`sizer.estimating.scopes`) from its query, and decides by them:

@@ -31,7 +31,7 @@ MAX_VISITORS = 10_000  # whose use is remembered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Who asks: a network address, empty for this machine's own, and one session from there, empty for a command."""
+    """Origin of a question: a network address, empty for this machine, and a session there, empty for a command."""
 
     address: str = ""
     session: str = ""
@@ -54,7 +54,7 @@ def check_room(present: Iterable[Visitor], visitor: Visitor, limit: int) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What is to be done, by the numbers of jobs: those to pause, to start or to let go on, and to stop until their next turn."""
+    """Next actions, by the numbers of jobs: jobs to pause, to start or continue, and to stop until their next turn."""
 
     pause: tuple[int, ...]
     start: tuple[int, ...]
@@ -136,7 +136,7 @@ class FairQueue:
         return Turns(pause=tuple(overtaken), start=tuple(begun), stop=tuple(stopped))
 
     def ahead(self, now: float) -> dict[int, int]:
-        """How many jobs wait before each that waits."""
+        """Return how many jobs wait before each waiting job."""
         self._account(now)
         return {number: place for place, number in enumerate(self._waiting())}
 

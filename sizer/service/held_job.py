@@ -23,7 +23,7 @@ class Child(Protocol):
 
 
 class HeldJob:
-    """What is to be known of a job between two turns of it. The time that it is paused does not count as its own."""
+    """State of a job between two turns of it. The time that it is paused does not count as its own."""
 
     def __init__(self, task: asyncio.Task):
         self.task = task

@@ -42,7 +42,7 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """How many parts of the result have come."""
+        """Return the number of parts of the result that have come."""
         return self.shared.parts
 
     @property
@@ -139,7 +139,7 @@ class JoinedJob:
 
     @property
     def parts(self) -> int:
-        """How many parts of the result have come."""
+        """Return the number of parts of the result that have come."""
         return sum(job.parts for job in self.jobs)
 
     @property

@@ -1,4 +1,4 @@
-"""How much memory jobs hold, and how much they may hold together. Linux alone tells; elsewhere each job has its own limit alone."""
+"""Memory that jobs hold, and the limit on their sum. Only Linux reports it; elsewhere each job has its own limit."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class MemoryGroup:
         (self._base / "cgroup.subtree_control").write_text("+memory")
 
     def _kills(self) -> int:
-        """How often the kernel has ended a process of the group for its memory."""
+        """Return how often the kernel has ended a process of the group for its memory."""
         events = (self.jobs / "memory.events").read_text().split()
         return int(events[events.index("oom_kill") + 1])
 

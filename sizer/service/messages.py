@@ -22,7 +22,7 @@ def texts_of(message: dict) -> dict[str, str | None]:
 
 
 def cells_of(job: dict) -> int:
-    """How many dtypes and batch sizes a job asks for."""
+    """Return how many dtypes and batch sizes a job asks for."""
     try:
         request = parse_query(job["query"] or "")
     except RequestError:  # the job says why; or it is about something else

@@ -1,4 +1,7 @@
-"""What an operator may know of jobs: log lines as JSON (SIZER_LOG=json), and counts. Neither holds anything of a question."""
+"""Monitoring of jobs for operators: log lines as JSON (SIZER_LOG=json), and counts.
+
+Neither holds anything of a question.
+"""
 
 from __future__ import annotations
 

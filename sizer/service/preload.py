@@ -1,4 +1,4 @@
-"""What the job server imports, prepares and answers once, so that the jobs that it forks need not.
+"""Imports, preparations and answers that the job server makes once, so that the jobs that it forks need not.
 
 The first trace of a process fills caches of operators, and writes to 65 MiB of memory that a forked job would copy.
 """

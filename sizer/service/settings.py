@@ -1,4 +1,4 @@
-"""What the job server is told when it starts: limits, how many jobs, which function they call."""
+"""Settings of the job server at its start: limits, the number of jobs, the functions that they call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def preloaded() -> tuple[str, ...]:
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""What jobs have counted and traced, kept for the jobs to come: in memory, and in a folder for the servers to come.
+"""Counts and traces of earlier jobs, kept for later jobs: in memory, and in a folder for later servers.
 
 Everything is kept under an architecture (its name, config and the versions of all that reads it) and a name (the rest that it
 depends on). A job never names an architecture, and its names are checked (`sizer.service.access`).

@@ -1,4 +1,4 @@
-"""What a job can do, by the name of its task. Its functions import torch: only the job server's children run them."""
+"""Tasks that a job can run, by name. Its functions import torch: only the job server's children run them."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _read_snapshot(job: dict, channel: Channel) -> dict:
 
 
 def _placement(job: dict, channel: Channel) -> dict:
-    """Where the tensors of a query's model and batch are, and what is wrong with that."""
+    """Check where the tensors of a query's model and batch are, and report the mistakes."""
     from sizer.placement.check import check_request
     from sizer.query.text import parse_query
 

@@ -16,7 +16,10 @@ BROKER_VARIABLE = (
 
 
 def broker_url() -> str | None:
-    """Where the broker is, None where there is none. Raises JobError for what is no address of a Redis server."""
+    """Return the URL of the broker, or None without a broker.
+
+    Raises JobError for what is no address of a Redis server.
+    """
     url = os.environ.get(BROKER_VARIABLE, "").strip()
     if url and not url.startswith(("redis://", "rediss://", "unix://")):
         raise JobError(

@@ -18,7 +18,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one layer keeps of a request.
+    """Memory that one layer keeps for a request.
 
     `kind` is FULL or SLIDING attention of `window` tokens, CROSS attention to an encoder, or STATE, which has the same size for
     each request. A token has `elements` in the cache, split among up to `kv_heads` ranks; all ranks hold them if `shared` (MLA).

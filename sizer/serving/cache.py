@@ -27,7 +27,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """What a cache of some bytes holds. A block of a group takes `block_bytes`, `block_tokens` are those of full attention."""
+    """Capacity of a cache of a given size in bytes.
+
+    A block of a group takes `block_bytes`, `block_tokens` are those of full attention.
+    """
 
     groups: tuple[Group, ...]
     block_bytes: int
@@ -38,7 +41,7 @@ class CachePlan:
 
     @property
     def requests_at_once(self) -> float:
-        """How many requests of the longest allowed length the cache holds."""
+        """Return how many requests of the longest allowed length the cache holds."""
         return self.blocks / self.blocks_per_request if self.blocks_per_request else 0.0
 
     @property

@@ -69,7 +69,7 @@ class Flags:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the server runs on."""
+        """Return the number of GPUs that the server runs on."""
         return self.tp * self.pp * self.dp
 
     def shown(self) -> dict[str, bool | int | float | str | None]:

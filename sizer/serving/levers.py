@@ -1,4 +1,4 @@
-"""What to change so that a server starts, and holds what is wanted or more requests: each change is a plan of its own."""
+"""Changes that make a server start, and hold the wanted requests or more: each change is a plan of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a change comes to. `fits` is true if the server starts and holds what is wanted."""
+    """Result of a change. `fits` is true if the server starts and holds what is wanted."""
 
     starts: Starts
     fits: Starts

@@ -1,4 +1,4 @@
-"""What llama.cpp holds on a device: the weights in 16 bits, the cells of its KV cache, and recurrent states.
+"""Memory of llama.cpp on a device: the weights in 16 bits, the cells of its KV cache, and recurrent states.
 
 All cells are allocated when the server starts. Source: llama.cpp, src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and
 llama-memory-recurrent.cpp, 2025: cells in steps of 256, a sliding window holds its tokens and one micro-batch, states are float32.

@@ -30,7 +30,10 @@ Profiler = Callable[[Flags], Profile]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What vLLM does with one GPU, in bytes. `band_bytes` is how far the cache may be off in either direction, `reasons` why."""
+    """Memory plan of vLLM on one GPU, in bytes.
+
+    `band_bytes` is how far the cache may be off in either direction, `reasons` why.
+    """
 
     flags: Flags
     budget_bytes: int

@@ -1,4 +1,4 @@
-"""What SGLang does with a GPU: its static share of the memory is for weights and cache, the rest for everything else.
+"""Memory of SGLang on a GPU: its static share is for weights and cache, the rest for everything else.
 
 Source: sglang/srt/server_args.py and model_executor/model_runner.py of SGLang 0.4.4, 0.4.6, 0.4.8, 0.4.9 and 0.5.0 to 0.5.18, and
 arg_groups/memory_hook.py, arg_groups/cuda_graph_hook.py, model_executor/pool_configurator.py and
@@ -209,7 +209,7 @@ def with_fraction(flags: SglangFlags) -> SglangFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What SGLang holds of one GPU, in bytes, the tokens of its pool, and the bytes of one."""
+    """Memory of SGLang on one GPU, in bytes, the tokens of its pool, and the bytes of one token."""
 
     free_bytes: int
     static_bytes: int

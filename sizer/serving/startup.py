@@ -100,7 +100,7 @@ _LAYOUTS = {"fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupLog:
-    """What a log says: the engine, figures by name, and what went wrong, empty if nothing did.
+    """Contents of a log: the engine, figures by name, and the failure, empty if there was none.
 
     `figures` are numbers in GiB, tokens or counts, and words.
     """

@@ -47,7 +47,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """What was traced of one piece of work in one dtype: its tapes, or why there are none, and the kernels it took.
+    """Traces of one piece of work in one dtype: its tapes, or why there are none, and the kernels it took.
 
     `failure` says why batches that `family` has no tape for could not be traced. `note` is to be read with the answer.
     `halves_differ` says whether a traced operator treats float16 and bfloat16 differently. `decisions` are what rules asked of the

@@ -1,4 +1,4 @@
-"""What a tape does not hold of its blocks: noted beside it, in a trace that is asked to."""
+"""Notes on blocks that a tape itself does not hold, recorded only if a trace requests them."""
 
 from __future__ import annotations
 

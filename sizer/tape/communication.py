@@ -1,4 +1,4 @@
-"""What ranks tell each other in a step: bytes by collective, as traced. No time is guessed from them."""
+"""Communication between ranks in a step: bytes by collective, as traced. No time is guessed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile did of the code that a report is about."""
+"""Results of torch.compile for the code that a report is about."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DEPTH = 2  # steps for which a block may live on: what a step is given stays unt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """What comes again in a loop of a tape.
+    """A repeated step in a loop of a tape.
 
     events: int64, the events of the step that comes again; blocks: int64, the blocks that it allocates, in order.
     sizes: int64, their bytes in the step that the tape holds; growth: int64, by how many bytes they grow each time.
@@ -303,5 +303,5 @@ def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
 
 
 def repeated_events(tape: Tape) -> int:
-    """How many events the loops of a tape add to it."""
+    """Return how many events the loops of a tape add to it."""
     return sum(loop.count * (loop.end - loop.begin) for loop in tape.loops)

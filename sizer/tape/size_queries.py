@@ -21,7 +21,7 @@ Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeQuery:
-    """What decides the size of some blocks: `words` are the same at every batch size, `numbers` need not be."""
+    """Values that decide the size of some blocks: `words` are the same at every batch size, `numbers` need not be."""
 
     kind: str
     words: tuple[str, ...]

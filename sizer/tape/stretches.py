@@ -1,4 +1,4 @@
-"""What the tape of a deeper model, or of a larger batch, has in addition to another one: stretches that repeat.
+"""Additional events in the tape of a deeper model, or of a larger batch: stretches that repeat.
 
 Layers that are alike repeat each other's events. So do the samples of a batch, where a model goes through them one by one.
 """
@@ -20,7 +20,7 @@ NO_LAYER = -1  # in the place of a layer's number, of what is of none
 
 
 class LayersDifferError(ValueError):
-    """What a tape has in addition to that of a model with fewer layers does not repeat itself; the message names where."""
+    """Raised if the events that a deeper model adds to a tape do not repeat. The message names the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
 
 
 def _end_of_stretch(first: Rows, second: Rows, i: int, j: int) -> int | None:
-    """Where the second tape goes on as the first one does after a stretch that repeats as many events before it."""
+    """Return where the second tape continues like the first, after a stretch that repeats as many events before it."""
     b = second.exact
     if i == len(first.exact):
         return len(b) if _repeats(b, j, len(b)) else None

@@ -1,4 +1,4 @@
-"""What a kernel allocates beside its results, where no dispatch mode sees it: steps in the kernel's own order.
+"""Allocations of a kernel other than its results, which no dispatch mode sees: steps in the kernel's own order.
 
 A list of sizes (bytes) is held together and released, a tuple of sizes is held until the operator ends, a tensor is one of the
 operator's results, which exists from there on. A list at the beginning of a tuple is held until the rest of the tuple exists.

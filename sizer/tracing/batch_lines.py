@@ -23,7 +23,7 @@ MORE_SAMPLES = (0, 1)  # of which traces of work with a part for each sample beg
 
 @dataclass(slots=True)
 class LineFacts:
-    """What traces of one dtype show for the others, since the order of events is the architecture's.
+    """Facts from traces of one dtype that hold for the others, since the order of events is the architecture's.
 
     `one_is_apart` says by kind of device whether batch 1 is off the line, `has_samples_apart` whether there are events for each
     sample of the batch.

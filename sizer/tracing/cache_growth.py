@@ -1,4 +1,4 @@
-"""What the cache of one sequence holds by its length, read from transformers' own cache as it generates a few tokens."""
+"""Size of the cache of one sequence by its length, read from transformers' own cache as it generates a few tokens."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a device does with operators: one table for each way in which meta tensors are not enough.
+    """Rules of a device for operators: one table for each case in which meta tensors are not enough.
 
     Handlers of other libraries' operators, and what their kernels hold, are found by name ("torchvision.nms.default"): these exist
     only once they are imported.

@@ -1,4 +1,4 @@
-"""What a device's rules came to in one report: its kernels, and where the bytes inside them come from."""
+"""Rules of a device as used in one report: its kernels, and the origin of the bytes inside them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ Mark = dict[int, int]  # by stream, how many of the events recorded on it have h
 
 
 class StreamOrder:
-    """What the streams of a trace wait for, and which released blocks wait for them. Streams go by their numbers."""
+    """Events that the streams of a trace wait for, and the released blocks that wait for these streams.
+
+    Streams go by their numbers.
+    """
 
     def __init__(self) -> None:
         self._after: dict[int, Mark] = {}  # by stream, what has happened where its work so far is done

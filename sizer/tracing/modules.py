@@ -1,4 +1,4 @@
-"""Where a trace stands: the path of the module whose forward runs, and in the backward pass the one whose forward ran.
+"""Position of a trace: the path of the module whose forward runs, and in the backward pass the one whose forward ran.
 
 How a module's tensors come to a device: by `.to(device)`, or, where they are quantised, one by one while they are loaded.
 
@@ -100,7 +100,7 @@ class ModulePaths(AbstractContextManager):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What loading a module has logged, the block of each of its tensors, by path, and what the blocks hold, where noted."""
+    """Log of loading a module, the block of each of its tensors by path, and the tensors in the blocks, if noted."""
 
     log: BlockLog
     blocks: dict[str, int]

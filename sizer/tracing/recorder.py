@@ -52,7 +52,7 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What to do with an operator: what runs in its place, what is added to its result."""
+    """Plan for an operator: the function that runs in its place, and the allocations added to its result."""
 
     func: Any
     name: str

@@ -1,4 +1,4 @@
-"""What the rules of a kind of device say of themselves, read off their docstrings. Imports torch."""
+"""Texts of the rules of a kind of device, read from their docstrings. Imports torch."""
 
 from __future__ import annotations
 

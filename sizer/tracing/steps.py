@@ -51,7 +51,7 @@ INIT_SCALE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation.
+    """Work to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation.
 
     `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
     trained are a category of their own. With `keeps_outputs` the loop keeps what the model returns during the backward pass, until

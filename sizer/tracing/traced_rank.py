@@ -1,4 +1,4 @@
-"""Which rank of a world is traced, or which rank of each kind of stage of a pipeline, and which needs most. Imports torch.
+"""Choice of the traced rank of a world, or of each kind of pipeline stage, and the rank that needs most. Imports torch.
 
 The steps of a rank that is one of a pipeline: a schedule of PyTorch's takes the place of the passes.
 """

@@ -1,4 +1,4 @@
-"""What the numbers mean, where they come from, what they leave out, and how memory of a device is used and counted."""
+"""Meaning of the numbers, their sources, what they leave out, and how memory of a device is used and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What to do with the estimate in focus: what to change, how far it goes, on which GPU, on how many. Each answer grows."""
+"""Decisions from the estimate in focus: what to change, how far it goes, on which GPU, on how many.
+
+Each answer grows.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def _is_compiled(cell: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How the answer of this name ended: with an error where that is not None, `partial` being what was known of it by then."""
+    """End of the answer called `name`: with an error unless that is None, and `partial`, the result until then."""
 
     name: str
     error: SizerError | None = None
@@ -336,7 +339,7 @@ def costs_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def cheapest(costs: pd.DataFrame) -> str:
-    """Which device is the cheapest, and which gives the most samples for its price; empty without any."""
+    """Return a sentence with the cheapest device and the one with the most samples for its price; empty without any."""
     if costs.empty:
         return ""
     least, best = costs.iloc[0], costs.loc[costs[EACH].idxmin()]

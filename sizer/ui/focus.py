@@ -1,4 +1,4 @@
-"""What the pages look at within a report: one dtype and one batch size, which the link says, and one of three kinds of peak.
+"""Focus of the pages within a report: one dtype and one batch size, as in the link, and one of three kinds of peak.
 
 The pages share their choice: the cell in the headline of the one is the cell that the other measures.
 """

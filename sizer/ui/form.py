@@ -275,7 +275,7 @@ def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, s
 
 
 def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
-    """How many of the device work on the model together, and the fields that this way of doing so takes."""
+    """Ask how many of the devices share the model, and for the fields of this form of parallelism."""
     of_use = {
         key: mode.trains or key == "none" or (row.generates if mode.generates else row.infers)
         for key, row in PARALLELS.items()

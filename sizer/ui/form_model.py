@@ -1,4 +1,4 @@
-"""Which model the form asks for: a widget for each kind of source, and what the choice of another model makes of other fields."""
+"""Model of the form: a widget for each kind of source, and the changes to other fields if another model is chosen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ask_model(source: Source, names: Names) -> str:
 
 
 def sizes_of(source: Source) -> list[str]:
-    """Which sizes of a sample to ask for: those the architecture is known to have, and whatever a link has set."""
+    """Return the sizes of a sample to ask for: those that the architecture has, and those that a link has set."""
     known = _sizes_of_preset() if source.entry == "presets" else SIZES
     return [key for key in SIZES if key not in source.refuses and (key in known or st.session_state.get(key))]
 

@@ -1,4 +1,4 @@
-"""What stands around a page, and tabs of which only the open one is drawn.
+"""Frame around a page, and tabs of which only the open one is drawn.
 
 A page may be the first thing that anybody opens; Streamlit then runs it without app.py.
 """

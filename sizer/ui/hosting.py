@@ -1,4 +1,4 @@
-"""What an operator needs of the app beside its pages (its start, its end, addresses that say how it is), and estimates over HTTP.
+"""Routes for operators beside the pages (start, end, addresses for health checks), and estimates over HTTP.
 
 GET /api/estimate?QUERY: the JSON of `estimate` over HTTP, through the queue, the limits and the sandbox of the pages.
 

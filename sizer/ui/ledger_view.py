@@ -34,7 +34,7 @@ EXAMPLE = "python -m sizer measure 'arch=torchvision:resnet18&image=64&dtype=flo
 
 
 def ask_part() -> str:
-    """Which part of the page to show: a run on a device, or what was measured so far."""
+    """Ask for the part of the page to show: a run on a device, or the measurements so far."""
     st.session_state.setdefault(PART, RUN)
     return st.segmented_control("Part", [RUN, LEDGER], required=True, key=PART, label_visibility="collapsed")
 
@@ -161,7 +161,7 @@ def _ask_filter(ledger: Ledger) -> Filter:
 
 
 def _source(row: LedgerRow) -> str:
-    """Where the architecture came from ("torchvision", "hf", ...), as the query says."""
+    """Return the source of the architecture ("torchvision", "hf", ...), as the query says."""
     items = dict(item.partition("=")[::2] for item in row.query.split("&"))
     return items.get("arch", "").partition(":")[0] or "other"
 

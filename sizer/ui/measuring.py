@@ -75,7 +75,7 @@ POLL_SECONDS = 0.2
 
 
 class Waiting(Awaited, Protocol):
-    """What a page waits for: a measurement or a job of the job server."""
+    """Work that a page waits for: a measurement or a job of the job server."""
 
     @property
     def progress(self) -> str: ...

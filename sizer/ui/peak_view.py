@@ -1,4 +1,4 @@
-"""What is alive at the peak of the cell in focus: in one sentence, by module (also as an icicle), by tensor, and as files."""
+"""Memory alive at the peak of the cell in focus: as a sentence, by module (also an icicle), by tensor, and as files."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Box:
 
     @property
     def colour(self) -> str:
-        """That of the category which it holds most of."""
+        """Return the colour of the category that it holds most of."""
         return COLOURS[next(iter(self.held))]
 
     @property

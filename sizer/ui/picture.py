@@ -25,7 +25,7 @@ FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")  # where they are installed; e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the picture says beside its figures: the model and the work, the device, the verdict, the link."""
+    """Texts of the picture beside its figures: the model and the work, the device, the verdict, the link."""
 
     title: str
     work: str
@@ -83,7 +83,7 @@ def _draw_bar(draw: ImageDraw.ImageDraw, estimate: Estimate, gpu: Gpu) -> None:
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, estimate: Estimate) -> int:
-    """Where the legend ends, with the colour, the name and the bytes of each part in as many lines as they need."""
+    """Draw the colour, name and bytes of each part in as many lines as they need, and return where the legend ends."""
     left, top = EDGE, BAR_BOTTOM + 46
     parts = _largest_first(estimate)
     scale = scale_for(parts.values())

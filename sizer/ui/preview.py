@@ -1,4 +1,4 @@
-"""What a chat program shows of a link to this app: a title and a description, in the HTML that is served for each page.
+"""Previews of links to this app in chat programs: a title and a description, in the HTML that is served for each page.
 
 Streamlit serves one static file for all of them, which says "Streamlit"; a program that previews a link runs no script. The file
 is served by routes of our own, before Streamlit's, with its title replaced (`st.App`, streamlit/web/server/starlette, 1.60 on).

@@ -1,4 +1,4 @@
-"""How far estimates were off, as a chart, and the measurements that ship with Sizer: what others measured on GPUs and published."""
+"""Errors of estimates as a chart, and the published GPU measurements of others, which ship with Sizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What goes with the numbers: refusals, errors, failed traces, advice, notes, explanation. A stranger's text is never markdown."""
+"""Remarks on the numbers: refusals, errors, failed traces, advice, notes, explanation.
+
+A stranger's text is never markdown.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def get_client() -> JobClient:
 
 
 def _visitor() -> Visitor:
-    """Who looks at the page; nobody in particular where no page is being run."""
+    """Return the visitor of the page, or an anonymous one if no page is being run."""
     context = get_script_run_ctx(suppress_warning=True)
     if context is None:
         return Visitor()
@@ -86,7 +86,7 @@ def _names(timeout: float) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is known on a query: its report as far as it goes, None where nothing is there yet, and the job that goes on.
+    """State of a query: its report so far, None if there is none yet, and the job that continues.
 
     Without a job it has ended: `missing` says why if that was before the report was whole, and `error` is the job's own, if it had
     one. `focus` is the cell that was asked for, None where the report has its own choice in focus.
@@ -261,7 +261,7 @@ def how_far(answer: Answer, seconds: float) -> str:
 
 
 def _how_many(report: Report) -> str:
-    """How many cells are there of those asked for, and of which dtypes none is."""
+    """Return the number of finished cells out of those requested, and the dtypes that have none."""
     request: Mapping[str, Any] = report.request
     asked = len(request["dtypes"]) * len(request["batches"])
     left, _ = _to_come(report)

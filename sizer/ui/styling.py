@@ -1,4 +1,4 @@
-"""How figures look: one unit for a whole table or chart, and one colour for each category of memory.
+"""Look of figures: one unit for a whole table or chart, and one colour for each category of memory.
 
 Cool colours are memory that stays from step to step, warm ones memory that comes and goes within a step, greys what the
 allocator and the driver hold besides. Seven are those of Okabe and Ito (Color Universal Design, 2008). They are told apart with any

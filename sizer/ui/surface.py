@@ -1,4 +1,4 @@
-"""What a request must look like before Streamlit sees it, and the headers of every response.
+"""Checks of a request before Streamlit sees it, and the headers of every response.
 
 A request with an Origin that is not this host's is refused here: to find out what this host is called outside, Streamlit would ask
 an outside address in its event loop (`is_url_from_allowed_origins`, streamlit/web/server/server_util.py, 1.67; issue 7721 there).

@@ -1,4 +1,4 @@
-"""What an example is made for, the small questions every recipe asks about it, and the tensors that examples are made of.
+"""Specification of an example, the small questions that every recipe asks about it, and the tensors of examples.
 
 Tensors are real, on the CPU, the same at every call, sample by sample alike.
 """

@@ -1,4 +1,4 @@
-"""What a head is trained towards: one small recipe per task, chosen by the class's name and its forward's parameters."""
+"""Training targets of a head: one small recipe per task, chosen by the class's name and its forward's parameters."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def true(spec: ExampleSpec, inputs: dict[str, Any]) -> bool:
 
 
 def hidden_frames(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """Which output frames of wav2vec 2 are hidden, (batch, frames) bool: every other one."""
+    """Return a mask of the hidden output frames of wav2vec 2, (batch, frames) bool: every other frame."""
     return (torch.arange(frame_count(spec, inputs)) % 2 == 0).repeat(spec.batch, 1)
 
 
@@ -119,7 +119,7 @@ def frame_count(spec: ExampleSpec, inputs: dict[str, Any]) -> int:
 
 
 def frames_of_speakers(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """Which of two speakers is heard in each output frame, (batch, frames, labels) one-hot."""
+    """Return the speaker (of two) in each output frame, (batch, frames, labels) one-hot."""
     frames = frame_count(spec, inputs)
     kinds = integers(spec.config.num_labels, spec.batch, frames)
     return torch.nn.functional.one_hot(kinds, spec.config.num_labels)

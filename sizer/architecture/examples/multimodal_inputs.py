@@ -19,7 +19,7 @@ from sizer.base.errors import BuildError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultimodalInput:
-    """What one sample's image or audio adds to the inputs of a forward.
+    """Inputs that one sample's image or audio adds to a forward.
 
     `inputs` are keyword arguments for the whole batch; `token` is the id of the placeholder and `count` how many of them each
     text needs: as many as the encoder yields features. `kind` names it in the notes. Without a token (cross-attention) the text
@@ -34,7 +34,7 @@ class MultimodalInput:
 
 
 def placeholder_names(kind: str) -> tuple[str, ...]:
-    """Where configs name the id that stands for one feature of an "image", a "video" or an "audio" in the text."""
+    """Return the config keys for the id of one feature of an "image", a "video" or an "audio" in the text."""
     return f"{kind}_token_id", f"{kind}_token_index", f"text_config.{kind}_token_id"
 
 
@@ -47,7 +47,7 @@ def placeholder(config: PreTrainedConfig, kind: str) -> int:
 
 
 def count_features(spec: ExampleSpec, method: str, inputs: dict[str, Any]) -> int:
-    """How many features the class's own `get_image_features` (or audio) yields for one sample, found by running it on meta.
+    """Return the number of features that the class's own `get_image_features` (or audio) yields for one sample on meta.
 
     `inputs` are those of a batch of one. Integer tensors stay real: they only steer the code. Raises BuildError where the
     encoder cannot run so.

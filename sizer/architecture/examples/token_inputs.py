@@ -49,12 +49,12 @@ def words_and_mask(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def vocabulary(spec: ExampleSpec) -> int:
-    """How many token ids the input embedding has."""
+    """Return the number of token ids of the input embedding."""
     return vocabulary_of(spec.text)
 
 
 def vocabulary_of(text: PreTrainedConfig) -> int:
-    """How many token ids the config of a text has, 256 (bytes) where it does not say."""
+    """Return the number of token ids in the config of a text, or 256 (bytes) if it does not say."""
     return read(text, "vocab_size", "src_vocab_size", "encoder.vocab_size", default=256)
 
 

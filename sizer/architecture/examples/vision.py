@@ -38,7 +38,7 @@ def frames(spec: ExampleSpec) -> int:
 
 
 def patches(spec: ExampleSpec) -> int:
-    """How many patches an image has along both sides together: height/patch times width/patch."""
+    """Return the number of patches of an image, along both sides together: height/patch times width/patch."""
     return grid(spec)[0] * grid(spec)[1]
 
 
@@ -50,7 +50,7 @@ def grid(spec: ExampleSpec) -> tuple[int, int]:
 
 
 def hidden_patches(spec: ExampleSpec) -> Tensor | None:
-    """Which patches a head has to paint, (batch, patches) bool: every other one; None for a head with another task."""
+    """Return a (batch, patches) bool mask of every other patch, which a head reconstructs. None for other tasks."""
     if "MaskedImageModeling" not in spec.class_name:
         return None
     return (torch.arange(patches(spec)) % 2 == 0).expand(spec.batch, -1).contiguous()
@@ -108,7 +108,7 @@ def patch_rows(spec: ExampleSpec, grid: Tensor) -> Tensor:
 
 
 def merge_size(config: PreTrainedConfig) -> int:
-    """How many patches along each side become one feature."""
+    """Return the number of patches along each side that become one feature."""
     names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
     return side_of(read(config, *(f"vision_config.{name}" for name in names), *names, default=1))
 

@@ -55,7 +55,7 @@ def pair_in_order(
 
 
 class _Block:
-    """What a block is known by. Equal where size, operator and lifespan are."""
+    """A block by its size, operator and lifespan. Blocks are equal if these three are."""
 
     __slots__ = ("key", "lifespan", "module", "op", "size")
 

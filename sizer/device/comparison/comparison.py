@@ -206,7 +206,7 @@ def rank_of(comparison: Comparison) -> int | None:
 
 
 def world_of(comparison: Comparison) -> int:
-    """How many ranks trained together, 1 where there is one GPU."""
+    """Return the number of ranks that trained together, 1 for a single GPU."""
     return parse_query(comparison.measurement.query).world
 
 

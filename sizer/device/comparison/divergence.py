@@ -1,4 +1,4 @@
-"""Where an estimate and a device's recording diverge: allocations that only one of them makes, by operator and module."""
+"""Divergences of an estimate and a device's recording: allocations that only one side makes, by operator and module."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """What kernels hold inside, where both sides do not have the same: beyond what was there before and what they leave.
+    """Bytes that kernels hold internally, if both sides differ: beyond those held before and those left behind.
 
     `op` and `module` are the recording's, the estimate's where the device has no such call. `most_bytes` is what the call
     with the largest difference held on the device, `estimated_bytes` what the estimate has for it, `times` how many calls of

@@ -1,4 +1,4 @@
-"""What a comparison means in words: which line of the estimate is wrong and why, the verdict, and what a reader must know."""
+"""Meaning of a comparison in words: the wrong line of the estimate with its cause, the verdict, and remarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALLEST_PERCENT = 0.00005  # a smaller error is told in bytes: it would read 0.
 
 
 def explain(sides: Sides, row: Row) -> str:
-    """Which line of the estimate is wrong: by how much, and what makes the difference."""
+    """Explain a wrong line of the estimate: by how much it is off, and the cause."""
     way = "too high" if row.difference_bytes > 0 else "too low"
     percent = "" if row.error is None else f" ({abs(row.error):.2%})"
     sizes = f"estimated {format_bytes(row.estimated_bytes)}, measured {format_bytes(row.measured_bytes)}"
@@ -52,7 +52,7 @@ _TENSORS = {
 
 
 def _allocated_cause(sides: Sides, alignment: Alignment, row: Row, name: str) -> str:
-    """Who holds what the other side has not, at the phase's end, or where the larger of two peaks is."""
+    """Describe the memory that only one side holds, at the phase's end or at the larger of two peaks."""
     bounds = {side: found for side, tape in sides.tapes if (found := bounds_of(tape, row.phase)) is not None}
     if len(bounds) < len(sides.tapes):
         return ""
@@ -90,7 +90,7 @@ def _process_cause(sides: Sides, row: Row) -> str:
 
 
 def wrong_fit(sides: Sides) -> Iterator[str]:
-    """Where one side ran out of memory and the other said that it would not."""
+    """Yield a sentence if one side ran out of memory and the other said that it would not."""
     failed, fits = sides.measured.out_of_memory, sides.estimate.fits
     if failed is not None and fits is True:
         needed = format_bytes(sides.estimate.process_bytes)

@@ -58,7 +58,7 @@ def _model_type(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """What every part of a comparison looks at; recording and alignment are None where the device was not recorded."""
+    """Inputs of every part of a comparison. The recording and the alignment are None if the device was not recorded."""
 
     estimate: Estimate
     tape: Tape

@@ -1,4 +1,4 @@
-"""What machines hand to each other as JSON: measurements, with or without their comparisons, one or many in a file."""
+"""Exchange of measurements between machines as JSON: with or without their comparisons, one or many in a file."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ Compare = Callable[[Measured], Comparison]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What an import did: `added` are the ids of new rows, `known` how many were there already, `refused` why others were
-    not taken."""
+    """Result of an import. `added` are the ids of new rows, `known` is the number of rows already there, `refused` has
+    the reasons for the others."""
 
     added: tuple[int, ...]
     known: int
@@ -60,7 +60,7 @@ _CHOICES = ("architecture", "family", "mode", "dtype", "batch", "device_name", "
 
 
 def ledger_path() -> Path:
-    """Where the ledger is kept: $SIZER_LEDGER, else `sizer/ledger.sqlite3` in the platform's folder for a user's data."""
+    """Return the path of the ledger: $SIZER_LEDGER, else `sizer/ledger.sqlite3` in the platform's user data folder."""
     if chosen := os.environ.get(LOCATION_VARIABLE):
         return Path(chosen).expanduser()
     if sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""What others measured on GPUs and published, each figure beside its estimate: `published.csv`, which ships with Sizer.
+"""Published GPU measurements by others, each figure with its estimate: `published.csv`, which ships with Sizer.
 
 A run is repeated as its source does it, by the rules of its PyTorch and with the code of the installed libraries;
 `python -m tests.benchmarks.bench_published --write` writes the file. `tests/measured/published/README.md` says what every set is,

@@ -44,7 +44,7 @@ class LedgerRow:
 
     @property
     def place(self) -> str:
-        """Which rank of how many, "1 of 2"; empty for one GPU."""
+        """Return the rank and the number of ranks, "1 of 2"; empty for one GPU."""
         return "" if self.rank is None else f"{self.rank} of {self.ranks}"
 
 
@@ -224,8 +224,9 @@ def _version(database: sqlite3.Connection) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which rows are asked for; None takes all. `architecture` is a part of the name, whatever its case; `source` that of
-    the query's arch ("torchvision", "hf", ...); `since` and `until` are ISO dates (UTC), both included; the rest must be equal."""
+    """Criteria for rows of the ledger; None accepts all. `architecture` is a part of the name, whatever its case;
+    `source` that of the query's arch ("torchvision", "hf", ...); `since` and `until` are ISO dates (UTC), both
+    included; the rest must be equal."""
 
     architecture: str | None = None
     source: str | None = None

@@ -1,1 +1,1 @@
-"""What is here: the computer, the devices that PyTorch can use, and what their allocators do."""
+"""Inventory of this machine: the computer, the devices that PyTorch can use, and the behaviour of their allocators."""

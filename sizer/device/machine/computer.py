@@ -29,7 +29,7 @@ _CGROUP = "/sys/fs/cgroup"
 
 
 class Host:
-    """What the operating system says. Tests put another one in its place."""
+    """Access to the operating system. Tests put another one in its place."""
 
     def read(self, path: str) -> str | None:
         """The text of a file of the system; None where there is none."""
@@ -132,7 +132,7 @@ class Nvml:
         return GpuMemory(total_bytes=found.total, free_bytes=found.free, used_bytes=found.used)
 
     def processes(self, uuid: str) -> int | None:
-        """How many processes compute on the GPU with this UUID; None where the driver does not say."""
+        """Return the number of processes that compute on the GPU with this UUID, or None if the driver does not say."""
         handle, count = self._handle(uuid), ctypes.c_uint(0)
         if handle is None:
             return None

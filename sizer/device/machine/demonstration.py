@@ -1,4 +1,4 @@
-"""What allocated, reserved and the driver's figure do while a tensor is made, used and freed: shown on a real device.
+"""Demonstration on a real device of allocated, reserved and the driver's figure while a tensor is made, used and freed.
 
 `demonstrate` asks a process of its own and imports no torch; run as a program this module is that process. Its devices are handed
 the module torch.
@@ -203,7 +203,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """How long something took."""
+    """Duration of an operation."""
 
     what: str
     spread: Spread
@@ -211,7 +211,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration(Document):
-    """What a device showed. `driver` says what `driver_bytes` are on it; `costs` is empty without a caching allocator."""
+    """Result of a demonstration on a device.
+
+    `driver` says what `driver_bytes` are on it; `costs` is empty without a caching allocator.
+    """
 
     device: str
     name: str

@@ -61,7 +61,7 @@ class CudaRuntime:
         return torch.cuda.mem_get_info(self._device)
 
     def processes(self) -> int | None:
-        """How many processes compute on the device; None where the driver does not say."""
+        """Return the number of processes that compute on the device, or None if the driver does not say."""
         return self._nvml.processes(self._uuid) if self._nvml and self._uuid else None
 
     def start_history(self) -> None:
@@ -233,7 +233,7 @@ class CudaReader(Reader):
         )
 
     def _times(self, counter: str) -> int | None:
-        """How often something happened from `begin` to `end`; None without the counter."""
+        """Return the number of events from `begin` to `end`, or None without the counter."""
         if counter not in self._after_end:
             return None
         return max(0, self._after_end[counter] - self._before_begin.get(counter, 0))

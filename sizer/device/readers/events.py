@@ -41,7 +41,7 @@ class SegmentEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseEnd:
-    """Where a phase ends, as a position in the list of events, and what then lived where."""
+    """End of a phase, as a position in the list of events, and the tensors that were alive then, with their places."""
 
     position: int
     phase: str

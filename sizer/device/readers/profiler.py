@@ -1,4 +1,4 @@
-"""What torch.profiler sees of a run: every allocation and release, with the operator and the module at work.
+"""Records of torch.profiler about a run: every allocation and release, with the operator and the module at work.
 
 The profiler records; it is no dispatch mode, so that nothing takes another path than without it. Modules are marked by
 global forward hooks; in the backward pass autograd's sequence numbers lead back to the module whose forward ran.
@@ -43,7 +43,7 @@ class Profiled:
         return [event for _, where, event in self.events if where == kind]
 
     def phase_ends(self, kind: str, live: dict[str, LiveTensors]) -> list[PhaseEnd]:
-        """Where the phases end in the list `on(kind)`; `live` says by phase what lived where."""
+        """Return the ends of the phases in the list `on(kind)`; `live` has the live tensors by phase."""
         times = [time for time, where, _ in self.events if where == kind]
         return [
             PhaseEnd(position=bisect_left(times, end), phase=phase, live=live.get(phase, {}))
@@ -120,7 +120,7 @@ class Profiler:
 
 
 class _Place(NamedTuple):
-    """Where in the program an event happened: operator, module, and of a node of a backward pass its sequence number."""
+    """Place of an event in the program: operator, module, and for a node of a backward pass its sequence number."""
 
     op: str = ""
     module: str | None = None

@@ -1,4 +1,7 @@
-"""What every device can be asked in a measurement, and what PyTorch's errors about memory say. Importing this imports no torch."""
+"""Interface of devices in a measurement, and the contents of PyTorch's errors about memory.
+
+Importing this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class Reader(ABC):
         return ()
 
     def retries(self) -> int | None:
-        """How often the allocator gave memory back and tried again since `begin`; None without that counter."""
+        """Return how often the allocator freed memory and tried again since `begin`, or None without that counter."""
         return None
 
     def doubts(self) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""What a device showed, as plain values and as files. No torch."""
+"""Records of a device, as plain values and as files. No torch."""

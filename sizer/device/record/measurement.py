@@ -1,4 +1,4 @@
-"""What a real device showed while it did the work, and what its kernels held: plain values, readable where torch is not."""
+"""Records of a real device during the work, and the memory of its kernels: plain values, readable without torch."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many ranks train together, each on a device of its own; 1 for one."""
+        """Return the number of ranks that train together, each on a device of its own; 1 for a single device."""
         return parse_query(self.query).world
 
 

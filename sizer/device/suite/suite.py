@@ -111,7 +111,7 @@ def split_by_places(cases: Iterable[Case], places: int) -> tuple[tuple[Case, ...
 
 
 def folder_for(inventory: Inventory, facts: DeviceFacts, today: datetime) -> Path:
-    """Where the files of a device go by default: tests/measured/<device>-<torch>-<date>, under the current folder."""
+    """Return the default folder for a device's files: tests/measured/<device>-<torch>-<date> in the current folder."""
     torch = ".".join(inventory.versions["torch"].split(".")[:2])
     return MEASURED / f"{short_name(facts)}-{torch}-{today:%Y-%m-%d}"
 

@@ -116,7 +116,7 @@ def check_places(request: Request, device: str, places: int) -> None:
 
 
 def count_places(device: str) -> int:
-    """How many ranks there can be: this computer's cores for "cpu", its GPUs for "cuda".
+    """Return the largest possible number of ranks: this computer's cores for "cpu", its GPUs for "cuda".
 
     Raises RequestError for another kind of device, DeviceError where there is no GPU.
     """

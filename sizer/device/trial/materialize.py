@@ -49,7 +49,7 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpoin
 
 
 def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) -> Loaded:
-    """How the weights of a request are loaded on a device that is there.
+    """Return the weights of a request as an available device loads them.
 
     Raises ConfigError as `as_loaded` does, and BuildError for a checkpoint, or a cache, whose own kernels do not run here.
     """

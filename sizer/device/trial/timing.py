@@ -36,7 +36,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """How one device's time is read: the seam that tests replace.
+    """Clock of one device: the seam that tests replace.
 
     `now` is the host's clock in seconds, `wait` returns when the device has done all that is queued. `make_event` makes a
     mark where the device has such (None: the host's clock after `wait` is read instead). `pin` copies a tensor of the host

@@ -1,4 +1,4 @@
-"""What is in Redis: questions in their lines, who works on them, their answers as they grow, tapes, and which workers there are.
+"""Contents of Redis: questions in their lines, workers, answers as they grow, and tapes.
 
 A question is known by a digest of all that its answer depends on (versions, code, task, query, config): the same question of two
 apps is one, and its answer is there for an hour for whoever asks it again. Everything here ends by itself: what nobody renews is
@@ -138,7 +138,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a question is: how many are before it in the line (None: not in it), and whether a worker has it, or has answered."""
+    """Position of a question: how many are before it (None: not in the line), and whether it is taken or answered."""
 
     ahead: int | None
     taken: bool
@@ -175,7 +175,7 @@ class Board:
         return bool(self._scripts["PUT"](keys, [digest, text, cost, reader, WANTED_SECONDS, QUESTION_SECONDS]))
 
     def look(self, digest: str, line: str) -> Place:
-        """Where a question is; its readers are taken to wait still."""
+        """Return where a question is, and note that its readers still wait."""
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.expire(_key("wanted", digest), WANTED_SECONDS)
             pipe.zrank(_key("line", line), digest)

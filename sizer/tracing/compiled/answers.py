@@ -1,4 +1,4 @@
-"""What torch.cuda answers to PyTorch's compiler for the described device."""
+"""Answers of torch.cuda to PyTorch's compiler for the described device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler did of a step: regions, graph breaks with their reasons, recompilations, and what ran eagerly."""
+"""Findings of the compiler in a step: regions, graph breaks with reasons, recompilations, and code that ran eagerly."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _LARGEST_STORAGE = 2**44  # bytes between addresses
 
 
 class Recording(Protocol):
-    """What a trace's recorder has for graphs."""
+    """Parts of a trace's recorder that graphs use."""
 
     log: BlockLog
     storages: Storages

@@ -1,4 +1,4 @@
-"""Whether a build of PyTorch has kernels for a GPU.
+"""Check if a build of PyTorch has kernels for a GPU.
 
 A kernel that was compiled for sm_XY runs on capability X.Z with Z >= Y; PTX for compute_XY can be compiled for whatever is not
 older (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").

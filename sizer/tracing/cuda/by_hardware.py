@@ -176,7 +176,7 @@ class _Dim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """What is reduced: `shape` and `strides` (in elements) of the input, of bytes `itemsize`, and which dimensions go.
+    """A reduction: the input's `shape`, `strides` (in elements) and `itemsize` (in bytes), and the reduced dimensions.
 
     `accumulator` is the bytes of a partial result, `vector` the elements that a thread loads at once; `converts` says whether
     partial results can wait in the output.

@@ -1,4 +1,4 @@
-"""What matrix products hold on CUDA: which operators call cuBLAS, and which of them cuBLASLt.
+"""Memory of matrix products on CUDA: the operators that call cuBLAS, and those that call cuBLASLt.
 
 The sizes and their sources are in `sizer.tracing.cuda.by_capability`.
 """

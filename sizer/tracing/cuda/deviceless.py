@@ -1,4 +1,4 @@
-"""What cuDNN looks for on a machine with a driver, and what it finds here instead while it is asked for a described device.
+"""Replacements for the driver and cuBLASLt that cuDNN looks for, while it is asked for a described device.
 
 cuDNN loads two libraries at run time: cuBLASLt, which multiplies for some of its engines, and the driver, without which it leaves
 out those that it compiles at run time. Where there is no driver both fail, and these engines silently leave its list; on a real
@@ -176,7 +176,7 @@ _Refuse = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class _Thread(threading.local):
-    """What a thread is asking about, None for what is real."""
+    """Capability of the device that a thread asks about, None for the real device."""
 
     capability: tuple[int, int] | None = None
 

@@ -1,1 +1,1 @@
-"""What meta tensors do differently from any device's, put right: constructors, autocast, strides, in-place accumulation."""
+"""Corrections of meta tensors that behave unlike a device's: constructors, autocast, strides, in-place accumulation."""

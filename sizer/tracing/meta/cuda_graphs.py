@@ -27,7 +27,7 @@ _SEED_AND_OFFSET = (8, 8)
 
 
 class Recording(Protocol):
-    """What a trace's recorder has for graphs."""
+    """Parts of a trace's recorder that graphs use."""
 
     log: BlockLog
 

@@ -1,4 +1,4 @@
-"""What devices refuse and meta kernels take: tensors of different dtypes in one operator.
+"""Operators that devices refuse and meta kernels accept: tensors of different dtypes in one operator.
 
 A model that is cast to half as a whole meets these where its own code keeps something in float32: a table of positions, boxes, a
 buffer made in its forward. Meta kernels go on, and the step would be estimated though no device can run it. Each rule raises what

@@ -29,8 +29,8 @@ _ACCUMULATES = (
 
 
 class Recording(Protocol):
-    """What a trace's recorder has for streams; `follow_stream` is called with the arguments of each operator where there are
-    several."""
+    """Parts of a trace's recorder that streams use. `follow_stream` is called with the arguments of each operator if
+    there are several streams."""
 
     log: BlockLog
     follow_stream: Callable[[tuple], None] | None

@@ -1,4 +1,4 @@
-"""What a trace must note although no dispatch mode sees it: storages that change their size, memory given back, DDP's buckets."""
+"""Events that a trace notes although no dispatch mode sees them: resized storages, memory given back, DDP's buckets."""
 
 from __future__ import annotations
 

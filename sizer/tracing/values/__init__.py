@@ -1,1 +1,1 @@
-"""What integer and boolean tensors would hold, and stand-ins where it is unknown."""
+"""Values that integer and boolean tensors would hold, and stand-ins for unknown values."""

@@ -1,4 +1,4 @@
-"""What stands for an operator where its meta kernel is not enough: a handler, and what it may ask of the recorder."""
+"""Handlers in place of operators whose meta kernels are not enough, and their requests to the recorder."""
 
 from __future__ import annotations
 

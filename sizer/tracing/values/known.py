@@ -48,7 +48,7 @@ LARGEST_INPUT = 2**23  # of a step's own floating-point input: pictures that cod
 
 
 class _Kept:
-    """What a module carries for later traces; in a slot, where the census does not take it for a tensor of the model's own."""
+    """Values that a module carries for later traces, in a slot, which the census does not take for a model's tensor."""
 
     __slots__ = ("values",)
 
