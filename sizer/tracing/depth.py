@@ -57,7 +57,7 @@ class Repeated:
 
     @property
     def periods(self) -> int:
-        """How many periods the whole model has more than the shallowest one."""
+        """Return how many periods the whole model has more than the shallowest one."""
         return (self.layers - self.fewest) // self.period
 
     def like(self, path: str) -> Iterator[str]:
@@ -195,7 +195,7 @@ def find_repeated(module: nn.Module) -> tuple[Repeated, ...]:
 
 
 def _share(module: nn.Module, repeated: Repeated) -> float:
-    """How much of the whole model is traced by three depths, by the number of its parts."""
+    """Return the share of the whole model that three depths trace, by the number of its parts."""
     whole = sum(1 for _ in module.modules())
     layers = sum(1 for path in repeated.stacks for _ in module.get_submodule(path).modules()) / repeated.layers
     depths = (repeated.fewest + more * repeated.period for more in range(3))
@@ -208,7 +208,7 @@ def _put(module: nn.Module, path: str, stack: nn.Module) -> None:
 
 
 def _period(module: nn.Module, stack: nn.Module) -> tuple[int, int, int] | None:
-    """How many layers a period has, the first of those that are alike, how many the shallowest model keeps; None without any."""
+    """Return the layers of a period, the first of those that are alike, and what the shallowest model keeps; None without any."""
     described = _described(module, stack)
     if described is None:
         return None

@@ -113,7 +113,7 @@ def rules_of(device: Device) -> str:
 
 
 def convolutions(gpu: Gpu | None, *, answered: bool = True) -> str:
-    """Where the workspaces of convolutions on CUDA come from, in words; `answered` as in `explain`."""
+    """Return where the workspaces of convolutions on CUDA come from, in words; `answered` as in `explain`."""
     who = gpu and oracle_name(gpu)
     if who and not answered:
         return "workspaces of convolutions: modelled, since cuDNN has no plan for them; the range of the process allows for it"

@@ -97,8 +97,8 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """How many steps are run: the first shows what a training step keeps. With CUDA graphs the first runs as it is, the second
-        is recorded, and the third replayed."""
+        """Return how many steps are run: the first shows what a training step keeps. With CUDA graphs the first runs as
+        it is, the second is recorded, and the third replayed."""
         return 3 if self.compile_scope is not None and self.compile_mode == REDUCE_OVERHEAD else 2
 
     @property

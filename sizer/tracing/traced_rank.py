@@ -125,7 +125,7 @@ class StageTraces:
         return at(self._neediest[cell], block_notes=block_notes)
 
     def whose(self, dtype: str, batches: Collection[int]) -> str:
-        """Which rank needs most, by batch size, as the end of a sentence; empty where none was traced."""
+        """Return which rank needs most, by batch size, as the end of a sentence; empty where none was traced."""
         found = {batch: self._neediest[dtype, batch] for batch in batches if (dtype, batch) in self._neediest}
         texts = [
             f"rank {rank} at batch {', '.join(str(batch) for batch in found if found[batch] == rank)}"

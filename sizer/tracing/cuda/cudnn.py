@@ -65,7 +65,7 @@ def _version(found: ctypes.CDLL) -> int:
 
 
 def _folders() -> Iterator[Path]:
-    """Where PyTorch's packages put the library: NVIDIA's own package, else beside PyTorch's libraries."""
+    """Return where PyTorch's packages put the library: NVIDIA's own package, else beside PyTorch's libraries."""
     for package, inside in (("nvidia.cudnn", "lib"), ("torch", "lib")):
         try:
             spec = importlib.util.find_spec(package)

@@ -136,7 +136,7 @@ def put_all(cudnn: Words, descriptor: int, name: int, values: Words) -> bool:
 
 @compiled_within
 def read(cudnn: Words, descriptor: int, name: int, kind: int, most: int) -> int:
-    """How many values of an attribute were read, at most `most`, behind the first place of the room; -1 where it is refused."""
+    """Return how many values of an attribute were read, at most `most`, behind the room's first place; -1 if refused."""
     address = cudnn[_ADDRESS]
     if call(cudnn[_GET], descriptor, name, kind, most, address, address + cudnn.itemsize) != 0:
         return -1

@@ -231,7 +231,7 @@ class Interposer:
 
     @property
     def product_queries(self) -> int:
-        """How many of cuDNN's queries for algorithms of a product came here."""
+        """Return how many of cuDNN's queries for algorithms of a product came here."""
         return self._product_queries
 
     def _is_described(self) -> bool:

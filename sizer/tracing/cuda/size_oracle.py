@@ -56,7 +56,7 @@ def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
 
 
 def oracle_name(gpu: Gpu) -> str | None:
-    """Where its sizes come from, in words for a report; None where there is no cuDNN to ask and workspaces are modelled."""
+    """Return where its sizes come from, in words for a report; None where there is no cuDNN to ask and workspaces are modelled."""
     if gpu.key not in HARDWARE or cudnn.version() is None:
         return None
     return f"cuDNN {cudnn.version_text()} chooses for a described {HARDWARE[gpu.key].name}"

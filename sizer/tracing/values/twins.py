@@ -61,7 +61,7 @@ class Twin:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """How a tensor lies over its storage."""
+    """Return how a tensor lies over its storage."""
     return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
