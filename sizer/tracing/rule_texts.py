@@ -12,7 +12,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.device_rules import FAMILIES, rules_for
 
 # What cuDNN decides by itself; for convolutions it can be asked.
-DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()
+DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.BY_CUDNN.keys()
 _LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
 
 

@@ -34,6 +34,7 @@ MAY_ASK = {
     "estimating/cautions.py",
     "commands/measurements.py",
     "tracing/compiled/compile_findings.py",  # the compiler that runs is the installed one, here too
+    "tracing/compiled/install.py",  # to tell it from the device's
     "tracing/compiled/names.py",  # the compiler that runs is the installed one
     "tracing/device.py",
     "tracing/cuda/builds.py",

@@ -23,8 +23,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def flash_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Return the results; with dropout the seed is made twice, and the first of them, 16 bytes, is freed at the end (PyTorch 2.11
-    and 2.15 over the null driver)."""
+    """With dropout the seed is made twice, and the first of them, 16 bytes, is freed at the end (flash_attn/flash_api.cpp, mha_fwd;
+    since 2.11)."""
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
     if not dropout or version_followed(device.version) < (2, 11):
         return [*tensors_of(out)]

@@ -233,9 +233,12 @@ HANDLERS = {
     _aten._thnn_fused_gru_cell.default: fused_gru,
     _aten._thnn_fused_gru_cell_backward.default: fused_gru_backward,
 }
-HELD: dict[Any, Held] = {
+BY_CUDNN: dict[Any, Held] = {
     _aten._cudnn_rnn.default: held_forward,
     _aten._cudnn_rnn_backward.default: held_backward,
+}
+HELD: dict[Any, Held] = {
+    **BY_CUDNN,
     _aten._thnn_fused_lstm_cell.default: last_first,
     _aten._thnn_fused_gru_cell.default: last_first,
 }
