@@ -65,6 +65,7 @@ def test_every_query_is_recorded():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in QUERIES]
 )
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about gradients' strides under DDP and views under FSDP2
 def test_each_phase_is_what_pytorch_allocates(name: str):
     if "weights=" in name:
         pytest.importorskip("bitsandbytes")
