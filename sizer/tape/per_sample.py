@@ -1,15 +1,16 @@
-"""The tape of work that goes through the samples of a batch one by one, at any batch size, from traces at two.
+"""Unfold the tape of a model that processes the samples of a batch one by one, such as a detection model.
 
-Detection models do so, and models that cut images into windows: with each sample their tapes have more events, so no AffineTape
-(sizer.tape.affine) tells them. But what a sample adds repeats what the one before it has added, as layers that are alike repeat
-each other (sizer.tape.unfold). All else grows as in an AffineTape.
+Each sample adds events to the tape, so an AffineTape (sizer.tape.affine) does not describe it. The events of a sample repeat those
+of the previous sample, as equal layers repeat each other (sizer.tape.unfold). Other blocks grow as in an AffineTape. Traces at two
+batch sizes give the tape at each larger batch size.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -23,28 +24,31 @@ from sizer.tape.unfold import Aligned, align
 LIMIT_EVENTS = 2**23  # of one tape: a column of numbers has 64 MiB then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PerSampleTape:
     """Work with some events for each sample of the batch: the tapes of two traces, the second with one sample more.
 
-    Of both the releases with nothing between them are in the order of their blocks. `outputs` is the loop that a request asks for
-    (sizer.tape.loop_choices), None for none.
+    Both tapes are as `in_order` returns them. `outputs` is the training loop of the request (sizer.tape.loop_choices), None if the
+    request leaves it open. Writing and reading a PerSampleTape does not align its tapes.
     """
 
     first: Tape
     second: Tape
     outputs: str | None = None
-    _aligned: Aligned = field(init=False, repr=False, compare=False)
-    _queries: tuple[AffineSizeQuery, ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _aligned(self) -> Aligned:
         try:
-            aligned = align(self.first, self.second)
-            queries = _fit_queries(aligned)
-        except ValueError as error:  # LayersDifferError is one
+            return align(self.first, self.second)
+        except LayersDifferError as error:
             raise NotAffineError(f"{error}: trace each batch by itself") from error
-        object.__setattr__(self, "_aligned", aligned)
-        object.__setattr__(self, "_queries", queries)
+
+    @cached_property
+    def _queries(self) -> tuple[AffineSizeQuery, ...]:
+        try:
+            return _fit_queries(self._aligned)
+        except ValueError as error:
+            raise NotAffineError(f"{error}: trace each batch by itself") from error
 
     @property
     def fitted_at(self) -> tuple[int, int]:
@@ -125,19 +129,21 @@ class PerSampleTape:
 
 
 def fit_per_sample(first: Tape, second: Tape) -> PerSampleTape:
-    """The tape through the traces of the same work at a batch size and at the next one.
+    """Return the tape over the batch size, from traces of the same work at a batch size and at the next one.
 
-    Raises NotAffineError where what the second has in addition repeats nothing. Two tapes may look so by chance: check a third.
+    Raises NotAffineError if the additional events of the second tape repeat nothing. Two tapes can agree by chance: check a third.
     """
     if second.batch != first.batch + 1:
         raise ValueError(f"the tapes are of batch {first.batch} and {second.batch}; trace one sample more")
-    return PerSampleTape(first=in_order(first), second=in_order(second))
+    line = PerSampleTape(first=in_order(first), second=in_order(second))
+    line.at(second.batch + 1)  # raises if it cannot be told
+    return line
 
 
 def in_order(tape: Tape) -> Tape:
-    """The tape whose releases are in the order of their blocks wherever nothing is between them: no allocator tells the difference.
+    """Return the tape with each run of releases sorted by block. The allocator's state after a run does not depend on its order.
 
-    In which order a function's locals are released depends on how many samples they are of.
+    The order in which Python releases the local variables of a function depends on the number of samples.
     """
     events = np.asarray(tape.order, np.int64)
     ends = [position for position, _ in tape.marks] + ([tape.second_forward] if tape.second_forward else [])
@@ -150,7 +156,7 @@ def in_order(tape: Tape) -> Tape:
 
 
 def _fit_queries(aligned: Aligned) -> tuple[AffineSizeQuery, ...]:
-    """The size queries of the second tape's blocks over the batch; what a sample adds asks the same at each batch size."""
+    """Return the size queries of the second tape's blocks over the batch size. Those of a sample's own blocks are constant."""
     one, two = aligned.first, aligned.second
     ours, theirs = (
         rows.blocks[events[rows.allocates[events]]].tolist()

@@ -18,7 +18,7 @@ from sizer.tracing.device import Device
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
 CHECKED_AT = 5  # checks the line where 1 is off it; for one dtype, since the order of events is the architecture's
-MORE_SAMPLES = (0, 1)  # of which traces of work with a part for each sample begin: with two, the second may not be as the third
+MORE_SAMPLES = (0, 1)  # added to both batch sizes for a PerSampleTape: the second sample may differ from the third
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def trace_lines(
     line = _fit(at, FITTED_AT, known)
     one = cache(lambda: begun if begun is not None and _lasting(begun) <= _lasting(line.tape) else at(1))
     if isinstance(line, PerSampleTape):
-        below = range(smallest, line.fitted_at[0])  # few samples are often not as many
+        below = range(smallest, line.fitted_at[0])  # the first samples differ from later ones
         exact = tuple(one() if batch == 1 else at(batch) for batch in below)
     else:
         if device.kind not in known.one_is_apart:
@@ -94,10 +94,10 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
 
 
 def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts) -> AffineTape | PerSampleTape:
-    """The tape over the batch of two traces, the second cut short where the steps repeat each other.
+    """Return the tape over the batch size from two traces, the second cut short if the steps repeat each other.
 
-    Else of two whole ones, both made anew: a module may keep something from the first step that it ever did, or from the last one.
-    Work that has events for each sample is checked here.
+    Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. A PerSampleTape is
+    checked here. Raises NotAffineError and TraceError.
     """
     if not known.has_samples_apart:
         with suppress(NotAffineError):
