@@ -46,6 +46,7 @@ class Blueprint:
     architecture has no such size.
     `positions` is the length of the table in which the decoder looks up where a token stands, up to which it generates; None where
     it has no such table.
+    `one_by_one` is True if the model processes the samples of a batch one after the other.
     `notes` say what was chosen on the user's behalf; `uncounted` what an estimate made from this blueprint leaves out.
     """
 
@@ -64,6 +65,7 @@ class Blueprint:
     sequence_length: int | None = None
     image_size: tuple[int, int] | None = None
     positions: int | None = None
+    one_by_one: bool = False
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
 

@@ -101,6 +101,7 @@ def vision_blueprint(
         checkpoint=checkpoint,
         sequence_length=FRAMES.get(class_name),
         image_size=size,
+        one_by_one=task_name == "detection",
         notes=tuple(_notes(name, class_name, task_name, size, trainable_layers)),
         uncounted=_UNCOUNTED.get(task_name, ()),
     )

@@ -410,6 +410,7 @@ class Tracer:
             if before.note.startswith(BY_ITSELF):
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
             smallest, known = self.counted.smallest, self._line_facts
+            known.has_samples_apart |= self._model.blueprint.one_by_one
             yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, known=known))
         except NotAffineError as error:
             note = f"{BY_ITSELF}{error}"
