@@ -46,7 +46,7 @@ def find_gpu(key: str) -> Gpu:
 
 
 def is_custom(key: str) -> bool:
-    """Return whether a key is meant to be a device of one's own."""
+    """Return True if a key describes a custom device."""
     return key.lower().startswith(f"{CUSTOM}:") or key.lower() == CUSTOM
 
 

@@ -423,7 +423,7 @@ class Estimator:
         return not asked or any(not tape.resolved.isdisjoint(query.blocks) for tape, query in asked)
 
     def _unanswered(self, traced: Mapping[str, Traced]) -> tuple[str, ...]:
-        """Return what to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
+        """Return a note for convolution workspaces that cuDNN does not size, or an empty tuple."""
         queries = (query for one in traced.values() for tape in one.family.tapes() for query in tape.size_queries)
         answered = self._answered()
         resolved = answered and oracle_name(self.gpu) is not None and without_cublaslt() is None

@@ -219,7 +219,7 @@ def _swaps() -> bool:
 
 
 def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
-    """Swap two tensors but for the attributes that code has given them, as on a device."""
+    """Swap two tensors, except for the attributes that Python code has set on them, as on a device."""
     swap(first, second)
     first.__dict__, second.__dict__ = second.__dict__, first.__dict__
 

@@ -14,7 +14,7 @@ MACHINE = Path("/proc/meminfo")
 
 
 def budget_bytes() -> int:
-    """Return what all jobs may hold together; 0 where this system does not tell how much there is, and nobody has said."""
+    """Return the bytes that all jobs may hold together: SIZER_MEMORY_GIB, else half of the memory; 0 if that is unknown."""
     return read_limit(MEMORY, 0) * GIB or (host_bytes() or 0) // 2
 
 

@@ -55,7 +55,7 @@ class MemoryGroup:
             raise
 
     def has_killed(self) -> bool:
-        """Return whether the kernel has ended a job for its memory that this was not told of yet. Each is told once."""
+        """Return True if the kernel has killed a job for its memory since the last call that returned True for one."""
         if self._kills() <= self._seen:
             return False
         self._seen += 1

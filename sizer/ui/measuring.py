@@ -38,12 +38,12 @@ KNOWN_SECONDS = 300  # how long a list of devices is believed
 
 
 def may_measure() -> bool:
-    """Return whether this app may run models on its own machine, and whoever opens it may delete what was measured."""
+    """Return True if visitors may run models on this machine and delete measurements."""
     return not is_public() and os.environ.get(MEASURING_VARIABLE, "").strip().lower() in ON
 
 
 def may_import() -> bool:
-    """Return whether whoever opens this app may add to its ledger what another machine is said to have measured."""
+    """Return True if visitors may import measurements of other machines."""
     return not is_public()
 
 

@@ -104,8 +104,7 @@ def _look_up(known: OrderedDict[Any, Made], key: object, make: Callable[[], Made
 
 
 def _key(value: object) -> object:
-    """Return what tells a value from others: its type and parts, down to tuples of more than scalars, which are told by their
-    identity."""
+    """Return a key of a value: its type and the keys of its parts. A tuple of other values than scalars counts by identity."""
     if isinstance(value, _SCALARS):
         return value
     if is_dataclass(value) and not isinstance(value, type):

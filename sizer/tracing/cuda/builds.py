@@ -47,8 +47,10 @@ def flags_of(version: Version, installed: tuple[str, ...] | None = None) -> tupl
 
 
 def caution(gpu: Gpu, version: Version, installed: tuple[str, ...] | None = None) -> str | None:
-    """Return what to know of an NVIDIA GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows.
-    `installed` as in `flags_of`."""
+    """Return a warning for an NVIDIA GPU that PyTorch of this version cannot run on, None if it can or the builds are unknown.
+
+    `installed` is as in `flags_of`.
+    """
     flags = flags_of(version, installed)
     if gpu.capability is None or gpu.maker != "NVIDIA" or flags is None or runs_on(gpu.capability, flags):
         return None

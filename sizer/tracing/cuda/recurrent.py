@@ -187,7 +187,7 @@ def fused_gru_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs:
 
 
 def last_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """What is kept for the backward pass comes before the other results (native/cuda/RNN.cu)."""
+    """Allocate the values for the backward pass before the other results (native/cuda/RNN.cu)."""
     return [out[-1], *out[:-1]]
 
 

@@ -61,7 +61,7 @@ class Twin:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """Return how a tensor lies over its storage."""
+    """Return a tensor's dtype, storage offset, shape and stride."""
     return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 

@@ -1,4 +1,4 @@
-"""Code that checks and counts values that nobody computed."""
+"""Check and count values that the null driver does not compute."""
 
 import torch
 import torchvision

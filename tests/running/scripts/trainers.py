@@ -68,7 +68,7 @@ def tokens() -> list[list[int]]:
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """Return what each trainer is told: no autocast, and no files."""
+    """Return the arguments of all trainers: no autocast, and no files."""
     told = {
         "output_dir": tempfile.mkdtemp(),
         "report_to": [],
