@@ -145,21 +145,21 @@ class KeptTapes:
 
 
 def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
-    """Keep two depths of a model."""
+    """Keep a few depths of a model."""
     note = json.dumps([depths.stacks, depths.attempt])
-    kept.put(name, pack(Traced(family=TapeFamily(exact=(depths.first, depths.second)), note=note)))
+    kept.put(name, pack(Traced(family=TapeFamily(exact=depths.tapes), note=note)))
 
 
 def read_depths(kept: Kept, name: str) -> Depths | None:
-    """Two depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
+    """The depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
     from sizer.tracing.depth import Depths  # imports torch
 
     if (data := kept.get(name)) is None:
         return None
     with contextlib.suppress(DecodeError, ValueError):
         traced = unpack(data)
-        (first, second), (stacks, attempt) = traced.family.exact, json.loads(traced.note)
-        return Depths(first=first, second=second, stacks=tuple(stacks), attempt=tuple(attempt))
+        stacks, attempt = json.loads(traced.note)
+        return Depths(tapes=traced.family.exact, stacks=tuple(map(tuple, stacks)), attempt=tuple(attempt))
     return None
 
 

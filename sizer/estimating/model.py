@@ -132,7 +132,7 @@ class Model:
         return self._deep_traces[kind]
 
     @cached_property
-    def repeated(self) -> tuple[Repeated, ...]:
+    def repeated(self) -> tuple[tuple[Repeated, ...], ...]:
         """The lists of the module's layers that are worth being traced with fewer."""
         return find_repeated(self.module(COUNTED_IN))
 

@@ -110,6 +110,16 @@ class Rows:
         return 2 * np.array(ids_of_blocks, np.int64)[self.blocks] + self.allocates
 
 
+def check_layers(tape: Tape, stacks: Collection[str], alike_from: int) -> None:
+    """Raise LayersDifferError unless all layers of the lists but the first and the last one allocate the same."""
+    rows = Rows(tape, stacks, {})
+    layers = np.where(rows.allocates, rows.layers[rows.blocks], NO_LAYER)
+    inner = [rows.exact[layers == layer] for layer in range(alike_from + 1, int(layers.max(initial=NO_LAYER)))]
+    for layer, other in enumerate(inner[1:], alike_from + 2):
+        if not np.array_equal(inner[0], other):
+            raise LayersDifferError(f"layer {layer} is of another kind than layer {alike_from + 1}")
+
+
 def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
     """Yield what the second tape has in addition. Raises LayersDifferError where it is not what stands before it once more."""
     a, b = first.exact, second.exact

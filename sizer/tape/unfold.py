@@ -3,7 +3,8 @@
 Two tapes whose models differ by one layer (by one period, where layers of several kinds take turns) are the same but for what the
 deeper one has in addition: a stretch of the forward pass, one of the backward pass, some rows of the optimizer's states. Each such
 stretch repeats the one before it. With more layers it comes as many times again, and the blocks that it releases go on from one
-repetition to the next as they did between the two that were traced. A third tape shows whether that is so.
+repetition to the next as they did between the two that were traced. A third tape shows whether that is so. Where lists of layers
+differ in length, as those of a vision tower and of a language model, the tape is unfolded along one after the other.
 
 Blocks that are released together, with nothing between, may come in another order than in a trace of the whole model: CPython puts
 off what it frees from within 50 others. No allocator is in another state after them.
@@ -12,7 +13,7 @@ off what it frees from within 50 others. No allocator is in another state after 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -25,6 +26,18 @@ from sizer.tape.stretches import NO_LAYER, LayersDifferError, Rows, Stretch, fin
 from sizer.tape.tape import Tape
 
 Place = TypeVar("Place", int, int | None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Lists of layers that are as many `periods` longer in one model than in another.
+
+    `paths` are dotted ("model.layers"). Their layers are alike from the number `alike_from` on.
+    """
+
+    paths: tuple[str, ...]
+    periods: int
+    alike_from: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,34 +76,38 @@ class Unfolded:
         )
 
 
-def unfold(
-    first: Tape,
-    second: Tape,
-    periods: int,
-    *,
-    stacks: Collection[str],
-    alike_from: int = 0,
-    earlier: int = 0,
-    third: Tape | None = None,
-) -> Unfolded:
-    """The tape of a model that has so many `periods` of layers more than that of `first`; that of `second` has one more.
+def unfold(tapes: Sequence[Tape], stacks: Sequence[Stacks], *, earlier: int = 0, third: Tape | None = None) -> Unfolded:
+    """The tape of a model whose `stacks` have so many periods more than those of the first tape.
 
-    `stacks` are the dotted paths of the lists of layers ("model.layers"), whose layers are alike from the number `alike_from` on.
-    Of events that come again and again it is the last that are taken to come again, or that many `earlier`, where nothing shows
-    which. `third`, a tape with two periods more, is compared
-    with what is made for it. Raises LayersDifferError where that differs, and where the second tape does not repeat the first.
+    `tapes` are of the shallowest model, and of those with one period more in each combination of the stacks, those without one in
+    the first of the stacks before those with it. Of events that come again and again it is the last that are taken to come again,
+    or that many `earlier`, where nothing shows which. `third`, a tape with two periods more in all stacks, is compared with what is
+    made for it. Raises LayersDifferError where that differs, and where a tape does not repeat the one with a period less.
     """
-    aligned = align(first, second, stacks=stacks, alike_from=alike_from, earlier=earlier)
-    if third is not None and not _same(aligned.unfold(2).tape, third):
-        raise LayersDifferError("a second layer more does not repeat the first one")
-    return aligned.unfold(periods)
+    if third is not None:
+        twice = [replace(one, periods=2) for one in stacks]
+        if not _same(unfold(tapes, twice, earlier=earlier).tape, third):
+            raise LayersDifferError("a second layer more does not repeat the first one")
+    stack, *others = stacks
+    if not others:
+        first, second = tapes
+        return _along(first, second, stack, earlier)
+    half = len(tapes) // 2
+    before, after = (unfold(some, others, earlier=earlier) for some in (tapes[:half], tapes[half:]))
+    found = _along(before.tape, after.tape, stack, earlier)
+    sizes_alone = after.sizes_alone and found.sizes_alone
+    return replace(found, second=after.second, sources=after.sources[found.sources], sizes_alone=sizes_alone)
 
 
-def align(
-    first: Tape, second: Tape, *, stacks: Collection[str] = (), alike_from: int = 0, earlier: int = 0
-) -> Aligned:
-    """Find the stretches by which the second tape is longer than the first, as `unfold` describes; their batch sizes may differ.
+def _along(first: Tape, second: Tape, stack: Stacks, earlier: int) -> Unfolded:
+    aligned = align(first, second, stacks=stack.paths, alike_from=stack.alike_from, earlier=earlier)
+    return aligned.unfold(stack.periods)
 
+
+def align(first: Tape, second: Tape, *, stacks: Collection[str] = (), alike_from: int = 0, earlier: int = 0) -> Aligned:
+    """Find the stretches by which the second tape is longer than the first. Their batch sizes may differ.
+
+    `stacks` and `alike_from` are as in Stacks, `earlier` as in `unfold`.
     Raises LayersDifferError where there are others than such as repeat.
     """
     if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
@@ -149,9 +166,12 @@ def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: 
         second_forward=_grown(one.second_forward, two.second_forward, periods),
         streams=np.frombuffer(two.streams, np.uint8)[sources].tobytes() if two.streams else b"",
         awaited=frozenset(_unfolded(sources, two.awaited)),
-        outputs=tuple(tuple(_unfolded(sources, blocks)) for blocks in two.outputs),
+        outputs=tuple(
+            _grown_blocks(sources, before, after, periods)
+            for before, after in zip(one.outputs, two.outputs, strict=True)
+        ),
         graphs=tuple(tuple(_unfolded(sources, blocks)) for blocks in two.graphs),
-        half_outputs=frozenset(_unfolded(sources, two.half_outputs)),
+        half_outputs=frozenset(_grown_blocks(sources, sorted(one.half_outputs), sorted(two.half_outputs), periods)),
         collectives=_collectives(one, two, periods),
         host_bytes=_grown(one.host_bytes, two.host_bytes, periods),
     )
@@ -162,6 +182,16 @@ def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: 
 def _unfolded(sources: np.ndarray, blocks: Collection[int]) -> list[int]:
     """Return the blocks of the unfolded tape that repeat some blocks of the traced one."""
     return np.flatnonzero(np.isin(sources, list(blocks))).tolist() if blocks else []
+
+
+def _grown_blocks(sources: np.ndarray, before: Sequence[int], after: Sequence[int], periods: int) -> tuple[int, ...]:
+    """Return the blocks of the unfolded tape that are what some blocks of the two traced ones are.
+
+    Where both have as many, such as the states after the last layer, they are as many there; otherwise each layer has its own.
+    """
+    if len(before) != len(after):
+        return tuple(_unfolded(sources, after))
+    return tuple(_grown(one, other, periods) for one, other in zip(before, after, strict=True))
 
 
 def _extrapolate(a: np.ndarray, b: np.ndarray, stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:

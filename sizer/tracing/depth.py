@@ -3,16 +3,20 @@
 Which layers are alike is read off the module: the same classes, parameters and attributes, and the same entry in what the config
 says of each layer. That the tapes of such layers repeat each other is not taken for granted: three depths are traced
 (sizer.tape.unfold), and the forward pass of the whole model. Where these do not agree, the whole model is traced.
+
+Layers that differ in a setting alone, such as the window of their attention, may allocate the same, for instance where the sequence
+is shorter than the window. A trace of a few of each kind shows that.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,16 +25,18 @@ from torch import nn
 from sizer.base.errors import TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.tape.affine import LIMIT_BYTES
-from sizer.tape.stretches import LayersDifferError
+from sizer.tape.stretches import LayersDifferError, check_layers
 from sizer.tape.tape import Tape
-from sizer.tape.unfold import Unfolded, unfold
+from sizer.tape.unfold import Stacks, Unfolded, unfold
 from sizer.tracing.device import Device
 
 LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
 FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
 # How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
 ATTEMPTS = (0, 0), (1, 0), (1, 1)
-WORTH = 0.8  # of the whole model, what the three depths may have in all: its forward pass comes on top
+WORTH = 0.8  # of what TRACES of the whole model cost, what those of models with fewer layers may
+FIXED = 0.15  # of what a trace of the whole model costs, what each trace costs however few layers it has, about
+TRACES = 3  # of a question, at least: two of a line over the batch size, and one of batch 1 or of another loop
 # What of a module's attributes no step reads: its tensors, told by themselves, and what is called as a state dict is read or made
 # (torch/nn/modules/module.py, 2.15).
 _UNREAD = frozenset(
@@ -46,7 +52,8 @@ class Repeated:
     """Lists of layers in a module that are equally long, in each of which, from some layer on, each is as the one a period before.
 
     `stacks` are their dotted paths, `layers` how many each has, `alike_from` the first of those that are alike, `fewest` how many
-    are left of them in the shallowest model.
+    are left of them in the shallowest model. `kinds` is after how many layers, which differ in a setting alone, they come again,
+    0 where layers are alike in all they are.
     """
 
     stacks: tuple[str, ...]
@@ -54,6 +61,7 @@ class Repeated:
     period: int
     alike_from: int
     fewest: int
+    kinds: int = 0
 
     @property
     def periods(self) -> int:
@@ -70,26 +78,34 @@ class Repeated:
 
     @contextmanager
     def shortened(self, module: nn.Module, more: int) -> Iterator[None]:
-        """Within the context the module's lists have so many periods `more` than in the shallowest model."""
+        """Within the context the module's lists have so many periods `more` than in the shallowest model.
+
+        What a module's code counts layers by is its config: transformers selects hidden states from the last layer back.
+        """
         layers = self.fewest + more * self.period
         whole = {path: module.get_submodule(path) for path in self.stacks}
-        for path, stack in whole.items():
-            _put(module, path, stack[:layers])
-        try:
-            yield
-        finally:
+        configs = [found for path in self.stacks if (found := _counting_config(module, path, self.layers)) is not None]
+        with _unhooked(module):
             for path, stack in whole.items():
-                _put(module, path, stack)
+                _put(module, path, stack[:layers])
+            for config in configs:
+                config.num_hidden_layers = layers
+            try:
+                yield
+            finally:
+                for path, stack in whole.items():
+                    _put(module, path, stack)
+                for config in configs:
+                    config.num_hidden_layers = self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depths:
-    """The tapes of two depths of a model that tell those of all others: a third depth and the forward pass of the whole model have
-    shown it. `stacks` are the lists of layers, of a Repeated; `attempt` is one of ATTEMPTS."""
+    """The tapes of a few depths of a model that tell those of all others: a deeper one and the forward pass of the whole model have
+    shown it. `stacks` are the paths of the lists of layers, of each Repeated; `attempt` is one of ATTEMPTS."""
 
-    first: Tape
-    second: Tape
-    stacks: tuple[str, ...]
+    tapes: tuple[Tape, ...]
+    stacks: tuple[tuple[str, ...], ...]
     attempt: tuple[int, int]
 
 
@@ -98,13 +114,13 @@ class DeepTraces:
 
     Its module may be another for each dtype, as quantised ones are. Which layers repeat each other does not hang on what the
     first of these traces was of: what three depths and the forward pass of the whole model have shown for it, two depths show for
-    other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs. `shown` is what was shown
-    before, `show` is told what is shown here.
+    other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs. `candidates` are what
+    `find_repeated` returns; `shown` is what was shown before, `show` is told what is shown here.
     """
 
     def __init__(
         self,
-        candidates: Sequence[Repeated],
+        candidates: Sequence[tuple[Repeated, ...]],
         *,
         shown: Depths | None = None,
         show: Callable[[Depths], None] = lambda depths: None,
@@ -112,11 +128,11 @@ class DeepTraces:
         self._candidates, self._show = list(candidates), show
         self._known: list[Unfolded] = []
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
-        stacks = [one.stacks for one in self._candidates]
+        stacks = [_paths(one) for one in self._candidates]
         if shown is not None and shown.stacks in stacks:
             del self._candidates[: stacks.index(shown.stacks)]
             self._attempt = shown.attempt
-            self._known.append(self._unfolded(self._candidates[0], shown.first, shown.second))
+            self._known.append(self._unfolded(self._candidates[0], shown.tapes))
 
     def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device) -> Tape:
         """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning.
@@ -134,72 +150,139 @@ class DeepTraces:
             except TraceError:
                 break
             else:
-                device.repeat_choices(self._candidates[0].like)
+                for repeated in self._candidates[0]:
+                    device.repeat_choices(repeated.like)
                 return tape
         return at()
 
-    def _trace(self, module: nn.Module, at: Callable[..., Tape], repeated: Repeated) -> Tape:
+    def _trace(self, module: nn.Module, at: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> Tape:
         @cache
-        def shortened(more: int) -> Tape:
-            with repeated.shortened(module, more):
+        def shortened(*more: int) -> Tape:
+            with ExitStack() as contexts:
+                for repeated, periods in zip(candidate, more, strict=True):
+                    contexts.enter_context(repeated.shortened(module, periods))
                 return at()
 
         for known in reversed(self._known):
             with suppress(LayersDifferError):
-                return known.of(shortened(self._attempt[0] + 1))
+                return known.of(shortened(*[self._attempt[0] + 1] * len(candidate)))
         if self._known:
-            found = self._unfold(shortened, repeated, checked=True)
+            found = self._unfold(shortened, candidate, checked=True)
         else:
-            found = self._find(shortened, repeated)
+            for one in candidate:
+                if one.kinds:
+                    check_layers(shortened(*[1] * len(candidate)), one.stacks, one.alike_from)
+            found = self._find(shortened, candidate)
             found.check(at(forward_alone=True))
-            first, second = (shortened(self._attempt[0] + more) for more in range(2))
-            self._show(Depths(first=first, second=second, stacks=repeated.stacks, attempt=self._attempt))
+            tapes = self._tapes(shortened, candidate)
+            self._show(Depths(tapes=tapes, stacks=_paths(candidate), attempt=self._attempt))
         if sum(found.tape.sizes) >= LIMIT_BYTES:
             raise LayersDifferError("more bytes than replays add up")
         self._known.append(found)
         return found.tape
 
-    def _find(self, shortened: Callable[[int], Tape], repeated: Repeated) -> Unfolded:
+    def _find(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> Unfolded:
         """Return what three depths show, at the first attempt that shows it."""
         for self._attempt in ATTEMPTS[:-1]:
             with suppress(LayersDifferError):
-                return self._unfold(shortened, repeated, checked=False)
+                return self._unfold(shortened, candidate, checked=False)
         self._attempt = ATTEMPTS[-1]
-        return self._unfold(shortened, repeated, checked=False)
+        return self._unfold(shortened, candidate, checked=False)
 
-    def _unfold(self, shortened: Callable[[int], Tape], repeated: Repeated, *, checked: bool) -> Unfolded:
+    def _unfold(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool) -> Unfolded:
+        third = None if checked else shortened(*[self._attempt[0] + 2] * len(candidate))
+        return self._unfolded(candidate, self._tapes(shortened, candidate), third)
+
+    def _tapes(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> tuple[Tape, ...]:
         deeper = self._attempt[0]
-        first, second = shortened(deeper), shortened(deeper + 1)
-        return self._unfolded(repeated, first, second, None if checked else shortened(deeper + 2))
+        return tuple(shortened(*more) for more in product((deeper, deeper + 1), repeat=len(candidate)))
 
-    def _unfolded(self, repeated: Repeated, first: Tape, second: Tape, third: Tape | None = None) -> Unfolded:
+    def _unfolded(self, candidate: tuple[Repeated, ...], tapes: Sequence[Tape], third: Tape | None = None) -> Unfolded:
         deeper, earlier = self._attempt
-        periods, stacks, alike_from = repeated.periods - deeper, repeated.stacks, repeated.alike_from
-        return unfold(first, second, periods, stacks=stacks, alike_from=alike_from, earlier=earlier, third=third)
+        stacks = [
+            Stacks(paths=one.stacks, periods=one.periods - deeper, alike_from=one.alike_from) for one in candidate
+        ]
+        return unfold(tapes, stacks, earlier=earlier, third=third)
 
 
-def find_repeated(module: nn.Module) -> tuple[Repeated, ...]:
-    """The lists of layers of a module that are worth being traced with fewer, the longest first; equally long ones together."""
-    found: dict[tuple[int, int, int, int], list[str]] = {}
+def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
+    """The lists of layers of a module that are worth being traced with fewer, equally long ones together.
+
+    Each item is a choice of such lists to shorten: all of them, or equally long ones alone. The least work comes first.
+    """
+    strictly: list[Repeated] = []
+    loosely: list[Repeated] = []
     for path, stack in module.named_modules():
         if isinstance(stack, (nn.ModuleList, nn.Sequential)) and len(stack) > FEWEST:
-            outer = any(path.startswith(f"{other}.") for paths in found.values() for other in paths)
-            if not outer and (period := _period(module, stack)) is not None:
-                found.setdefault((len(stack), *period), []).append(path)
-    together = (
-        Repeated(stacks=tuple(stacks), layers=layers, period=period, alike_from=first, fewest=fewest)
-        for (layers, period, first, fewest), stacks in found.items()
-    )
-    worth = {one: _share(module, one) for one in together}
-    return tuple(sorted((one for one, share in worth.items() if share <= WORTH), key=worth.__getitem__))
+            outer = any(path.startswith(f"{other.stacks[0]}.") for other in strictly)
+            if not outer and (found := _repeated(module, path, stack)) is not None:
+                strictly.append(found)
+                loosely.append((found.period > 1 and _repeated(module, path, stack, kinds=found.period)) or found)
+    candidates = dict.fromkeys([*_choices(loosely), *_choices(strictly)])
+    worth = {one: cost for one in candidates if (cost := _cost(module, one)) <= WORTH * TRACES}
+    return tuple(sorted(worth, key=worth.__getitem__))
 
 
-def _share(module: nn.Module, repeated: Repeated) -> float:
-    """Return the share of the whole model that three depths trace, by the number of its parts."""
+def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
+    """Yield lists of layers that may be shortened together: all, and equally long ones that are equally periodic."""
+    alike: dict[Repeated, list[str]] = {}
+    for one in found:
+        alike.setdefault(replace(one, stacks=()), []).extend(one.stacks)
+    together = [replace(one, stacks=tuple(stacks)) for one, stacks in alike.items()]
+    if len(together) > 1:
+        yield tuple(together)
+    for one in together:
+        yield (one,)
+
+
+def _cost(module: nn.Module, candidate: tuple[Repeated, ...]) -> float:
+    """Return what TRACES cost, by the number of parts that are traced, of those that the whole model has.
+
+    They are the depths, the forward pass of the whole model (a third of a trace), and one depth for each further trace.
+    """
     whole = sum(1 for _ in module.modules())
-    layers = sum(1 for path in repeated.stacks for _ in module.get_submodule(path).modules()) / repeated.layers
-    depths = (repeated.fewest + more * repeated.period for more in range(3))
-    return sum(1 - (repeated.layers - depth) * layers / whole for depth in depths)
+    parts = [
+        sum(1 for path in one.stacks for _ in module.get_submodule(path).modules()) / one.layers for one in candidate
+    ]
+
+    def share(more: Sequence[int]) -> float:
+        left_out = (
+            (one.layers - one.fewest - periods * one.period) * parts_of_layer
+            for one, periods, parts_of_layer in zip(candidate, more, parts, strict=True)
+        )
+        return 1 - sum(left_out) / whole
+
+    depths = [*product((0, 1), repeat=len(candidate)), [2] * len(candidate)]
+    later = share([1] * len(candidate)) + FIXED
+    return sum(share(more) + FIXED for more in depths) + 1 / 3 + (TRACES - 1) * later
+
+
+def _paths(candidate: tuple[Repeated, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(one.stacks for one in candidate)
+
+
+@contextmanager
+def _unhooked(module: nn.Module) -> Iterator[None]:
+    """Take back the hooks, and the notes of them, that the layers which are left get within the context: others need them, too."""
+    before = [(part, set(vars(part)), dict(part._forward_hooks)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, names, hooks in before:
+            for added in part._forward_hooks.keys() - hooks.keys():
+                del part._forward_hooks[added]
+            for added in vars(part).keys() - names:
+                delattr(part, added)
+
+
+def _counting_config(module: nn.Module, path: str, layers: int) -> Any:
+    """Return the config by which the code around a list of layers counts them, None where there is none."""
+    while path:
+        path = path.rpartition(".")[0]
+        config = getattr(module.get_submodule(path), "config", None)
+        if config is not None:
+            return config if getattr(config, "num_hidden_layers", None) == layers else None
+    return None
 
 
 def _put(module: nn.Module, path: str, stack: nn.Module) -> None:
@@ -207,29 +290,41 @@ def _put(module: nn.Module, path: str, stack: nn.Module) -> None:
     module.get_submodule(parent)._modules[name] = stack
 
 
-def _period(module: nn.Module, stack: nn.Module) -> tuple[int, int, int] | None:
-    """Return the layers of a period, the first of those that are alike, and what the shallowest model keeps; None without any."""
-    described = _described(module, stack)
+def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0) -> Repeated | None:
+    """Return how the layers of one list repeat each other, None where they do not. With `kinds` their settings do not count."""
+    described = _described(module, stack, settings=not kinds)
     if described is None:
         return None
+    layers = len(described)
     for period in range(1, LONGEST_PERIOD + 1):
-        kept = len(described)
+        kept = layers
         while kept > period and described[kept - 1] == described[kept - 1 - period]:
             kept -= 1
         first = kept - period  # layers before the first of those that come again
-        fewest = first + (FEWEST if period == 1 else 1) * period + (len(described) - first) % period
-        if fewest + 3 * period <= len(described):
-            return period, first, fewest
+        fewest = first + (FEWEST if period == 1 else 1) * period + (layers - first) % period
+        if kinds:  # one of each, between the first and the last
+            fewest = first + kinds + 1
+        if fewest + 3 * period <= layers and (period == 1 or not kinds):
+            told = {"stacks": (path,), "layers": layers, "alike_from": first}
+            return Repeated(**told, period=period, fewest=fewest, kinds=kinds)
     return None
 
 
-def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, Any]] | None:
-    """Return what each layer is: equal for two that are alike. None where layers share parameters."""
+def _described(module: nn.Module, stack: nn.Module, *, settings: bool) -> list[dict[str, Any]] | None:
+    """Return what each layer is: equal for two that are alike. None where layers share parameters.
+
+    Without `settings` plain attributes, and what configs say of each layer, are left out.
+    """
     layers = list(stack)
     own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
     if sum(map(len, own)) != len(set().union(*own)):
         return None
-    described: list[dict[str, Any]] = [dict(_facts(layer, number)) for number, layer in enumerate(layers)]
+    described: list[dict[str, Any]] = [
+        {name: fact for name, fact in _facts(layer, number) if settings or not _is_setting(fact)}
+        for number, layer in enumerate(layers)
+    ]
+    if not settings:
+        return described
     for name in set().union(*described):
         having: list[tuple[int, Any]] = [(at, facts[name]) for at, facts in enumerate(described) if name in facts]
         if all(type(value) is int for _, value in having) and len({value - at for at, value in having}) == 1:
@@ -239,6 +334,10 @@ def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, Any]] | No
         for facts, value in zip(described, values, strict=True):
             facts[f"config.{name}"] = _plain(value, "")
     return described
+
+
+def _is_setting(fact: object) -> bool:
+    return fact is None or isinstance(fact, (bool, int, float, str))
 
 
 def _facts(layer: nn.Module, number: int) -> Iterator[tuple[str, object]]:
@@ -285,9 +384,14 @@ def _plain(value: object, own: str) -> object:
 
 
 def _said_by_layer(module: nn.Module, layers: int) -> Iterator[tuple[str, list]]:
-    """Yield what the configs of a module's parts say of each layer in lists that are as long as that of the layers."""
+    """Yield what the configs of a module's parts say of each layer: in lists that are as long as that of the layers, or by the
+    numbers of those that are of another kind."""
     configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None}
     for number, config in enumerate(configs.values()):
         for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
-            if isinstance(value, (list, tuple)) and len(value) == layers:
+            if not isinstance(value, (list, tuple)) or not value:
+                continue
+            if len(value) == layers:
                 yield f"{number}.{name}", list(value)
+            elif len(value) < layers and all(type(one) is int and 0 <= one < layers for one in value):
+                yield f"{number}.{name}", [layer in value for layer in range(layers)]

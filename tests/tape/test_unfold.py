@@ -12,7 +12,7 @@ from sizer.tape.communication import Collective
 from sizer.tape.size_queries import SizeQuery, by_block
 from sizer.tape.stretches import LayersDifferError
 from sizer.tape.tape import Tape
-from sizer.tape.unfold import unfold
+from sizer.tape.unfold import Stacks, unfold
 
 
 def tape_of(layers: int, *, batch: int = 1, last: int = 0) -> Tape:
@@ -61,17 +61,21 @@ def tape_of(layers: int, *, batch: int = 1, last: int = 0) -> Tape:
     ).validate()
 
 
+def deeper(periods: int) -> list[Stacks]:
+    return [Stacks(paths=("layers",), periods=periods)]
+
+
 @pytest.mark.parametrize("last", [0, 5])
 @pytest.mark.parametrize("layers", [4, 9, 40])
 def test_a_tape_goes_on_with_more_layers(layers: int, last: int):
     tapes = [tape_of(count, last=last) for count in (3, 4, 5)]
-    unfolded = unfold(tapes[0], tapes[1], layers - 3, stacks=["layers"], third=tapes[2])
+    unfolded = unfold(tapes[:2], deeper(layers - 3), third=tapes[2])
     assert unfolded.tape == tape_of(layers, last=last)
 
 
 def test_a_block_repeats_one_of_the_deeper_tape():
     second = tape_of(4)
-    unfolded = unfold(tape_of(3), second, 7, stacks=["layers"])
+    unfolded = unfold([tape_of(3), second], deeper(7))
     assert not unfolded.sizes_alone  # one grows with the layers, and collectives do
     same = [tape_of(10).sizes[block] == second.sizes[source] for block, source in enumerate(unfolded.sources)]
     assert np.flatnonzero(np.logical_not(same)).tolist() == [21]
@@ -82,7 +86,7 @@ def test_other_batch_sizes_have_the_sizes_of_the_deeper_tape():
         sizes = array("q", [0 if tape.modules[block] == 0 else size for block, size in enumerate(tape.sizes)])
         return replace(tape, collectives=(), sizes=sizes)
 
-    unfolded = unfold(*(without(tape_of(layers)) for layers in (3, 4)), 7, stacks=["layers"])
+    unfolded = unfold([without(tape_of(layers)) for layers in (3, 4)], deeper(7))
     assert unfolded.sizes_alone
     assert unfolded.of(without(tape_of(4, batch=6))) == without(tape_of(10, batch=6))
     with pytest.raises(LayersDifferError, match="event 6 is"):
@@ -94,7 +98,7 @@ def test_queries_are_those_of_the_blocks_that_are_repeated():
         queries = tuple(SizeQuery(kind="k", words=(), numbers=(1,), blocks=(block,)) for block in range(1, layers + 1))
         return replace(tape_of(layers), size_queries=queries)
 
-    unfolded = unfold(asked(3), asked(4), 7, stacks=["layers"], third=asked(5))
+    unfolded = unfold([asked(3), asked(4)], deeper(7), third=asked(5))
     assert by_block(unfolded.tape.size_queries) == by_block(asked(10).size_queries)
 
 
@@ -110,11 +114,11 @@ def test_queries_are_those_of_the_blocks_that_are_repeated():
 )
 def test_a_deeper_tape_that_repeats_nothing_is_refused(change, words: str):
     with pytest.raises(LayersDifferError, match=words):
-        unfold(tape_of(3), change(tape_of(4)), 7, stacks=["layers"])
+        unfold([tape_of(3), change(tape_of(4))], deeper(7))
 
 
 def test_a_third_depth_shows_what_two_do_not():
     sizes = tape_of(5).sizes[:]
     sizes[3] += 1
     with pytest.raises(LayersDifferError, match="does not repeat the first one"):
-        unfold(tape_of(3), tape_of(4), 7, stacks=["layers"], third=replace(tape_of(5), sizes=sizes))
+        unfold([tape_of(3), tape_of(4)], deeper(7), third=replace(tape_of(5), sizes=sizes))
