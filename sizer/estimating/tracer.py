@@ -292,7 +292,7 @@ class Tracer:
             )
 
             work = work_of(self.request, dtype)
-            repeated = [one for one, *others in self._model.repeated if not others]
+            repeated = self._model.repeated
             found = trace_kv_cache(
                 self._model.blueprint, module, work, device=self.device(), loading=loading, repeated=repeated
             )

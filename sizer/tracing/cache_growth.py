@@ -30,7 +30,7 @@ def trace_kv_cache(
     *,
     device: Device,
     loading: Loading | None = None,
-    repeated: Sequence[Repeated] = (),
+    repeated: Sequence[tuple[Repeated, ...]] = (),
 ) -> tuple[KvSegment, ...]:
     """Return what one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a
     line for what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
@@ -88,14 +88,15 @@ class _DeepBytes:
     Args:
         held: The bytes of the cache, and those on the host, with so many tokens, of the module as it is when called.
         module: The model.
-        repeated: The lists of its layers that are alike.
+        repeated: The lists of its layers that are alike, as `find_repeated` returns them.
     """
 
     def __init__(
-        self, held: Callable[[int], tuple[int, int]], module: nn.Module, repeated: Sequence[Repeated]
+        self, held: Callable[[int], tuple[int, int]], module: nn.Module, repeated: Sequence[tuple[Repeated, ...]]
     ) -> None:
         self._held, self._module = held, module
-        self._candidates, self._checked = [*repeated], False
+        self._candidates = [one for one, *others in repeated if not others and not one.kinds]
+        self._checked = False
 
     def __call__(self, context: int) -> tuple[int, int]:
         while self._candidates:

@@ -190,8 +190,9 @@ class DeepTraces:
         return self._unfold(shortened, candidate, checked=False)
 
     def _unfold(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool) -> Unfolded:
+        tapes = self._tapes(shortened, candidate)
         third = None if checked else shortened(*[self._attempt[0] + 2] * len(candidate))
-        return self._unfolded(candidate, self._tapes(shortened, candidate), third)
+        return self._unfolded(candidate, tapes, third)
 
     def _tapes(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> tuple[Tape, ...]:
         deeper = self._attempt[0]
@@ -305,8 +306,9 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
         if kinds:  # one of each, between the first and the last
             fewest = first + kinds + 1
         if fewest + 3 * period <= layers and (period == 1 or not kinds):
-            told = {"stacks": (path,), "layers": layers, "alike_from": first}
-            return Repeated(**told, period=period, fewest=fewest, kinds=kinds)
+            return Repeated(
+                stacks=(path,), layers=layers, period=period, alike_from=first, fewest=fewest, kinds=kinds
+            )
     return None
 
 

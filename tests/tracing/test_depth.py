@@ -22,7 +22,7 @@ from sizer.tape.tape import Tape
 from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build_loaded, trace
-from tests.architecture.tiny_configs import BERT, CONV_SOUND, LLAMA, SPECIAL, VISION
+from tests.architecture.tiny_configs import BERT, CLIP_VISION, CONV_SOUND, LLAMA, SPECIAL, VISION
 
 GPU = GPUS["a100-40gb"]
 DEEP = {"num_hidden_layers": 14}
@@ -39,11 +39,21 @@ MIXED = {  # three dense layers before those with experts
 TURNS = {**LLAMA, "num_hidden_layers": 20, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
 LINEAR = {**LLAMA, **DEEP, "hidden_size": 128, "intermediate_size": 256}  # sides that blocks of weights divide
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 64}, "torch_dtype": "float16"}
+TWO_LISTS = {  # the tower's hidden states are counted from its last layer
+    "model_type": "llava", "text_config": {**LLAMA, "num_hidden_layers": 24}, "image_token_index": 100,
+    "vision_config": {**CLIP_VISION, "num_hidden_layers": 30}, "vision_feature_layer": -2,
+}  # fmt: skip
+WINDOWS = {  # of three layers of four; the sequences of these tests are shorter than 60
+    **LLAMA, "num_hidden_layers": 40, "model_type": "olmo3", "num_key_value_heads": 4, "sliding_window": 60,
+    "layer_types": ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(40)],
+}  # fmt: skip
 EXHAUSTIVE = pytest.mark.exhaustive
 
 UNFOLDED = [
     pytest.param({**LLAMA, **DEEP}, "", id="llama"),
-    pytest.param({**LLAMA, **DEEP, "hidden_act": "gelu_pytorch_tanh"}, "", id="an activation that each layer binds anew"),
+    pytest.param(
+        {**LLAMA, **DEEP, "hidden_act": "gelu_pytorch_tanh"}, "", id="an activation that each layer binds anew"
+    ),
     pytest.param(WHISPER, "", id="encoder and decoder", marks=EXHAUSTIVE),  # traced as a whole with transformers 5.17
     pytest.param(LINEAR, "&train=adapter&weights=nf4-dq", id="nf4-dq"),
     pytest.param(LINEAR, "&train=adapter&weights=nf4-dq&checkpointing=1", id="nf4-dq, checkpointed", marks=EXHAUSTIVE),
@@ -63,6 +73,17 @@ UNFOLDED = [
     pytest.param(TURNS, "", id="layers by turns", marks=EXHAUSTIVE),
     pytest.param({**BERT, **DEEP}, "&optimizer=adafactor&optimizer_impl=loop", id="bert", marks=EXHAUSTIVE),
     pytest.param({"model_type": "vit", **VISION, **DEEP}, "", id="vit", marks=EXHAUSTIVE),
+    pytest.param(TWO_LISTS, "", id="lists of different lengths"),
+    pytest.param(TWO_LISTS, "&train=adapter&checkpointing=1", id="two lists, adapters", marks=EXHAUSTIVE),
+    pytest.param(
+        {**TWO_LISTS, "vision_feature_layer": -1}, "&mode=inference", id="two lists, inference", marks=EXHAUSTIVE
+    ),
+    pytest.param(WINDOWS, "&seq=32", id="windows that are longer than the sequence"),
+    pytest.param(
+        WINDOWS, "&seq=32&train=adapter&weights=nf4&checkpointing=1", id="windows, adapters", marks=EXHAUSTIVE
+    ),
+    pytest.param(WINDOWS, "&seq=32&mode=inference", id="windows, inference", marks=EXHAUSTIVE),
+    pytest.param({**WINDOWS, "sliding_window": 8}, "&seq=32", id="windows that are shorter", marks=EXHAUSTIVE),
 ]
 
 
@@ -156,7 +177,7 @@ def test_a_few_layers_give_the_tape_of_all(config: dict, more: str):
     assert [forward_alone for layers, forward_alone in traces.layers if layers == whole] == [True]
     for tape, batch in zip(unfolded, (2, 7), strict=True):
         of_all = traces.at(batch)
-        if "weights=nf4-dq&checkpointing" in more:
+        if "weights" in more and "checkpointing" in more:
             for expandable in (False, True):
                 told = {"backend": "cuda", "expandable_segments": expandable}
                 assert replay(tape, **told).phases == replay(of_all, **told).phases
@@ -249,6 +270,42 @@ def test_what_the_config_says_of_each_layer_counts():
     assert find_repeated(model) == ()
     model.config.layer_types = ["full"] * 20
     assert find_repeated(model)
+
+
+def test_layers_with_other_settings_count_as_alike_where_they_do_the_same():
+    traces = Traces(WINDOWS, "&seq=32")
+    alike, *_ = find_repeated(traces.module)
+    assert [(one.period, one.kinds) for one in alike] == [(1, 4)]
+    shorter = Traces({**WINDOWS, "sliding_window": 8}, "&seq=32")
+    deep = DeepTraces(find_repeated(shorter.module))
+    tape = deep.trace(shorter.module, shorter.at, shorter.device)
+    assert_same(tape, shorter.at())
+    assert [layers for layers, _ in shorter.layers[:3]] == [6, 4, 8]  # of each kind, which differ; then whole periods
+
+
+def test_numbers_of_layers_in_a_config_make_them_differ():
+    model = nn.Module()
+    model.stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(40)))
+    model.config = type("Config", (), {})()
+    model.config.global_layers = [4, 9, 14, 19, 24, 29, 34, 39]
+    found = [one for (one,) in find_repeated(model)]
+    assert {(one.period, one.kinds) for one in found} == {(1, 5)}
+
+
+def test_hooks_of_a_few_layers_do_not_stand_for_all():
+    traces = Traces(TWO_LISTS)
+    tower = traces.module.model.vision_tower
+    (candidate, *_) = find_repeated(traces.module)
+    (one,) = (one for one in candidate if "vision" in one.stacks[0])
+    with one.shortened(traces.module, 0):
+        assert tower.config.num_hidden_layers == 2
+        traces.at()  # installs transformers' hooks on hidden states
+    assert tower.config.num_hidden_layers == 30
+    hooks = [layer._forward_hooks for layer in tower.modules() if type(layer).__name__ == "CLIPEncoderLayer"]
+    assert len(hooks) == 30
+    assert not any(hooks)
+    traces.at()
+    assert all(hooks)
 
 
 def test_the_lists_are_whole_again_after_an_error():
