@@ -35,7 +35,7 @@ FEWEST = 2  # layers that are left at least: one that is the first, one that is 
 # How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
 ATTEMPTS = (0, 0), (1, 0), (1, 1)
 WORTH = 0.8  # of what TRACES of the whole model cost, what those of models with fewer layers may
-FIXED = 0.15  # of what a trace of the whole model costs, what each trace costs however few layers it has, about
+FIXED = 40  # parts of a model that cost about as much as what each trace costs however few layers it has
 TRACES = 3  # of a question, at least: two of a line over the batch size, and one of batch 1 or of another loop
 # What of a module's attributes no step reads: its tensors, told by themselves, and what is called as a state dict is read or made
 # (torch/nn/modules/module.py, 2.15).
@@ -225,13 +225,15 @@ def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
 
 
 def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
-    """Yield lists of layers that may be shortened together: all, and equally long ones that are equally periodic."""
+    """Yield lists of layers that may be shortened together: those whose layers are all alike, and equally long ones that are
+    equally periodic. With longer periods several lists cost more traces of more layers than they save."""
     alike: dict[Repeated, list[str]] = {}
     for one in found:
         alike.setdefault(replace(one, stacks=()), []).extend(one.stacks)
     together = [replace(one, stacks=tuple(stacks)) for one, stacks in alike.items()]
-    if len(together) > 1:
-        yield tuple(together)
+    plain = [one for one in together if one.period == 1]
+    if len(plain) > 1:
+        yield tuple(plain)
     for one in together:
         yield (one,)
 
@@ -251,11 +253,12 @@ def _cost(module: nn.Module, candidate: tuple[Repeated, ...]) -> float:
             (one.layers - one.fewest - periods * one.period) * parts_of_layer
             for one, periods, parts_of_layer in zip(candidate, more, parts, strict=True)
         )
-        return 1 - sum(left_out) / whole
+        return 1 - (sum(left_out) - FIXED) / whole
 
-    depths = [*product((0, 1), repeat=len(candidate)), [2] * len(candidate)]
-    later = share([1] * len(candidate)) + FIXED
-    return sum(share(more) + FIXED for more in depths) + 1 / 3 + (TRACES - 1) * later
+    # where kinds of layers take turns, the first attempt fails as a rule
+    deepest = 2 if all(one.period == 1 for one in candidate) else 3
+    depths = [*product((0, 1), repeat=len(candidate)), *([more] * len(candidate) for more in range(2, deepest + 1))]
+    return sum(map(share, depths)) + 1 / 3 + (TRACES - 1) * share([deepest - 1] * len(candidate))
 
 
 def _paths(candidate: tuple[Repeated, ...]) -> tuple[tuple[str, ...], ...]:

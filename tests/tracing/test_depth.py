@@ -19,6 +19,7 @@ from sizer.estimating.work import work_of
 from sizer.query.text import parse_query
 from sizer.tape.size_queries import by_block
 from sizer.tape.tape import Tape
+from sizer.tracing import depth
 from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build_loaded, trace
@@ -85,6 +86,12 @@ UNFOLDED = [
     pytest.param(WINDOWS, "&seq=32&mode=inference", id="windows, inference", marks=EXHAUSTIVE),
     pytest.param({**WINDOWS, "sliding_window": 8}, "&seq=32", id="windows that are shorter", marks=EXHAUSTIVE),
 ]
+
+
+@pytest.fixture(autouse=True)
+def small_modules_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lists of a few parts be worth being shortened."""
+    monkeypatch.setattr(depth, "FIXED", 0)
 
 
 class KeptInMemory(dict):
