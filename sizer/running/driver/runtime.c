@@ -31,6 +31,12 @@
 
 #include "device.h"
 
+#if defined(__x86_64__) && defined(__GLIBC__)
+/* glibc 2.34 moved these two; a library that asks for their first versions runs with older ones, too. */
+__asm__(".symver dlopen, dlopen@GLIBC_2.2.5");
+__asm__(".symver dlvsym, dlvsym@GLIBC_2.2.5");
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 #define MIB ((size_t)1 << 20)
 #define SPACE ((size_t)1 << 45)    /* address space of all devices: 32 TiB or what the system gives, never handed out twice */
