@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sizer.base.errors import RequestError, SizerError
+from sizer.base.errors import RequestError, SizerError, suggest
 from sizer.base.versions import SIZER
 from sizer.commands.arguments import describe_keys, print_link
 from sizer.commands.terminal import to_printable
@@ -47,8 +47,14 @@ COMMANDS = {
     "which": ("decisions", "on which devices of the catalogue it fits"),
     "ranks": ("decisions", "on how many GPUs it fits, by which way of training, and what each of them holds"),
     "budget": ("decisions", "the peak of a compiled training step over its activation memory budget"),
-    "compare": ("differences", "two to four questions beside each other, and what each takes more or less than the first"),
-    "peak": ("peak_command", "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work"),
+    "compare": (
+        "differences",
+        "two to four questions beside each other, and what each takes more or less than the first",
+    ),
+    "peak": (
+        "peak_command",
+        "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work",
+    ),
     "startup": ("startup_command", "what a server's startup log says, and how the plan for the same flags differs"),
     "diff": ("differences", "how two saved reports differ, by phase, category, module and line"),
     "gpus": ("lists", "the devices that an estimate can be made for"),
@@ -113,7 +119,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             add_arguments, run = importlib.import_module(f"sizer.commands.{module}").COMMANDS[name]
             add_arguments(command)
             command.set_defaults(run=run)
-    return parser.parse_args(arguments)
+            flags = list(command._option_string_actions)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        raise RequestError(
+            f"unrecognized arguments: {' '.join(unknown)}",
+            todo=suggest(word, flags)
+            or f"see `{parser.prog} {' '.join(name for name in COMMANDS if name in named)} --help`",
+        )
+    return options
 
 
 if __name__ == "__main__":

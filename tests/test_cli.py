@@ -455,6 +455,25 @@ def test_a_key_is_given_once_as_a_flag_or_in_the_query(run):
     assert err.startswith("sizer: seq: given the key more than once")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("gpt2", "--chekpointing"), "unrecognized arguments: --chekpointing; did you mean --checkpointing"),
+        (("gpt2", "--batchs=2"), "did you mean --batch"),
+        (("gpt2", "--xyz", "1"), "unrecognized arguments: --xyz 1; see `python -m sizer estimate --help`"),
+    ],
+)
+def test_a_flag_that_is_not_there_is_answered_by_the_nearest(run, flags, words):
+    status, out, err = run("estimate", *flags)
+    assert (status, out) == (2, "")
+    assert words in err
+
+
+def test_lengths_are_written_as_people_write_them(run):
+    _, out, _ = run("estimate", "hf:gpt2", "--seq", "0.5k", "--dtype", "float32", "--batch", "1")
+    assert "seq=512&" in f"{out.partition(LINK)[2].strip()}&"
+
+
 def test_keyword_arguments_ask_the_question_that_a_query_asks():
     query = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64&checkpointing=1"
     asked = sizer.estimate("resnet18", dtype=("float32", "bfloat16"), batch=[1, 2], image=64, checkpointing=True, gpu=None)

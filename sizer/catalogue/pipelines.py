@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+PRESETS = Path(__file__).parents[1] / "diffusion" / "presets"  # a JSON file each
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
 CAST = "fp8-cast"  # layerwise casting: stored in float8, computed with in the question's dtype
 PART_WEIGHTS = ("nf4", "nf4-dq", "int8", CAST)
 PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
@@ -16,3 +19,8 @@ OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_enc
 MAX_FRAMES = 1_000
 # What diffusers' example scripts encode before the training: all, prompts (the VAE stays), latents (the text encoders stay), none.
 CACHED = ALL_CACHED, PROMPTS_CACHED, LATENTS_CACHED, NOTHING_CACHED = ("all", "prompts", "latents", "none")
+
+
+def is_pipeline_preset(name: str) -> bool:
+    """Return True if a preset has this name. diffusers need not be installed, and no preset is read."""
+    return _NAME.fullmatch(name) is not None and (PRESETS / f"{name}.json").is_file()

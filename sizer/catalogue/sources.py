@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from sizer.base.config_json import canonical_config, decode_config
-from sizer.base.errors import ConfigError, RefusedValueError, RequestError, letters
+from sizer.base.errors import ConfigError, HubError, RefusedValueError, RequestError, letters
+from sizer.catalogue.pipelines import is_pipeline_preset
 from sizer.catalogue.presets import find_preset
 
 Entry = Literal["names", "presets", "repository", "config"]
@@ -86,16 +87,23 @@ def is_fetched(source: str, name: str) -> bool:
 
 
 def fetch(source: str, name: str, revision: str | None) -> bytes:
-    """Return the config of a repository of the hub as a source reads it. Raises HubError."""
-    return import_function(SOURCES[source].fetch or "")(name, revision)
+    """Return the config of a repository of the hub as a source reads it. Raises HubError, which names a preset of that model."""
+    try:
+        return import_function(SOURCES[source].fetch or "")(name, revision)
+    except HubError as error:
+        try:
+            preset = f"ask for the preset arch=hf:{find_preset(name.rpartition('/')[2]).key}"
+        except RequestError:
+            raise error from None
+        todo = f"{error.todo}, or {preset}" if error.todo else preset
+        raise HubError(error.what, given=error.given, allowed=error.allowed, todo=todo) from error
 
 
 def find_source(text: str) -> tuple[str, str] | None:
     """Source and value of an architecture that is written without its source; None where it can be none.
 
-    An address of the hub is a repository, as is <org/name>; a preset's key or hub name is that preset, in any case;
-    a name with a tag is timm's, any other
-    torchvision's.
+    An address of the hub is a repository, as is <org/name>; a preset's key or hub name is that preset, in any case, as is that of a
+    diffusion pipeline; a name with a tag is timm's, any other torchvision's.
 
     *Known limitations*: packages are not asked which names they have, since this is read where none of them is imported.
     """
@@ -103,6 +111,8 @@ def find_source(text: str) -> tuple[str, str] | None:
         return "hub", text
     with contextlib.suppress(RequestError):
         return "hf", find_preset(text).key
+    if is_pipeline_preset(text.lower()):
+        return "diffusers", text.lower()
     if TORCHVISION_NAME.fullmatch(text):
         return "torchvision", text
     if TORCHVISION_NAME.fullmatch(plain := letters(text)) and text.lower().replace("-", "") == plain:

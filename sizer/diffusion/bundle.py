@@ -6,13 +6,12 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
 from sizer.base.config_json import FLOAT_TAG, TAGGED_FLOATS
 from sizer.base.errors import ConfigError, RefusedValueError, quote, suggest
-from sizer.catalogue.pipelines import DENOISERS
+from sizer.catalogue.pipelines import DENOISERS, PRESETS
 
 INDEX = "model_index.json"
 LIBRARIES = ("diffusers", "transformers")
@@ -97,8 +96,7 @@ class Bundle:
 @functools.cache
 def preset_names() -> tuple[str, ...]:
     """Return the names of all presets."""
-    files = resources.files("sizer.diffusion").joinpath("presets").iterdir()
-    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+    return tuple(sorted(file.name.removesuffix(".json") for file in PRESETS.glob("*.json")))
 
 
 def find_preset(name: str) -> str:
@@ -116,8 +114,7 @@ def find_preset(name: str) -> str:
 @functools.cache
 def preset_data(name: str) -> dict[str, Any]:
     """Return the JSON of a preset, with all files: those of the preset that it is made `of`, whose keys it changes."""
-    text = resources.files("sizer.diffusion").joinpath("presets", f"{name}.json").read_text(encoding="utf-8")
-    data = json.loads(text)
+    data = json.loads((PRESETS / f"{name}.json").read_text(encoding="utf-8"))
     if "of" not in data:
         return data
     files, changed = preset_data(data["of"])["files"], data["files"]

@@ -10,11 +10,21 @@ import re
 from sizer.base.errors import RefusedValueError
 from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS
 from sizer.catalogue.weights import WEIGHTS
+from sizer.query import values
 from sizer.query.values import choice
 
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "": 1}
+_UNITS = {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "": 1,
+}
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?B)?", re.ASCII | re.IGNORECASE)
-_TOKENS = re.compile(r"([0-9]{1,9})(k?)", re.ASCII | re.IGNORECASE)
 _MAX_BYTES = 2**50
 
 
@@ -27,7 +37,9 @@ def read_engine(text: str) -> str:
 
 def read_release(text: str) -> str:
     """A version of an engine as "0.9.2"; a leading v and what follows the third number are dropped."""
-    found = re.fullmatch(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[.+a-z][0-9A-Za-z.+]{0,40})?", text, re.ASCII)
+    found = re.fullmatch(
+        r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[.+a-z][0-9A-Za-z.+]{0,40})?", text, re.ASCII
+    )
     if found is None:
         raise RefusedValueError("a version such as 0.11.2", "write for example engine_version=0.11.2")
     return ".".join(part.lstrip("0") or "0" for part in found.groups("0"))
@@ -42,8 +54,8 @@ def read_util(text: str) -> float:
 
 def read_tokens(text: str) -> int:
     """A number of tokens; 8k is 8,192."""
-    found = _TOKENS.fullmatch(text)
-    number = int(found[1]) * (1024 if found[2] else 1) if found else 0
+    digits = values.read_tokens(text)
+    number = int(digits) if re.fullmatch(r"[0-9]{1,9}", digits, re.ASCII) else 0
     if not 1 <= number <= MAX_TOKENS:
         raise RefusedValueError(f"tokens from 1 to {MAX_TOKENS:,}, where 8k is 8,192", "write for example 8k")
     return number

@@ -51,11 +51,16 @@ OFF = "off"
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
 COMPILES = (OFF, *COMPILE_MODES)  # modes of torch.compile; off runs the model eagerly
 COMPILED_DTYPES, COMPILED_BATCHES = ("bfloat16",), (8,)  # of a compiled question that names none
-_AUTOTUNED = "it chooses kernels by timing them on the device, and what is fused into a chosen template is never allocated"
+_AUTOTUNED = (
+    "it chooses kernels by timing them on the device, and what is fused into a chosen template is never allocated"
+)
 _REFUSED_COMPILES = dict.fromkeys(("max-autotune", "max-autotune-no-cudagraphs"), _AUTOTUNED)
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
+THOUSAND = 1024  # tokens: a context of 8k is 8,192
+_GROUPED = re.compile(r"\d{1,3}(?:[,_' \u00a0\u202f]\d{3})+", re.ASCII)
+_SHORT = re.compile(r"(\d{1,6})(?:\.(\d{1,3}))?\s*[kK]", re.ASCII)
 
 
 def choice(allowed: Iterable[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
@@ -92,6 +97,21 @@ def format_list(values: tuple) -> str:
     return ",".join(map(str, values))
 
 
+def read_tokens(text: str) -> str:
+    """Return a number of tokens as digits alone: 8k is 8192, as is 8,192. A text of another form as it is, to be refused."""
+    text = text.strip()
+    if found := _SHORT.fullmatch(text):
+        whole, part = int(found[1]) * THOUSAND, found[2]
+        return str(whole + (round(float(f"0.{part}") * THOUSAND) if part else 0))
+    return read_count(text)
+
+
+def read_count(text: str) -> str:
+    """Return a number without separators; a text of another form as it is."""
+    text = text.strip()
+    return re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
+
+
 def _read_integer(text: str, low: int, high: int, example: str) -> int:
     number = int(text) if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) else None
     if number is None or not low <= number <= high:
@@ -113,7 +133,7 @@ def read_batches(text: str) -> tuple[int, ...]:
 
 def whole_number(high: int, example: str) -> Callable[[str], int]:
     """A function that reads a whole number from 1 to `high`."""
-    return lambda text: _read_integer(text, 1, high, example)
+    return lambda text: _read_integer(read_count(text), 1, high, example)
 
 
 def read_share(text: str) -> float:
@@ -154,13 +174,13 @@ def read_targets(text: str) -> tuple[str, ...]:
 
 
 def read_sequence_length(text: str) -> int:
-    """A number of tokens."""
-    return _read_integer(text, 1, MAX_SEQUENCE_LENGTH, "seq=2048")
+    """A number of tokens; 8k is 8,192."""
+    return _read_integer(read_tokens(text), 1, MAX_SEQUENCE_LENGTH, "seq=2048")
 
 
 def read_new(text: str) -> int:
     """A number of tokens that are generated."""
-    return _read_integer(text, 1, MAX_NEW, "new=512")
+    return _read_integer(read_tokens(text), 1, MAX_NEW, "new=512")
 
 
 def read_cache(text: str) -> str:
@@ -251,7 +271,9 @@ def read_objective(text: str) -> str:
     kind, colon, number = text.partition(":")
     if kind == CONTRASTIVE and colon:
         if not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_CACHED:
-            raise RefusedValueError(f"contrastive:1 to contrastive:{MAX_CACHED}", "write for example objective=contrastive:32")
+            raise RefusedValueError(
+                f"contrastive:1 to contrastive:{MAX_CACHED}", "write for example objective=contrastive:32"
+            )
         return text
     return choice(OBJECTIVES)(text)
 
@@ -270,7 +292,9 @@ def read_rollout(text: str) -> str:
     """Return what makes completions: transformers, or a server with a share of the device's memory as `colocated:SHARE`."""
     kind, colon, share = text.partition(":")
     if kind == COLOCATED and (not colon or not re.fullmatch(r"0?\.[0-9]{1,4}", share) or not float(share)):
-        raise RefusedValueError("colocated:<share>, a share above 0 and below 1", "write for example rollout=colocated:0.3")
+        raise RefusedValueError(
+            "colocated:<share>, a share above 0 and below 1", "write for example rollout=colocated:0.3"
+        )
     return f"{COLOCATED}:{float(share):g}" if kind == COLOCATED else choice((TRANSFORMERS, COLOCATED))(text)
 
 

@@ -1,4 +1,4 @@
-"""Fields of the form: numbers as people write them, names of devices, and places for refused values below their fields.
+"""Fields of the form: names of devices, and places for refused values below their fields.
 
 Streamlit's select box sorts matches by the score of fzy, which prefers matches that begin a word. The memory is a word of its own:
 "8 GB" finds "RTX 4060 · 8 GB" before "L40S · 48 GB".
@@ -15,28 +15,6 @@ from streamlit.delta_generator import DeltaGenerator
 from sizer.base.errors import Refusal
 from sizer.catalogue.gpu_keys import CUSTOM
 from sizer.catalogue.gpus import GPUS
-
-THOUSAND = 1024  # tokens: a context of 8k is 8,192
-_GROUPED = re.compile(r"\d{1,3}(?:[,_' \u00a0\u202f]\d{3})+", re.ASCII)
-_SHORT = re.compile(r"(\d{1,6})(?:\.(\d{1,3}))?\s*[kK]", re.ASCII)
-
-
-def read_tokens(text: str) -> str:
-    """Return a number of tokens without separators and letters; a text of another form as it is, for the query to refuse."""
-    text = text.strip()
-    if _GROUPED.fullmatch(text):
-        return re.sub(r"\D", "", text)
-    if found := _SHORT.fullmatch(text):
-        whole, part = int(found[1]) * THOUSAND, found[2]
-        return str(whole + (round(float(f"0.{part}") * THOUSAND) if part else 0))
-    return text
-
-
-def read_count(text: str) -> str:
-    """Return a number without separators; a text of another form as it is."""
-    text = text.strip()
-    return re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
-
 
 # -------------------------------------------------------------------------------------------------------- device choice
 

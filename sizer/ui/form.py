@@ -32,7 +32,7 @@ from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, pipeline_fields, server_view
-from sizer.ui.fields import OPTIONS, Places, device_title, read_count, read_tokens
+from sizer.ui.fields import OPTIONS, Places, device_title
 from sizer.ui.focus import in_focus, look_at
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
 
@@ -156,7 +156,9 @@ def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, st
     values = {}
     with st.expander("Advanced options"):
         for key, row in rows.items():
-            if row.needs(request) or (key == "new" and MODES[request.mode].generates):  # which has a field among the sizes
+            if row.needs(request) or (
+                key == "new" and MODES[request.mode].generates
+            ):  # which has a field among the sizes
                 continue
             if row.toggles:
                 values[key] = "01"[st.toggle(row.label, key=key, help=row.allowed, **KEEP)]
@@ -180,9 +182,9 @@ def _ask_sizes(source: Source, mode: Mode, places: Places) -> dict[str, str]:
     values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches}
     for key in sizes_of(source):
         text = _text(*SIZES[key], key=key, places=places)
-        values[key] = read_tokens(text) if key == "seq" else text
+        values[key] = text
     if mode.generates:
-        values["new"] = read_tokens(_text("New tokens", NEW_HELP, key="new", placeholder="512", places=places))
+        values["new"] = _text("New tokens", NEW_HELP, key="new", placeholder="512", places=places)
         values["cache"] = _choose("KV cache", CACHES, key="cache", help=CACHE_HELP)
     return values
 
@@ -231,8 +233,8 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
             values["optimizer_impl"] = _ask_implementation(asked["optimizer"])
             places.leave("optimizer_impl", "Optimizer implementation")
         if mode.trains:
-            values["accumulate"] = read_count(
-                _text("Accumulated passes", ACCUMULATE_HELP, key="accumulate", placeholder="1", places=places)
+            values["accumulate"] = _text(
+                "Accumulated passes", ACCUMULATE_HELP, key="accumulate", placeholder="1", places=places
             )
             chosen = _choose("Outputs in the backward pass", (EITHER, *OUTPUTS), key="outputs", help=OUTPUTS_HELP)
             values["outputs"] = "" if chosen == EITHER or asked.get("pp", "1") not in ("", "1") else chosen
@@ -295,7 +297,7 @@ def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
             values[key] = "01"[st.toggle(label, help=help_text, key=key, **KEEP)]
         else:
             label, help_text, placeholder = PARALLEL_FIELDS[key]
-            values[key] = read_count(_text(label, help_text, key=key, placeholder=placeholder, places=places))
+            values[key] = _text(label, help_text, key=key, placeholder=placeholder, places=places)
     return values
 
 
@@ -352,7 +354,11 @@ def _text(label: str, help_text: str, *, key: str, places: Places, placeholder: 
 ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by key of the query
     "r": ("Rank", "The rank of the matrices that the adapter adds.", "16"),
     "alpha": ("Alpha", "What the adapter's output is scaled by, over the rank.", "2 × the rank"),
-    "targets": ("Adapted layers", f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.", MODELS_DEFAULT),
+    "targets": (
+        "Adapted layers",
+        f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.",
+        MODELS_DEFAULT,
+    ),
     "adapter_dropout": ("Dropout", "Of the adapter's input, from 0 to below 1.", "0"),
 }
 PARALLEL_FIELDS = {  # likewise

@@ -12,6 +12,7 @@ import pytest
 from sizer.architecture.hub_files import _Exchange, fetch_config
 from sizer.base.config_json import read_config
 from sizer.base.errors import HubError
+from sizer.catalogue.sources import fetch as fetch_of_source
 from tests.hub import REPO, Handler, Hub
 
 CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 768}).encode()
@@ -287,3 +288,14 @@ def test_malformed_revisions_are_refused_before_any_request(hub: Hub, revision: 
 def test_malformed_endpoints_are_refused(endpoint: str):
     with pytest.raises(HubError, match=r"hub endpoint is malformed: given .*; set HF_ENDPOINT"):
         fetch_config(REPO, endpoint=endpoint)
+
+
+def test_a_model_that_has_a_preset_is_named_with_it(monkeypatch):
+    def refuse(name: str, revision: str | None) -> bytes:
+        raise HubError(f"{name} is gated", todo="check the name")
+
+    monkeypatch.setattr("sizer.catalogue.sources.import_function", lambda name: refuse)
+    with pytest.raises(HubError, match=r"is gated; check the name, or ask for the preset arch=hf:llama-3.1-8b$"):
+        fetch_of_source("hub", "meta-llama/Llama-3.1-8B-Instruct", None)
+    with pytest.raises(HubError, match=r"is gated; check the name$"):
+        fetch_of_source("hub", "org/never-heard-of", None)

@@ -868,6 +868,8 @@ def test_bad_json_in_a_config_is_refused_under_arch():
         ("hf:Qwen3-8B", "hf:qwen3-8b"),
         ("llama-3.1-8b-instruct", "hf:llama-3.1-8b"),
         ("resnet-50", "torchvision:resnet50"),
+        ("FLUX.1-dev", "diffusers:flux.1-dev"),
+        ("sdxl", "diffusers:sdxl"),
         ("ResNet50", "torchvision:resnet50"),
         ("resnet50", "torchvision:resnet50"),
         ("resnet50.a1_in1k", "timm:resnet50.a1_in1k"),

@@ -12,7 +12,8 @@ from sizer.catalogue.gpus import GPUS, RANGED
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.tasks import TASKS, task_of
 from sizer.query.text import parse_query
-from sizer.ui.fields import OPTIONS, device_title, read_count, read_tokens
+from sizer.query.values import read_count, read_tokens
+from sizer.ui.fields import OPTIONS, device_title
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 

@@ -141,7 +141,9 @@ def imports_of(request: Request) -> tuple[str, ...]:
     """Return the modules that a question needs: the package of its own source, and those of adapters if it trains one."""
     source = SOURCES[request.source]
     adapters = (PACKAGE,) if request.train == "adapter" and find_spec(PACKAGE) else ()
-    return (source.package, *adapters, source.blueprint.partition(":")[0], *TRACING)
+    # of an optional package that is not installed the job says how to install it
+    own = (source.package, source.blueprint.partition(":")[0]) if source.required or find_spec(source.package) else ()
+    return (*own, *adapters, *TRACING)
 
 
 def compiled_for(request: Request) -> tuple[str, ...]:
