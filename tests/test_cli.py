@@ -30,6 +30,7 @@ from sizer.service.client import JobClient
 from sizer.service.messages import COMPILED
 from sizer.service.settings import Settings
 from sizer.service.tasks import TASKS
+from tests.architecture.tiny_configs import LLAMA
 from tests.processes.running import TESTS
 from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for, served_devices_for, served_ranks_for
 from tests.ui.reports import report_for
@@ -618,3 +619,17 @@ def test_a_job_of_levers_is_told_whether_to_compile(part, compiles, monkeypatch)
     monkeypatch.setattr("sizer.decision.levers.levers", levers)
     TASKS["levers"]({"task": "levers", "query": query, "config_text": None, "part": part, "kept": []}, mock.MagicMock())
     assert found == [compiles]
+
+
+def test_the_path_of_a_config_is_read_as_config_is(run, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
+    asked = ("--batch", "1", "--dtype", "float32", "--json")
+    expected = run("estimate", "", "--config", "model/config.json", *asked)
+    for given in ("model/config.json", str(tmp_path / "model"), "model"):
+        assert run("estimate", given, *asked) == expected
+    assert run("estimate", "model&batch=1&dtype=float32", "--json") == expected
+    status, _, err = run("estimate", "nothere.json")
+    assert status == 2
+    assert "config file cannot be read" in err

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import cache
 
 from sizer.base.errors import RefusedValueError, did_you_mean, letters, suggest
 from sizer.catalogue.contexts import Context, context_between
@@ -26,12 +27,15 @@ _UNITS = {"MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
 _FORM = re.compile(
     r"custom:([0-9]{1,7}(?:\.[0-9]{1,3})?) ?(MiB|GiB|MB|GB)@([0-9]{1,2})\.([0-9])", re.ASCII | re.IGNORECASE
 )
+_MAKER = re.compile(r"^(nvidia|amd|apple|intel)?(geforce|radeon|instinct)?")
 _SMALLEST_GIB, _LARGEST_GIB = 2, 4096
 _SUGGESTIONS = 3
 
 
 def find_gpu(key: str) -> Gpu:
-    """The device with this key; its `key` is the canonical form of one of one's own.
+    """The device with this key; case, separators and the maker's name before it do not count.
+
+    The `key` of one of one's own is its canonical form.
 
     Raises RefusedValueError, with the keys that may have been meant, where there is none.
     """
@@ -39,10 +43,17 @@ def find_gpu(key: str) -> Gpu:
         return GPUS[key]
     if is_custom(key):
         return _custom_gpu(key)
+    if (same := _by_letters().get(_MAKER.sub("", letters(key)))) is not None:
+        return GPUS[same]
     raise RefusedValueError(
         f"a key that `python -m sizer gpus` lists, or a device of your own as in {EXAMPLE}",
         _suggestion(key) or "write for example gpu=rtx-4090",
     )
+
+
+@cache
+def _by_letters() -> dict[str, str]:
+    return {letters(key): key for key in GPUS}
 
 
 def is_custom(key: str) -> bool:
@@ -116,7 +127,7 @@ def _refused_custom() -> RefusedValueError:
 
 def _suggestion(text: str) -> str | None:
     """The keys that may have been meant: those whose key or name holds the text, else those that look like it."""
-    wanted = letters(text)
+    wanted = _MAKER.sub("", letters(text)) or letters(text)
     held = (
         key for key, gpu in GPUS.items() if wanted in letters(key) or wanted in letters(f"{gpu.maker} {gpu.name}")
     )

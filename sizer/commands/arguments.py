@@ -31,13 +31,18 @@ def add_query(parser: argparse.ArgumentParser, help: str) -> None:
 def query_of(options: argparse.Namespace) -> str:
     """Return the query that was given, with its flags, and with the config of `--config` in the place of its arch.
 
-    The first part of a query may be the architecture without its key: "resnet50" is "arch=resnet50".
+    The first part of a query may be the architecture without its key: "resnet50" is "arch=resnet50". It may be the path of a
+    config.json, too, or of its folder, as `--config` takes it.
 
     Raises:
         ConfigError: The file of `--config` cannot be read.
     """
-    query = with_keys(options.query, {key.name: getattr(options, f"key_{key.name}") for key in _flags()})
-    return query if options.config is None else _with_config(query, options.config)
+    given, path = options.query, options.config
+    arch, _, others = given.partition("&")
+    if path is None and "=" not in arch and _is_config(Path(arch)):
+        given, path = others, Path(arch)
+    query = with_keys(given, {key.name: getattr(options, f"key_{key.name}") for key in _flags()})
+    return query if path is None else _with_config(query, path)
 
 
 def print_link(options: argparse.Namespace) -> None:
@@ -84,6 +89,10 @@ def _with_config(query: str, path: Path) -> str:
         data += b"\n" + _read(beside)
         read_config(data)
     return "&".join([f"arch=config:{encode_config(data.decode())}", *others])
+
+
+def _is_config(path: Path) -> bool:
+    return path.suffix == ".json" or any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _file_of(folder: Path) -> Path:
