@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 RECIPE_KEYS = (
     *("loss", "step", "evaluate", "objective", "reference", "group", "rollout", "activations", "optimizer_offload", "autocast"),
+    "liger",
 )
 FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
@@ -13,6 +14,7 @@ KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
 CHECKPOINT_OFFLOAD = "checkpoint-offload"  # another spelling of OFFLOAD with checkpointing=1
 LM, DPO, KTO, ORPO, REWARD, GRPO, CONTRASTIVE = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward", "grpo", "contrastive")
 WITH_REFERENCE = (DPO, KTO, GRPO)
+WITH_LIGER = (LM, *WITH_REFERENCE)  # with others its loss, which these trainers of TRL switch off, fails or differs
 NONE, LOSS, LOGITS = "none", "loss", "logits"
 MODEL, ADAPTER, PRECOMPUTED, _ = REFERENCES = ("model", "adapter", "precomputed", NONE)
 AUTO = "AutoModel()"  # for the class without a head, which embeddings are of; the key `head` takes no such text

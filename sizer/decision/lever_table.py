@@ -323,6 +323,12 @@ LEVERS = (
         "hidden, head = model.base_model(input_ids).last_hidden_state, model.get_output_embeddings()\n"
         "loss = LigerForCausalLMLoss(hidden, head.weight, labels, hidden.shape[-1])", _with_loss("liger"),
     ),
+    row_of(
+        "liger", "liger", 2, "Liger's norms, rotary embeddings and feed-forward layers", "needs liger-kernel",
+        "from liger_kernel.transformers import _apply_liger_kernel_to_instance\n"
+        "_apply_liger_kernel_to_instance(model, fused_linear_cross_entropy=False)  # use_liger_kernel=True of TRL's trainers",
+        lambda request, known: replace(request, liger=True) if known.has_liger else None,
+    ),
     # last of its group, which all changes together have: it goes with offloaded activations
     row_of(
         "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl, whose trainer uses it by default",

@@ -101,8 +101,8 @@ class KeptTapes:
         device = self._device
         rules = (device.kind, *(capability or self._capability or ()), *device.version)
         alone = "" if at_batch is None else f" at batch {at_batch}"
-        if (gpu := device.compiles_for) is not None:  # Inductor decides by the number of multiprocessors, too
-            alone += f" compiled for {gpu.key} {gpu.name} {gpu.total_bytes}"
+        if (gpu := device.answers_for) is not None:  # its number of multiprocessors decides, too
+            alone += f" for {gpu.key} {gpu.name} {gpu.total_bytes}"
         return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
 
     def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
@@ -111,7 +111,7 @@ class KeptTapes:
         own = self._capability
         if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None:
             return found
-        if own is None or self._device.compiles_for is not None:
+        if own is None or self._device.answers_for is not None:
             return None
         for capability in CAPABILITIES:
             found = self._read(self.name(dtype, capability=capability, at_batch=at_batch))

@@ -23,6 +23,7 @@ from sizer.estimating.scopes import module_choices_of
 from sizer.estimating.work import blueprint_of, plan_of
 from sizer.query.request import Request
 from sizer.recipes.evaluation import check_evaluation
+from sizer.recipes.liger import check_liger, has_layers
 from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
 from sizer.recipes.offloading import check_offloading
 from sizer.recipes.preferences import check_objective, policy_of
@@ -91,6 +92,7 @@ class Model:
             check_plan(module, plan, blueprint.sequence_length)
         check_loss(request.loss, module)
         check_objective(request.objective, module)
+        check_liger(request.liger, module)
         check_offloading(request.activations, of_optimizer=request.optimizer_offload)
         check_evaluation(request.evaluate, module)
         vocabulary = vocabulary_of(module) if _is_fine_tuning(request) and request.objective == LM else None
@@ -101,6 +103,7 @@ class Model:
             notes=(*blueprint.notes, *blueprint.describe(whole), *losses_beside(request.loss, vocabulary)),
             uncounted=blueprint.uncounted,
             vocabulary=vocabulary,
+            has_liger=_is_fine_tuning(request) and has_layers(module),
             smallest=request.group if request.objective == GRPO else 1,
         )
         try:

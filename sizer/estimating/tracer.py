@@ -123,12 +123,12 @@ class Tracer:
     def device(self, *, shared: bool = False) -> Device:
         """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
         version = None if self.request.torch is None else parse_version(self.request.torch)
-        compiles_for = self.gpu if self.request.compile is not None else None
-        # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
-        shared = shared and not self._compares_stages and compiles_for is None
+        answers_for = self.gpu if self.request.compile is not None or self.request.liger else None
+        # stages are compared by their bytes, and packages read the capability by themselves
+        shared = shared and not self._compares_stages and answers_for is None
         shared = shared and not self._calls_library
         return Device(
-            self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
+            self.gpu.backend, self.gpu.capability, version=version, shared=shared, answers_for=answers_for
         )
 
     @cached_property

@@ -53,6 +53,7 @@ def work_of(request: Request, dtype: str) -> Work:
         optimizer_offload=request.optimizer_offload,
         step=request.step,
         evaluate=request.evaluate,
+        liger=request.liger,
         autocasts=request.autocast or (request.is_of_pipeline and request.train == "adapter"),
     )
 

@@ -31,6 +31,7 @@ from sizer.catalogue.recipes import (
     PRECOMPUTED,
     RECIPE_KEYS,
     TRL,
+    WITH_LIGER,
     cached_texts,
     is_contrastive,
     is_library,
@@ -158,6 +159,8 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             allowed="1 with dtype=bfloat16: amp-bfloat16 is autocast of float32 weights",
             todo="ask for dtype=bfloat16, or remove it",
         )
+    if request.liger:
+        yield from _refused_with_liger(request, gpu)
     if not request.prepare and is_made_by_trl(request.objective, request.loss):
         yield Refusal(
             key="prepare",
@@ -199,6 +202,16 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             allowed="none, loss: logits are those of transformers' models",
             todo="ask for evaluate=loss, or choose a model of transformers",
         )
+
+
+def _refused_with_liger(request: Request, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse Liger's layers on devices that its kernels are not written for, and in trainers that were not compared with them."""
+    if gpu.backend != "cuda":
+        given, todo = f"1 with gpu={request.gpu}", "choose a CUDA device"
+        yield Refusal(key="liger", given=given, allowed="0; 1 with a CUDA device, for which its kernels are written", todo=todo)
+    if request.objective not in WITH_LIGER:
+        given, todo = f"1 with objective={request.objective}", "remove it"
+        yield Refusal(key="liger", given=given, allowed=f"0; 1 with objective={', '.join(WITH_LIGER)}", todo=todo)
 
 
 def _refused_on_the_host(request: Request, gpu: Gpu) -> Iterator[Refusal]:

@@ -653,6 +653,17 @@ KEYS: dict[str, Key] = {
         label="Autocast of 16-bit weights",
         otherwise="0",
     ),
+    "liger": _recipe(
+        "liger",
+        read_switch,
+        False,
+        format_switch,
+        allowed=f"{_SWITCH}: Liger's norms, rotary embeddings and feed-forward layers, as with use_liger_kernel=True; its loss is "
+        "loss=liger",
+        label="Liger's layers",
+        needs=of_language_models,
+        otherwise="0",
+    ),
     "parallel": Key(
         read=_read_parallel,
         write=lambda request: None if request.parallel == "none" else request.parallel,

@@ -53,8 +53,8 @@ class Request:
     SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
     that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `outside` and
     `graphs` those of parts that are fitted without them, `want` how many requests of how many tokens are asked for.
-    `loss`, `step`, `evaluate`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload` and `autocast` are
-    of training recipes (sizer.catalogue.recipes); with objective=grpo `new` are the tokens of a completion.
+    `loss`, `step`, `evaluate`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `autocast`
+    and `liger` are of training recipes (sizer.catalogue.recipes); with objective=grpo `new` are the tokens of a completion.
     """
 
     source: str
@@ -145,6 +145,7 @@ class Request:
     activations: str = "keep"
     optimizer_offload: bool = False
     autocast: bool = False
+    liger: bool = False
 
     @property
     def is_fetched(self) -> bool:

@@ -6,6 +6,7 @@ Traced steps and measured steps (sizer.tracing.steps) call the same functions of
 - `preferences`: pairs of completions, a reference, and TRL's loss of them (`objective`, `reference`);
 - `grpo`: groups of completions that the model makes, by TRL's trainer (`objective=grpo`, `group`, `rollout`);
 - `contrastive`: embeddings of pairs of texts, by sentence-transformers' losses (`objective=contrastive`);
+- `liger`: Liger's layers in the model (`liger`);
 - `offloading`: activations that wait on the host, by TRL's hooks (`activations`);
 - `in_backward`: an optimizer for each parameter, which steps when its gradient is there (`step=in_backward`);
 - `evaluation`: batches without gradients after the steps, and what transformers' Trainer keeps of them (`evaluate`).

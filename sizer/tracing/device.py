@@ -117,7 +117,8 @@ class Device:
     """The facts of a device: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA; the version (major, minor) of the
     PyTorch whose rules are followed, the installed one where none is given. The rules themselves are `sizer.tracing.device_rules`.
     Where its traces are `shared`, sizes that go by the capability alone are left to size queries (`cuda.by_capability`).
-    `compiles_for` is the GPU that PyTorch's compiler decides for, None if its traces are eager.
+    `answers_for` is the GPU whose number of multiprocessors decides, in compiled code or Liger's layers; None if the traces are
+    those of every GPU of the capability.
 
     Made for the traces of one model in one dtype: `kernels()` are those that were taken and why, for the report; `where` returns
     the module at work.
@@ -130,7 +131,7 @@ class Device:
         *,
         version: Version | None = None,
         shared: bool = False,
-        compiles_for: Gpu | None = None,
+        answers_for: Gpu | None = None,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"no rules for device {kind!r}: give one of {', '.join(KINDS)}")
@@ -140,7 +141,7 @@ class Device:
         self._capability = None if capability is None else Capability(capability)
         self.version = version or installed_version()
         self.shared = shared
-        self.compiles_for = compiles_for
+        self.answers_for = answers_for
         self._compiled: list[CompiledCode] = []
         self.dtype = ""
         self._modules: dict[tuple[str, str, str], set[str]] = {}

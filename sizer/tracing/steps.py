@@ -30,12 +30,14 @@ from sizer.catalogue.recipes import (
     TRANSFORMERS,
     cached_texts,
     is_contrastive,
+    is_library,
 )
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.sharding import tell_whether_last
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
+from sizer.recipes.liger import liger_layers
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
 from sizer.recipes.preferences import policy_of, reference_in
@@ -61,7 +63,7 @@ class Work:
     for eager code, `compile_mode` one of COMPILE_MODES there. `budget` is the compiler's activation memory budget, None for
     PyTorch's own. `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate`
     are values of these keys (sizer.catalogue.recipes), `new` also of a completion. With `autocasts` a step with weights in 16 bits
-    runs under autocast, as accelerate's mixed precision.
+    runs under autocast, as accelerate's mixed precision. With `liger` the model has Liger's layers.
     """
 
     mode: str
@@ -89,6 +91,7 @@ class Work:
     step: str = AFTER
     evaluate: str = NONE
     autocasts: bool = False
+    liger: bool = False
 
     @property
     def computed_in(self) -> str:
@@ -103,9 +106,9 @@ class Work:
 
     @property
     def library(self) -> str:
-        """The loss whose library is called; TRL's also for other objectives and for what is offloaded."""
+        """The loss whose library is called; TRL's also for other objectives and for what is offloaded, Liger's for its layers."""
         calls = self.objective != LM or self.activations != KEEP or self.optimizer_offload
-        return "trl" if calls else self.loss
+        return "trl" if calls else "liger" if self.liger and not is_library(self.loss) else self.loss
 
     def phase_after(self, phase: str) -> str:
         """Return the phase that begins when one has ended; the last one goes on."""
@@ -264,6 +267,8 @@ class Steps:
         self.on_backward: Callable[[], None] = lambda: None
         self.on_gradient: Callable[[Tensor], None] = lambda gradient: None
         self.on_token: Callable[[int, object], bool] = lambda number, cache: number < work.new
+        if work.liger:
+            self._hooks.enter_context(liger_layers(policy_of(module)))
         self.loss: Tensor | None = None
         self.output: object = None
         self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
@@ -400,7 +405,7 @@ class Steps:
             )
 
     def close(self) -> None:
-        """Remove the hooks that step in the backward pass, or offload."""
+        """Remove the hooks that step in the backward pass, or offload, and a library's layers."""
         self._hooks.close()
         if self._offloaded is not None:
             self._offloaded.close()

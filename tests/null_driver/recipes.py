@@ -105,6 +105,22 @@ QUERIES |= {  # completions without a reference, whose rollout takes more than t
     for gpu, model in ROLLOUTS.items()
 }
 PACKAGES["grpo-rollout"] = "trl"
+LAYERS = {  # of Liger, which has none for GPT-2
+    "layers": "dtype=bfloat16&liger=1",
+    "layers-liger": "dtype=bfloat16&liger=1&loss=liger",
+    "layers-trl-checkpointing": "dtype=bfloat16&liger=1&loss=trl&checkpointing=1",
+    "layers-lora-autocast": "dtype=bfloat16&liger=1&loss=trl&train=adapter&autocast=1",
+    "layers-nf4": "dtype=bfloat16&liger=1&train=adapter&weights=nf4",
+    "amp-layers": "dtype=amp-bfloat16&liger=1",
+    "layers-dpo": "dtype=bfloat16&liger=1&objective=dpo",
+    "layers-grpo": "dtype=bfloat16&liger=1&objective=grpo&group=2&new=24",
+    "layers-offload": "dtype=bfloat16&liger=1&loss=trl&activations=offload",
+}
+QUERIES |= {f"{gpu}/{name}": f"{MODELS['h100-80gb']}&{keys}&gpu={gpu}" for gpu in MODELS for name, keys in LAYERS.items()}
+GATED = {"model_type": "gemma2", "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "vocab_size": 4096}
+GELU = f"arch=config:{encode_config(json.dumps(GATED))}&batch=2&seq=64"
+QUERIES["rtx-4090/layers-gelu"] = f"{GELU}&dtype=bfloat16&liger=1&gpu=rtx-4090"
+PACKAGES |= dict.fromkeys((*LAYERS, "layers-gelu"), "liger-kernel")
 LLAVA = f"arch=config:{encode_config(json.dumps(TINY['llava']))}&batch=2&seq=32&gpu=h100-80gb"
 QUERIES |= {
     "h100-80gb/without-tower": f"{LLAVA}&dtype=bfloat16&train=without-tower",

@@ -109,7 +109,7 @@ def test_kept_results_are_of_one_way_to_compile_on_one_gpu():
     assert len(set(map(choices_of, asked))) == len(set(map(work_scope_of, asked))) == 4
     request = asked[1]
     h100, h200 = (
-        KeptTapes(NothingKept(), request, Device("cuda", (9, 0), compiles_for=GPUS[key]), {}).name("bfloat16")
+        KeptTapes(NothingKept(), request, Device("cuda", (9, 0), answers_for=GPUS[key]), {}).name("bfloat16")
         for key in ("h100-80gb", "h200")
     )
     assert h100 != h200  # Inductor decides by the number of multiprocessors

@@ -210,7 +210,7 @@ def compiling(work: Work, recorder: Recorder) -> Iterator[Callable[[], None]]:
 
     Yields the function to call at the end of each phase. Enter it before anything of PyTorch is replaced.
     """
-    gpu = recorder.device.compiles_for
+    gpu = recorder.device.answers_for
     if work.compile_scope is None or gpu is None:
         yield lambda: None
         return

@@ -13,6 +13,7 @@ import ast
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,9 +23,9 @@ from torch import Tensor
 
 from sizer.catalogue.hardware import Hardware
 from sizer.catalogue.recipes import is_library
-from sizer.distributed.described_gpus import Accelerator, devices_answer
+from sizer.distributed.described_gpus import Accelerator, accelerator_of, devices_answer
 from sizer.tracing.compiled.answers import properties_of
-from sizer.tracing.compiled.install import hardware_of_capability
+from sizer.tracing.compiled.install import hardware_like, hardware_of_capability
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
 
@@ -188,12 +189,16 @@ def libraries_called(loss: str, recorder: Recorder) -> Iterator[None]:
     if not is_library(loss) or device.kind != "cuda":
         yield
         return
-    capability = device.capability.plain
-    launches = Launches(hardware_of_capability(capability), recorder.values.forget)
+    capability, gpu = device.capability.plain, device.answers_for
+    hardware = hardware_of_capability(capability) if gpu is None else hardware_like(gpu)
+    accelerator = Accelerator(capability=capability)
+    if gpu is not None and hardware is not None:
+        accelerator = replace(accelerator_of(gpu), processors=hardware.processors)
+    launches = Launches(hardware, recorder.values.forget)
     with (
         compiled_code_run_eagerly() if loss == "cce" else nullcontext(),
         launches.seen(),
-        devices_answer(Accelerator(capability=capability), count=1),
+        devices_answer(accelerator, count=1),
         OnMeta(recorder.host, recorder.deferred) as mode,
         modes_in_callbacks(mode),
         devices_told(recorder.host, recorder.deferred),

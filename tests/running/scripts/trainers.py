@@ -145,6 +145,7 @@ def adapter(lora: bool) -> Any:
 SCRIPTS = {
     "trainer": (plain, {}),
     "trainer-lora-autocast": (plain, {"lora": True, "bf16": True}),
+    "liger-trainer": (plain, {"use_liger_kernel": True}),
     "sft": (sft, {}),
     "sft-amp": (sft, {"weights": "float32", "bf16": True}),
     "sft-autocast": (sft, {"bf16": True}),
@@ -160,10 +161,12 @@ SCRIPTS = {
     "dpo-lora": (dpo, {"lora": True}),
     "dpo-lora-autocast": (dpo, {"lora": True, "bf16": True}),
     "dpo-qlora-checkpointing": (dpo, {"lora": True, "weights": "nf4", "bf16": True, "gradient_checkpointing": True}),
+    "dpo-liger": (dpo, {"use_liger_kernel": True}),
     "dpo-precomputed": (dpo, {"precompute_ref_log_probs": True}),
     "grpo": (grpo, {}),
     "grpo-amp": (grpo, {"weights": "float32", "bf16": True}),
     "grpo-reference": (grpo, {"beta": 0.04}),
+    "grpo-liger-reference": (grpo, {"beta": 0.04, "use_liger_kernel": True}),
     "grpo-qlora": (grpo, {"lora": True, "weights": "nf4", "bf16": True}),
     "grpo-lora-checkpointing": (grpo, {"lora": True, "beta": 0.04, "gradient_checkpointing": True}),
 }

@@ -1,0 +1,98 @@
+"""Liger's layers in a model of transformers, as `use_liger_kernel=True` of transformers' and TRL's trainers puts them there.
+
+liger_kernel's own functions change the model (liger_kernel/transformers/monkey_patch.py, 0.8), without its loss, as TRL's trainers
+pass `fused_linear_cross_entropy=False`. They also change modules of transformers and PyTorch, which are put back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sizer.architecture.peft_adapters import base_of
+from sizer.base.errors import BuildError, RequestError, suggest
+
+PACKAGE, MODULE = "liger-kernel", "liger_kernel"
+_CHANGED = ("transformers.models.", "transformers.loss.")  # prefixes of modules whose functions and classes Liger replaces
+_LOSS = {"fused_linear_cross_entropy": False}
+_ABSENT = object()
+
+
+@cache
+def _types() -> tuple[str, ...]:
+    """Return the types of models that the installed Liger has layers for, none if it is not installed.
+
+    The table is read as text: what Liger imports reads which device there is.
+    """
+    if (spec := find_spec(MODULE)) is None:
+        return ()
+    folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    source = (folder / "transformers" / "monkey_patch.py").read_text(encoding="utf-8")
+    return tuple(re.findall(r'^    "(\w+)": apply_liger_kernel_to_\w+,$', source, re.MULTILINE))
+
+
+def has_layers(module: nn.Module) -> bool:
+    """Return True if the installed Liger has layers for the type of a model, which may have an adapter."""
+    return getattr(getattr(base_of(module), "config", None), "model_type", None) in _types()
+
+
+def check_liger(asked: bool, module: nn.Module) -> None:
+    """Check that a model can have Liger's layers here, if they are asked for.
+
+    Raises:
+        BuildError: liger-kernel is not installed.
+        RequestError: Liger has no layers for the type of the model.
+    """
+    if not asked or has_layers(module):
+        return
+    if find_spec(MODULE) is None:
+        raise BuildError(f"{PACKAGE} is not installed", given="liger=1", todo=f"pip install {PACKAGE}")
+    kind = getattr(getattr(base_of(module), "config", None), "model_type", type(base_of(module)).__name__)
+    raise RequestError(
+        f"liger: the installed {PACKAGE} has no layers for the type {kind}",
+        given="1",
+        allowed=f"types of transformers that it has, such as {suggest(kind, _types()) or 'llama'}",
+        todo="remove it",
+    )
+
+
+@contextmanager
+def liger_layers(module: nn.Module) -> Iterator[None]:
+    """Within the context a model, which may have an adapter, has Liger's layers."""
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
+
+    model = base_of(module)
+    function = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
+    switches = [name for name, one in inspect.signature(function).parameters.items() if isinstance(one.default, bool)]
+    function(**dict.fromkeys(switches, False))  # changes nothing, but imports what it would change
+    changed = [nn, nn.functional, *(one for name, one in sys.modules.items() if name.startswith(_CHANGED))]
+    places = [*map(vars, changed), *(place for one in model.modules() for place in (vars(one), one._modules))]
+    before = [dict(place) for place in places]
+    undo: list[tuple[dict[str, Any], str, object]] = []
+    log = logging.getLogger(MODULE)  # of other backends that are not installed, whose errors keep the tensors of their calls
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        try:
+            _apply_liger_kernel_to_instance(model, **_LOSS)
+        finally:
+            for place, old in zip(places, before, strict=True):
+                undo += [(place, name, old.get(name, _ABSENT)) for name in place if place[name] is not old.get(name, _ABSENT)]
+        yield
+    finally:
+        log.setLevel(level)
+        for place, name, value in undo:
+            if value is _ABSENT:
+                place.pop(name, None)
+            else:
+                place[name] = value
