@@ -191,7 +191,7 @@ def _batch(request: Request, cells: Cells) -> Limit:
 
 def _traced_batches(request: Request, cells: Cells) -> Size:
     """The batch size of work of which each one is traced by itself, as far as that takes some seconds."""
-    step = request.group if request.objective == GRPO else 1
+    step = request.batch_step
     smallest, now = cells.counted(request).smallest // step, request.batches[0] // step
     size = replace(BATCH, smallest=smallest, largest=MAX_BATCH // step, step=step)
     try:

@@ -342,7 +342,7 @@ class Estimator:
             expandable_segments=request.expandable_segments,
             replays=self._tracer.replays,
         )
-        if request.accumulate > 1 and request.pp == 1:
+        if request.accumulate > 1 and request.pp == 1 and request.objective != GRPO:  # whose trainer has one way
             yield from self._accumulation_decisions(estimate)
 
     def _accumulation_decisions(self, estimate: Estimate) -> Iterator[LoopDecision]:

@@ -14,7 +14,7 @@ from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import GRPO, LM
+from sizer.catalogue.recipes import LM
 from sizer.catalogue.sources import SOURCES
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import check_plan
@@ -104,7 +104,7 @@ class Model:
             uncounted=blueprint.uncounted,
             vocabulary=vocabulary,
             has_liger=_is_fine_tuning(request) and has_layers(module),
-            smallest=request.group if request.objective == GRPO else 1,
+            smallest=request.batch_step,
         )
         try:
             self.check_batch_of_one(request.mode)

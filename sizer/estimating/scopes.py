@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import GRPO
 from sizer.query.keys import KEYS, MODULE, TRACE, Key
 from sizer.query.request import Request
 from sizer.report.loop_decisions import TRACED_PASSES
@@ -21,7 +22,9 @@ DIGEST_LENGTH = 32  # characters
 def as_traced(request: Request) -> Request:
     """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
     DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
-    fewest: dict[str, Any] = {"accumulate": min(request.accumulate, TRACED_PASSES), "replicate": min(request.replicate, 2)}
+    rolls_out = request.objective == GRPO  # the completions of all passes at once
+    passes = request.accumulate if rolls_out else min(request.accumulate, TRACED_PASSES)
+    fewest: dict[str, Any] = {"accumulate": passes, "replicate": min(request.replicate, 2)}
     if request.parallel == "ddp":
         ranks, rank = min(request.ranks, 2), None
         if request.rank is not None and request.cp > 1:

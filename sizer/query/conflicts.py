@@ -22,6 +22,7 @@ from sizer.catalogue.recipes import (
     FULL,
     GRPO,
     IN_BACKWARD,
+    KEEP,
     KTO,
     LM,
     LOSS,
@@ -313,22 +314,18 @@ def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
 def _refused_in_groups(request: Request) -> Iterator[Refusal]:
     """Refuse what TRL's GRPOTrainer does not have, and batches that are no whole groups."""
     if request.possible_batches != request.batches:
-        group, refused = request.group, [batch for batch in request.batches if batch not in request.possible_batches]
-        possible = ",".join(map(str, dict.fromkeys(-(-batch // group) * group for batch in request.batches)))
+        step, refused = request.batch_step, [batch for batch in request.batches if batch not in request.possible_batches]
+        possible = ",".join(map(str, dict.fromkeys(-(-batch // step) * step for batch in request.batches)))
+        passes = f" and accumulate={request.accumulate}" if request.accumulate > 1 else ""
         yield Refusal(
             key="batch",
-            given=f"{','.join(map(str, refused))} with group={group}",
-            allowed=f"multiples of {group}: a batch has all completions of each prompt",
+            given=f"{','.join(map(str, refused))} with group={request.group}{passes}",
+            allowed=f"multiples of {step}: a {'step' if passes else 'batch'} has all completions of each prompt",
             todo=f"ask for batch={possible}",
         )
-    others = (
-        ("accumulate", "1: a rollout is of all passes of a step, which was not compared with PyTorch's own"),
-        ("activations", "keep: GRPOTrainer does not offload activations"),
-    )
-    for key, allowed in others:
-        if not KEYS[key].is_default(request):
-            given, todo = f"{KEYS[key].write(request)!r} with objective=grpo", "remove it"
-            yield Refusal(key=key, given=given, allowed=allowed, todo=todo)
+    if request.activations != KEEP:
+        given, allowed = f"{request.activations!r} with objective=grpo", "keep: GRPOTrainer does not offload activations"
+        yield Refusal(key="activations", given=given, allowed=allowed, todo="remove it")
     if request.reference == PRECOMPUTED:
         given, todo = f"{PRECOMPUTED!r} with objective=grpo", "ask for reference=model, adapter or none"
         yield Refusal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.adapters import ALL_LINEAR
@@ -173,10 +174,15 @@ class Request:
         return self.data_ranks * self.tp * self.cp * self.pp
 
     @property
+    def batch_step(self) -> int:
+        """Return what a batch size is a multiple of: the passes of a step have whole groups of completions together."""
+        return self.group // gcd(self.group, self.accumulate) if self.objective == GRPO else 1
+
+    @property
     def possible_batches(self) -> tuple[int, ...]:
-        """Return the batch sizes that its pipeline takes, or that are whole groups of completions; else all of them."""
+        """Return the batch sizes that its pipeline takes, or that make whole groups of completions; else all of them."""
         if self.objective == GRPO:
-            return tuple(batch for batch in self.batches if batch % self.group == 0)
+            return tuple(batch for batch in self.batches if batch % self.batch_step == 0)
         return tuple(batch for batch in self.batches if self.pp == 1 or self._is_scheduled(batch))
 
     def _is_scheduled(self, batch: int) -> bool:

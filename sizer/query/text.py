@@ -79,7 +79,7 @@ def _usual_batches(request: Request) -> tuple[int, ...]:
     """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage; with
     objective=grpo a few numbers of prompts."""
     if request.objective == GRPO:
-        return tuple(request.group * prompts for prompts in USUAL_PROMPTS)
+        return tuple(request.batch_step * prompts for prompts in USUAL_PROMPTS)
     if MODES[request.mode].serves:
         return DEFAULT_BATCHES
     most = USUAL_MICROBATCHES * request.pp * request.microbatch

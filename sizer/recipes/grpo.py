@@ -37,6 +37,7 @@ class GroupSteps:
         example: What `sizer.recipes.preferences.prompts_of` returned.
         group: The number of completions for each prompt.
         new: The number of tokens of a completion.
+        passes: The number of accumulated passes, each with as many completions as the example, which are made at once.
         by: A value of the key `rollout`: transformers' generate, or a server that has a part of the device for itself.
         compares: Whether the loss compares with a reference; TRL's beta is 0 if not.
         cast: A function that returns the autocast context within which Accelerate calls the models; None if there is none.
@@ -51,6 +52,7 @@ class GroupSteps:
         group: int,
         new: int,
         *,
+        passes: int,
         by: str,
         compares: bool,
         cast: Callable[[], AbstractContextManager] | None,
@@ -63,7 +65,8 @@ class GroupSteps:
         for model in (policy, reference):
             if model is not None and cast is not None:
                 self._hooks.enter_context(mock.patch.object(model, "forward", prepared(model.forward, cast)))
-        self._prompts, self._new, self._on_token = example.kwargs["prompts"], new, on_token
+        prompts = example.kwargs["prompts"]
+        self._prompts, self._new, self._on_token = passes * prompts, new, on_token
         self._generates = by == TRANSFORMERS
         self._ended: Callable[[], None] = lambda: None
         own = {
@@ -75,16 +78,22 @@ class GroupSteps:
             "use_vllm": not self._generates,
             "beta": BETA if compares else 0.0,
             "rollout_func": self._complete,
+            "steps_per_generation": passes,
+            "gradient_accumulation_steps": passes,
+            "current_gradient_accumulation_steps": passes,
+            "per_device_train_batch_size": len(prompts),
         }
         self._trainer = _make_trainer(next(policy.parameters()).device, policy.config.get_text_config(), own)
 
-    def prepare(self, ended: Callable[[], None]) -> Example:
-        """Return the inputs of the loss: completions, log-probabilities without gradients and advantages.
+    def prepare(self, number: int, ended: Callable[[], None]) -> Example:
+        """Return the inputs of the loss of a pass: completions, log-probabilities without gradients and advantages.
 
         Args:
+            number: That of the pass of a step, from 1. The first makes the completions of all.
             ended: Called when the completions exist, if transformers generates them.
         """
         self._ended = ended
+        self._trainer._step = number - 1
         with mock.patch("trl.trainer.grpo_trainer.gather_object", lambda objects: objects):  # of one process
             return Example(kwargs=self._trainer._prepare_inputs([{"prompt": ""} for _ in self._prompts]))
 
@@ -154,9 +163,6 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     args = defaults | own | {
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "steps_per_generation": 1,
-        "gradient_accumulation_steps": 1,
-        "per_device_train_batch_size": None,  # log-probabilities of all completions at once
         "pad_to_multiple_of": None,  # what "auto" is on CUDA
         "report_to": [],
     }  # fmt: skip
@@ -192,7 +198,6 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
             "reward_func_names": ["reward"],
             "router_aux_loss_coef": balance,
             "aux_loss_enabled": hasattr(config, "output_router_logits") and balance != 0.0,
-            "current_gradient_accumulation_steps": 1,
             "environment_factories": None,
             "environments": None,
             "tools": None,

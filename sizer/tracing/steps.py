@@ -294,11 +294,11 @@ class Steps:
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
         """The forward and backward passes of a step; yields as `run_all` does."""
-        if self._groups is not None:
-            self.example = self._groups.prepare(lambda: self.told(number, "rollout", True))
-            if self._work.scores:
-                yield number, "reference", True
         for done in range(1, self.passes + 1):
+            if self._groups is not None:
+                self.example = self._groups.prepare(done, lambda: self.told(number, "rollout", True))
+                if self._work.scores and done == 1:
+                    yield number, "reference", True
             tell_whether_last(self.module, done == self.passes, sync=self._work.accumulates != NO_SYNC)
             with self._pass(), self._offloaded() if self._offloaded else nullcontext():
                 self.forward()
@@ -381,6 +381,7 @@ class Steps:
             self.example,
             work.group,
             work.new,
+            passes=work.accumulate,
             by=work.rollout,
             compares=work.reference != NONE,
             cast=self._cast_within(),

@@ -60,6 +60,7 @@ PREFERENCES = {
 GROUPS = {
     "grpo": "dtype=bfloat16&objective=grpo&group=2&new=24",
     "grpo-lora-checkpointing": "dtype=bfloat16&objective=grpo&group=2&new=24&train=adapter&checkpointing=1",
+    "grpo-accumulate": "dtype=bfloat16&objective=grpo&group=4&new=24&accumulate=2",
     "grpo-colocated": "dtype=bfloat16&objective=grpo&group=2&new=24&reference=none&rollout=colocated:0.3",
     "grpo-nf4": "dtype=bfloat16&objective=grpo&group=2&new=24&train=adapter&weights=nf4",
     "amp-grpo": "dtype=amp-bfloat16&objective=grpo&group=2&new=24",

@@ -54,7 +54,11 @@ MISTRAL = _tiny(model_type="mistral", sliding_window=24)
         ("rollout=colocated:0.0", "rollout: given 'colocated:0.0', allowed colocated:<share>"),
         ("reference=precomputed", "reference: given 'precomputed' with objective=grpo"),
         ("reference=adapter", "reference: given 'adapter' without train=adapter"),
-        ("accumulate=2", "accumulate: given '2' with objective=grpo"),
+        (
+            "batch=3&accumulate=4",
+            "batch: given 3 with group=8 and accumulate=4, allowed multiples of 2: a step has all completions of each prompt; "
+            "ask for batch=4",
+        ),
         ("activations=offload", "activations: given 'offload' with objective=grpo"),
         ("loss=torch", "loss: given 'torch' with objective=grpo"),
         ("mode=generate", "objective: given 'grpo' without mode=training"),
@@ -94,6 +98,22 @@ def test_a_question_that_names_no_batches_has_whole_groups_of_256_tokens():
         assert parse_query(format_query(asked)) == asked == parse_query(format_query(asked, complete=True))
     assert "new" not in format_query(request) and "group" not in format_query(request)
     assert "new=512" in format_query(parse_query(f"{GPT2}&new=512"))
+
+
+def test_passes_have_whole_groups_together():
+    assert parse_query(f"{GPT2}&accumulate=8").batches == (1, 2, 4, 8)
+    assert parse_query(f"{GPT2}&accumulate=6&batch=4").batches == (4,)
+    (lever,) = [lever for lever in LEVERS if lever.key == "batch"]
+    changed = lever.change(parse_query(f"{GPT2}&batch=8&group=4"), mock.Mock(smallest=4))
+    assert (changed.batches, changed.accumulate) == ((4,), 2)
+    assert "per_device_train_batch_size=4, gradient_accumulation_steps=2" in lever.code(changed)
+
+
+def test_a_rollout_is_of_all_passes():
+    one, two, three = (estimate(parse_query(f"{LLAMA}&seq=64&new=16&accumulate={passes}")).estimates[0] for passes in (1, 2, 3))
+    caches = [next(use.peak_allocated_bytes for use in found.phases if use.phase == "rollout") for found in (one, two, three)]
+    assert caches[0] < caches[1] < caches[2]
+    assert one.activations_bytes <= two.activations_bytes == three.activations_bytes
 
 
 def test_a_batch_is_prompts_on_the_host():

@@ -46,6 +46,7 @@ KEYS = {
     "dpo-liger": "dtype=bfloat16&objective=dpo&liger=1",
     "dpo-precomputed": "dtype=bfloat16&objective=dpo&reference=precomputed",
     "grpo": f"dtype=bfloat16&{_GROUPS}&reference=none",
+    "grpo-accumulate": f"dtype=bfloat16&{_GROUPS}&accumulate=3",
     "grpo-amp": f"dtype=amp-bfloat16&{_GROUPS}&reference=none",
     "grpo-reference": f"dtype=bfloat16&{_GROUPS}",
     "grpo-liger-reference": f"dtype=bfloat16&{_GROUPS}&liger=1",

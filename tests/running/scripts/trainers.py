@@ -164,6 +164,7 @@ SCRIPTS = {
     "dpo-liger": (dpo, {"use_liger_kernel": True}),
     "dpo-precomputed": (dpo, {"precompute_ref_log_probs": True}),
     "grpo": (grpo, {}),
+    "grpo-accumulate": (grpo, {"beta": 0.04, "gradient_accumulation_steps": 3}),
     "grpo-amp": (grpo, {"weights": "float32", "bf16": True}),
     "grpo-reference": (grpo, {"beta": 0.04}),
     "grpo-liger-reference": (grpo, {"beta": 0.04, "use_liger_kernel": True}),
