@@ -18,8 +18,8 @@ from torch import nn
 from sizer.architecture.beside import WithFrozenParts
 from sizer.base.errors import BuildError, quote
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
-from sizer.catalogue.recipes import is_made_by_trl
-from sizer.catalogue.weights import BITSANDBYTES
+from sizer.catalogue.recipes import ORPO, is_made_by_trl
+from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.query.request import Request
 
 ALPHA_PER_RANK = 2  # where no alpha is asked for
@@ -98,6 +98,11 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             adapted = peft.get_peft_model(module, config)
             if by_trl:
                 _cast_as_trl(adapted)
+            if of_bitsandbytes and request.objective == ORPO and request.autocast and WEIGHTS[request.weights].has_4_bits:
+                from trl.experimental.utils import peft_module_casting_to_bf16
+
+                peft_module_casting_to_bf16(adapted)  # trl/experimental/orpo/orpo_trainer.py, 1.16, with bf16=True
+                torch.cuda.empty_cache()  # Trainer frees the cache before its first step (free_memory of accelerate)
     except Exception as error:  # each tuner raises what it likes where it does not know a layer
         raise BuildError(
             f"PEFT refuses {row.title} for {type(module).__name__}", given=_given(request, row), todo=_reason(error)

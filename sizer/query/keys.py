@@ -652,6 +652,7 @@ KEYS: dict[str, Key] = {
         allowed=f"{_SWITCH}: weights in bfloat16 train under autocast, too, as trainers do with bf16=True",
         label="Autocast of 16-bit weights",
         otherwise="0",
+        affects=MODULE,  # ORPO's trainer casts a quantised module by it
     ),
     "liger": _recipe(
         "liger",

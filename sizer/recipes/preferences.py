@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +40,13 @@ from sizer.catalogue.recipes import (
     cached_texts,
     is_contrastive,
 )
-from sizer.recipes.losses import fused_head, is_causal
+from sizer.recipes.losses import fused_head, is_causal, prepared
 
 # What the heads of the trainers' policies compute.
 _OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
 
 
+Cast = Callable[[], AbstractContextManager] | None  # returns an autocast context
 SENTENCES = "sentence-transformers"
 COLUMNS = ("anchor", "positive")
 _REWARDS = "ForSequenceClassification"
@@ -256,41 +258,41 @@ def rewarded_pairs_of(ids: Tensor, *, precomputed: bool) -> Example:
 _BATCHES = {DPO: pairs_of, KTO: completions_of, ORPO: odds_pairs_of, REWARD: rewarded_pairs_of}
 
 
-def _dpo(module: nn.Module, example: Example) -> Tensor:
+def _dpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
     """Compute DPO's loss with what the trainer's metrics compute beside it."""
     from trl.trainer.dpo_trainer import DPOTrainer
 
     own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "use_weighting": False}
-    with _trainer(module, example, DPO, loss_types=["sigmoid"], loss_weights=[1.0], **own) as (trainer, inputs):
+    with _trainer(module, example, DPO, cast, loss_types=["sigmoid"], loss_weights=[1.0], **own) as (trainer, inputs):
         return DPOTrainer._compute_loss(trainer, trainer.model, inputs, False)
 
 
-def _kto(module: nn.Module, example: Example) -> Tensor:
+def _kto(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
     """Compute KTO's loss with what the trainer's metrics compute beside it."""
     from trl.trainer.kto_trainer import KTOTrainer
 
     own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
-    with _trainer(module, example, KTO, **own) as (trainer, inputs):
+    with _trainer(module, example, KTO, cast, **own) as (trainer, inputs):
         trainer._compute_kl_logps = partial(KTOTrainer._compute_kl_logps, trainer)
         return KTOTrainer._compute_loss(trainer, trainer.model, inputs, False)
 
 
-def _reward(module: nn.Module, example: Example) -> Tensor:
+def _reward(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
     """Compute the loss of a reward model with what the trainer's metrics compute beside it."""
     from trl.trainer.reward_trainer import RewardTrainer
 
-    with _trainer(module, example, REWARD) as (trainer, inputs):
+    with _trainer(module, example, REWARD, cast) as (trainer, inputs):
         return RewardTrainer.compute_loss(trainer, trainer.model, inputs)
 
 
-def _orpo(module: nn.Module, example: Example) -> Tensor:
+def _orpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
     """Compute ORPO's loss with what the trainer's metrics compute beside it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental, TRL says
         from trl.experimental.orpo.orpo_trainer import ORPOTrainer
 
     own = {"is_encoder_decoder": False, "padding_value": 0}
-    with _trainer(module, example, ORPO, **own) as (trainer, inputs):
+    with _trainer(module, example, ORPO, cast, **own) as (trainer, inputs):
         trainer.concatenated_inputs, trainer.get_batch_logps = ORPOTrainer.concatenated_inputs, ORPOTrainer.get_batch_logps
         trainer.concatenated_forward = partial(ORPOTrainer.concatenated_forward, trainer)
         trainer.odds_ratio_loss = partial(ORPOTrainer.odds_ratio_loss, trainer)
@@ -301,11 +303,19 @@ def _orpo(module: nn.Module, example: Example) -> Tensor:
 _LOSSES = {DPO: _dpo, KTO: _kto, ORPO: _orpo, REWARD: _reward}
 
 
+def loss_under(cast: Cast, objective: str) -> Callable[[nn.Module, Example], Tensor]:
+    """Return the loss of an objective of TRL whose models enter an autocast context by themselves, if there is one."""
+    return partial(_LOSSES[objective], cast=cast)
+
+
 @contextmanager
-def _trainer(module: nn.Module, example: Example, objective: str, **own: Any) -> Iterator[tuple[SimpleNamespace, dict[str, Any]]]:
+def _trainer(
+    module: nn.Module, example: Example, objective: str, cast: Cast, **own: Any
+) -> Iterator[tuple[SimpleNamespace, dict[str, Any]]]:
     """Yield what a loss reads of its trainer, with the defaults of its config and one process, and the batch.
 
-    Within the context the models have the heads that the trainer's constructor gives them.
+    Within the context the models have the heads that the trainer's constructor gives them, and enter the autocast context `cast` by
+    themselves, as Accelerate prepares them: the loss is computed outside of it, from outputs in float32.
     """
     policy = policy_of(module)
     reference = reference_in(module)
@@ -333,4 +343,7 @@ def _trainer(module: nn.Module, example: Example, objective: str, **own: Any) ->
             stack.enter_context(fused_head(base_of(policy), _OF_METRICS[objective]))
         if reference is not None:
             stack.enter_context(fused_head(reference, ("log_probs",)))
+        for model in (policy, reference):
+            if cast is not None and model is not None:
+                stack.enter_context(mock.patch.object(model, "forward", prepared(model.forward, cast)))
         yield trainer, inputs

@@ -40,7 +40,7 @@ from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.liger import liger_layers
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
-from sizer.recipes.preferences import policy_of, reference_in
+from sizer.recipes.preferences import loss_under, policy_of, reference_in
 from sizer.tracing.meta.device_optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 if TYPE_CHECKING:
@@ -261,6 +261,8 @@ class Steps:
             from sizer.recipes.contrastive import PairLoss
 
             self._loss_of = PairLoss(cached_texts(work.objective), self._cast_within())
+        elif work.trains and work.objective not in (LM, GRPO):
+            self._loss_of = loss_under(self._cast_within(), work.objective)
         self._pass = rank_pass(work.plan, self.example, kind or device.type)
         self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
         self.on_output: Callable[[object], None] = lambda output: None

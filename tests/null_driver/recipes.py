@@ -54,6 +54,7 @@ PREFERENCES = {
     "kto-precomputed": "dtype=bfloat16&objective=kto&reference=precomputed",
     "orpo": "dtype=bfloat16&objective=orpo",
     "orpo-lora-checkpointing": "dtype=bfloat16&objective=orpo&train=adapter&checkpointing=1",
+    "autocast-orpo-nf4": "dtype=bfloat16&autocast=1&objective=orpo&train=adapter&weights=nf4",
     "reward": "dtype=bfloat16&objective=reward&classes=1&head={head}ForSequenceClassification",
     "reward-lora": "dtype=bfloat16&objective=reward&train=adapter&classes=1&head={head}ForSequenceClassification",
 }

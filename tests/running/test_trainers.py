@@ -45,6 +45,9 @@ KEYS = {
     "dpo-qlora-checkpointing": "dtype=bfloat16&objective=dpo&train=adapter&weights=nf4&autocast=1&checkpointing=1",
     "dpo-liger": "dtype=bfloat16&objective=dpo&liger=1",
     "dpo-precomputed": "dtype=bfloat16&objective=dpo&reference=precomputed",
+    "orpo": "dtype=bfloat16&objective=orpo",
+    "orpo-autocast": "dtype=bfloat16&objective=orpo&autocast=1",
+    "orpo-qlora": "dtype=bfloat16&objective=orpo&train=adapter&weights=nf4&autocast=1",
     "grpo": f"dtype=bfloat16&{_GROUPS}&reference=none",
     "grpo-accumulate": f"dtype=bfloat16&{_GROUPS}&accumulate=3",
     "grpo-amp": f"dtype=amp-bfloat16&{_GROUPS}&reference=none",
@@ -82,7 +85,7 @@ def test_a_script_takes_what_the_query_says(dry_run: DryRunner, name: str):
         assert query[figure] == pytest.approx(script[figure], rel=WITHIN), figure
     if os.environ.get(RECORD):
         rows = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
-        of_name = (("liger", "liger-kernel"), *((one, "trl") for one in ("sft", "dpo", "grpo")))
+        of_name = (("liger", "liger-kernel"), *((one, "trl") for one in ("sft", "dpo", "orpo", "grpo")))
         packages = ("torch", "transformers", *(package for one, package in of_name if one in name))
         versions = {one: version(one).split("+")[0] for one in packages}
         rows[name] = {"keys": KEYS[name], "script": script, "query": query, "versions": versions}

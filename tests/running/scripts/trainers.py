@@ -133,6 +133,18 @@ def grpo(lora: bool = False, weights: str = "bfloat16", **more: Any) -> Trainer:
     return GRPOTrainer(model, reward, args, data, processing_class=tokenizer(), peft_config=adapter(lora))
 
 
+def orpo(lora: bool = False, weights: str = "bfloat16", **more: Any) -> Trainer:
+    """Return TRL's trainer of pairs of completions without a reference."""
+    from datasets import Dataset
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    half = LENGTH // 2
+    row = {"prompt": text(half), "chosen": " " + text(half - 1), "rejected": " " + text(half - 1)}
+    args = ORPOConfig(max_length=LENGTH, **settings(**more))
+    data = Dataset.from_list([row] * (4 * BATCH))
+    return ORPOTrainer(llama(weights), args=args, train_dataset=data, processing_class=tokenizer(), peft_config=adapter(lora))
+
+
 def adapter(lora: bool) -> Any:
     """Return the adapter's config, if there is to be one."""
     if not lora:
@@ -163,6 +175,9 @@ SCRIPTS = {
     "dpo-qlora-checkpointing": (dpo, {"lora": True, "weights": "nf4", "bf16": True, "gradient_checkpointing": True}),
     "dpo-liger": (dpo, {"use_liger_kernel": True}),
     "dpo-precomputed": (dpo, {"precompute_ref_log_probs": True}),
+    "orpo": (orpo, {}),
+    "orpo-autocast": (orpo, {"bf16": True}),
+    "orpo-qlora": (orpo, {"lora": True, "weights": "nf4", "bf16": True}),
     "grpo": (grpo, {}),
     "grpo-accumulate": (grpo, {"beta": 0.04, "gradient_accumulation_steps": 3}),
     "grpo-amp": (grpo, {"weights": "float32", "bf16": True}),
