@@ -47,6 +47,7 @@ _META = torch.device("meta")
 _HALVES = (torch.bfloat16, torch.float16)
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}  # between the device and the host, too
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
+_RESIZING = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -67,6 +68,7 @@ class _Plan:
     collective: str | None  # what ranks tell each other by it
     reads: bool  # a value, for which the host waits
     lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
+    resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments whose storages may grow
 
 
 class Recorder(TorchDispatchMode):
@@ -144,6 +146,7 @@ class Recorder(TorchDispatchMode):
                 args = tree_map_only(Tensor, self._on_meta_of_host, args)
         if plan.reads and self.log.awaited:
             self.log.synchronize(self.log.stream_order.record(self.log.stream))
+        resizable = [] if plan.resizable is None else _storages(plan.resizable(args, kwargs))
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
         if out is NotImplemented:
             if plan.instead is not None:
@@ -156,6 +159,8 @@ class Recorder(TorchDispatchMode):
             if plan.correct is not None:
                 out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
+        for storage, before in resizable:
+            self.resized(storage, before)
         on_host = self._is_on_host(plan, args, out)
         if plan.held is not None and (not on_host or func in _COPIES):
             self._follow(plan, plan.held(self.device, args, kwargs, out), args)
@@ -195,6 +200,7 @@ class Recorder(TorchDispatchMode):
             held=rules.held.get(func) or rules.held.get(name),
             collective=collectives.KINDS.get(name),
             reads=func in _READS,
+            resizable=_resizable(func),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan
@@ -385,3 +391,17 @@ class Recorder(TorchDispatchMode):
             else:
                 self._workspaces.hold(plan.name, step)
         self._workspaces.release(kept)
+
+
+def _resizable(func: Any) -> Callable[[tuple, dict], list[Tensor]] | None:
+    """Return a function of an operator's arguments: those that it may resize, which `out=` is. None if there are none."""
+    if func in _RESIZING:
+        return lambda args, kwargs: [args[0]]
+    names = [argument.name for argument in func._schema.arguments if argument.is_out]
+    return (lambda args, kwargs: tensors_of(kwargs.get(name) for name in names)) if names else None
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, int]]:
+    """Return the storages on meta of tensors, each with its bytes."""
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.is_meta)
+    return [(storage, storage.nbytes()) for storage in storages]

@@ -73,6 +73,12 @@ def traced(
     return max(p.peak_allocated_bytes for p in estimate.phases[1:]) - estimate.phases[0].allocated_bytes, strides[-1]
 
 
+def written(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[x[..., 0] > 0] = x.view(-1, 32) * 2
+    return out
+
+
 BYTES = {
     "nearest": (planes, lambda x: F.interpolate(x, scale_factor=2.0), 1048576),
     "nearest, channels last": (last, lambda x: F.interpolate(x, scale_factor=2.0), 1048576),
@@ -101,6 +107,12 @@ BYTES = {
         lambda: torch.empty(8, 151936, device="cuda"), lambda x: torch.multinomial(x, 1), 4867584,
     ),
     "topk, channels last": (last, lambda x: x.topk(2, 1)[0], 303104),
+    "mask": (planes, lambda x: x[x > 0], 4587520),
+    "mask of rows": (lambda: rows(), lambda x: x[x[..., 0] > 0], 928256),
+    "masked_select": (planes, lambda x: x.masked_select(x > 0), 4587520),
+    "nonzero": (planes, torch.nonzero, 4195840),
+    "values at a mask": (lambda: rows(), written, 1748992),
+    "result in an empty tensor": (planes, lambda x: torch.mul(x, 2, out=torch.empty(0, device="cuda", dtype=HALF)), 262144),
 }  # fmt: skip
 
 
@@ -130,6 +142,8 @@ def _(x: Tensor) -> Tensor:
 # With their gradients, where the input requires one.
 WITH_GRADIENTS = {
     "product": (rows, lambda x: x.prod(), 1639424),
+    "mask": (planes, lambda x: x[x > 0], 8257536),
+    "mask of rows": (rows, lambda x: x[x.detach()[..., 0] > 0], 2778112),
     "product over rows": (rows, lambda x: x.prod(1), 1875968),
     "cumulative product": (rows, lambda x: x.cumprod(1), 5120000),
     "renorm": (rows, lambda x: x.renorm(2, 1, 0.5), 4916736),

@@ -26,6 +26,7 @@ GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resol
 NORM = "gradients of a norm's weights on CUDA"
 DROPOUT = "cuDNN's dropout state"
 INDICES = "indices"
+COUNT, SELECT = "count", "select"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS = "partial sums"
 ALWAYS = "always sorted"
@@ -42,6 +43,8 @@ _TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776}
 _DIGITS = {1: 32, 2: 64}
 _BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
 _AT_ONCE = {(8, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
+_COUNTED_AT_ONCE, _COUNTING_THREADS = 4096, 256  # elements that one block sums, and its threads
+_SELECTED = {8: 2304, 9: 4224}  # elements of a tile of capabilities 8.0 and 9; later ones have 3,520
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block
@@ -56,6 +59,23 @@ def scanned(elements: int, itemsize: int) -> int:
     """Return the bytes that CUB holds for an inclusive scan: descriptors of its tiles and 32 more."""
     tile, descriptor = _SCAN.get(itemsize, _SCAN[8])
     return round_up((-(-elements // tile) + 32) * descriptor, _ALIGNED) + 2 * _ALIGNED - 1
+
+
+def selected(key: str, elements: int) -> int:
+    """Return the bytes that CUB holds while it selects the places of a mask on a GPU (DeviceSelect): descriptors of its tiles and
+    32 more. Tiles are those that it answers for each generation."""
+    capability = HARDWARE[key].capability
+    tile = 640 if capability[0] < 9 and capability != (8, 0) else _SELECTED.get(capability[0], 3520)
+    return round_up((-(-elements // tile) + 32) * 8, _ALIGNED) + 2 * _ALIGNED - 1
+
+
+def counted(key: str, elements: int) -> int:
+    """Return the bytes that CUB holds while it counts the places of a mask on a GPU (DeviceReduce): a sum of each block."""
+    if elements <= _COUNTED_AT_ONCE:
+        return 1
+    hardware = HARDWARE[key]
+    blocks = hardware.processors * _BLOCKS_PER_PROCESSOR * (hardware.threads // _COUNTING_THREADS)
+    return round_up(blocks * 4, _ALIGNED) + _ALIGNED - 1
 
 
 def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> int:
@@ -82,8 +102,10 @@ def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> 
 
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of rows of values, by bytes of a
-    value and passes, and by (rows, values of a row)."""
+    value and passes, and by (rows, values of a row); of a mask, by its elements."""
     name = words[0]
+    if name in (COUNT, SELECT):
+        return (counted if name == COUNT else selected)(key, numbers[0])
     if name == INDICES:
         elements, rows = numbers
         return sort_bytes(key, elements, (8, 8), -(-max(1, rows - 1).bit_length() // 8))

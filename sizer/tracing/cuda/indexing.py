@@ -17,32 +17,101 @@ import torch
 
 from sizer.base.versions import format_version
 from sizer.tracing.allocations import Held, Steps, after_results, copies
-from sizer.tracing.cuda.by_hardware import ALWAYS, EMBEDDING
+from sizer.tracing.cuda.by_hardware import ALWAYS, COUNT, EMBEDDING, SELECT, SORT, scanned
 from sizer.tracing.cuda.scans import sorted_pairs, sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 
 _aten = torch.ops.aten
+_COUNT_BYTES = 4  # of the places of a mask
+
+
+def nonzero(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Their number, what counting holds, the places, and what selecting them holds (cuda/Nonzero.cu)."""
+    yield tuple(copies(args[0]))
+    yield _scratch(COUNT, args[0])
+    yield out
+    yield _scratch(SELECT, args[0])
+
+
+def masked_select(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """The places of the mask, as wide as the input (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    yield from _places(args[1].expand(shape), out.numel())
+    yield out
+
+
+def masked_scatter(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """masked_scatter(input, mask, source): the places in the source in int64, the mask as wide as the input, and a scan of it
+    (cuda/IndexKernel.cpp, masked_scatter__cuda; IndexKernel.cu, launch_masked_scatter_kernel)."""
+    count = args[0].numel()
+    return [[count * 8, *copies(args[1].expand(args[0].shape)), scanned(count, 8)]] if count else []
+
+
+def _scratch(name: str, mask: torch.Tensor) -> list[Any]:
+    """The number of places, and what CUB holds while it counts or selects them."""
+    return [_COUNT_BYTES, DeferredSize(0, SORT, (name,), (mask.numel(),))]
+
+
+def _places(mask: torch.Tensor, count: int) -> Steps:
+    """The places of a mask that an operator finds and holds: `count` of them, in int64 for each dimension."""
+    copied = copies(mask)
+    yield [*copied, *_scratch(COUNT, mask)]
+    yield ([*copied, _COUNT_BYTES], count * mask.dim() * 8)
+    yield [*copied, *_scratch(SELECT, mask)]
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _selected_places(tensor: torch.Tensor, indices: Any, values: torch.Tensor) -> int:
+    """The places that indices select from a tensor, by the values that are read from there or written to there.
+
+    Values that are broadcast do not tell: then all places of the masks count.
+    """
+    left, dim = [], 0
+    for index in indices:
+        if index is None:
+            left.append(tensor.shape[dim])
+        dim += index.dim() if _is_mask(index) else 1
+    left += tensor.shape[dim:]
+    if values.dim() > len(left) and 0 not in left:
+        return values.numel() // prod(left)
+    return max((index.numel() for index in indices if _is_mask(index)), default=0)
 
 
 def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Adding at indices: they are made linear and sorted, four vectors of int64 (five before 2.15) and the sort's own; strided
-    values are copied
-    (cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    values are copied (cuda/Indexing.cu, index_put_with_sort_kernel). Masks are found first. One number is filled in where a mask
+    tells, without any of these (TensorAdvancedIndexing.cpp, canDispatchToMaskedFill)."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     indices = [index for index in args[1] if index is not None]
-    if not accumulate or not indices or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return []
-    places = prod(torch.broadcast_shapes(*[index.shape for index in indices]))
+    masks = [index for index in indices if _is_mask(index)]
+    if not indices or (args[2].numel() == 1 and len(masks) == len(indices) == 1 and not accumulate):
+        return
+    places = _selected_places(args[0], args[1], args[2]) if masks else prod(torch.broadcast_shapes(*[one.shape for one in indices]))
+    dims = sum(index.dim() if _is_mask(index) else 1 for index in args[1])
+    if not accumulate:
+        for mask in masks:
+            yield from _places(mask, places)
+        return
+    for mask in masks:  # its places are released once they are made linear: a dimension's remainder and product, and their sum
+        yield [*copies(mask), *_scratch(COUNT, mask)]
+        yield [places * mask.dim() * 8, *[places * 8] * min(dims + 1, 3)]
     if device.version < (2, 15):
-        return [[*[places * 8] * 5, *copies(args[2])]]
-    rows = prod(args[0].shape[: len(args[1])])
-    return [[*[places * 8] * 4, sorted_pairs(places, rows), *copies(args[2])]]
+        yield [*[places * 8] * 5, *copies(args[2])]
+        return
+    rows = prod(args[0].shape[:dims])
+    yield [*[places * 8] * 4, sorted_pairs(places, rows), *copies(args[2])]
 
 
 def indexing(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Indices of one stride only: where several are broadcast to different strides, those that are not contiguous are copied
+    """The places of masks; then copies of indices that broadcasting leaves with different strides, unless they are contiguous
     (native/TensorAdvancedIndexing.cpp, AdvancedIndex: "force all index tensors to have the same striding")."""
+    masks = [index for index in args[1] if _is_mask(index)]
+    for mask in masks:
+        yield from _places(mask, _selected_places(args[0], args[1], out))
     yield tuple(copied_indices(args[1]))
     yield out
 
@@ -50,7 +119,7 @@ def indexing(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 def copied_indices(given: Any) -> list[int]:
     """Return the bytes of the copies of indices that broadcasting leaves with different strides."""
     indices = [index for index in given if index is not None]
-    if len(indices) < 2 or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+    if len(indices) < 2 or any(map(_is_mask, indices)):
         return []
     spread = torch.broadcast_tensors(*indices)
     if all(index.stride() == spread[0].stride() for index in spread):
@@ -144,6 +213,10 @@ def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 HELD: dict[Any, Held] = {
     _aten.roll.default: roll,
+    _aten.nonzero.default: nonzero,
+    _aten.masked_select.default: masked_select,
+    _aten.masked_scatter.default: after_results(masked_scatter),
+    _aten.masked_scatter_.default: after_results(masked_scatter),
     _aten.index.Tensor: indexing,
     _aten._unsafe_index.Tensor: indexing,
     _aten.index_put.default: after_results(accumulating_index_put),

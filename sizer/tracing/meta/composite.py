@@ -166,8 +166,30 @@ def _cached_mask(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict)
     return made, torch.empty_like(made, dtype=torch.bool)
 
 
+def _observed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_fused_moving_avg_obs_fq_helper(x, observer_on, fake_on, running_min, running_max, scale, zero_point, .., ch_axis, per_row):
+    the range of x, then its fake quantization. With channels the empty buffers of the first call are resized
+    (native/quantized/cuda/FusedObsFakeQuant.cu, 2.15)."""
+    x, buffers, least, most = args[0], args[3:7], args[8], args[9]
+    axis, per_row = args[10], args[11] if len(args) > 11 else kwargs.get("per_row_fake_quant", False)
+    if not x.is_meta:
+        return NotImplemented
+    with recorder:
+        if not per_row:
+            torch.aminmax(x)
+            return _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default(x, *buffers[2:], args[2], least, most)
+        rows = x if x.dim() == 2 else x.transpose(0, axis).flatten(1)
+        if not buffers[0].numel():
+            for buffer in buffers:
+                buffer.resize_(x.shape[axis])
+        torch.aminmax(rows, dim=1)
+        return _aten.fake_quantize_per_channel_affine_cachemask.default(x, *buffers[2:], 0, least, most)
+
+
 HANDLERS = {
+    _aten._fused_moving_avg_obs_fq_helper.default: _observed,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _cached_mask,
+    _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _cached_mask,
     _aten.multi_margin_loss_backward.default: _like(1),
     _aten.multilabel_margin_loss_backward.default: _like(1),
     _aten.fractional_max_pool3d_backward.default: _like(1),

@@ -146,6 +146,7 @@ HANDLERS = {
         "NanmedianBackward",
         otherwise=stand_ins.absorbed,
     ),
+    _aten.masked_scatter.default: _on_a_device(_aten.masked_scatter_.default, "MaskedSelectBackward"),
     _aten.put.default: _on_a_device(_aten.put_.default, "TakeBackward"),
     _aten.add.Tensor: accumulate,
     _aten.scatter_add.default: _write_into_zeros(_aten.scatter_add_.default),

@@ -113,6 +113,10 @@ def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dic
 
     if packet is _aten.nonzero:
         return found_places(recorder, tensor, NONZERO, apart=False)[0]
+    if packet is _aten.masked_select and (mask := recorder.values.get(args[1])) is not None:
+        note_assumption(recorder, [args[1]])
+        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+        return empty(int(mask.expand(shape).count_nonzero()), dtype=tensor.dtype)
     if packet is _aten.masked_select:
         recorder.stand_in("masked_select with an unknown mask was taken to keep every element")
         return empty(tensor.numel(), dtype=tensor.dtype)
