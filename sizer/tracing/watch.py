@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from sizer.tracing.meta.own_code import refuse_low_bits
 from sizer.tracing.recorder import Recorder
@@ -45,6 +46,15 @@ class StepWatcher:
                 stack.callback(handle.remove)
             stack.enter_context(mock.patch.object(self.recorder, "on_backward", self._backward_begins))
             yield
+
+    def see(self, root: nn.Module) -> None:
+        """Note a module that runs, and its parts. PyTorch registers no parameters of a copied or an unpickled module."""
+        if id(root) in self._modules:
+            return
+        for module in root.modules():
+            self._modules[id(module)] = module
+            self.recorder.classify(module._parameters.values(), "parameter")
+            self.recorder.classify(module._buffers.values(), "buffer")
 
     def loaded(self) -> None:
         """End the setup: what modules hold are parameters and buffers, all else that lives is input."""
@@ -116,4 +126,4 @@ class StepWatcher:
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for state in optimizer.state.values():
-            self.recorder.classify((v for v in state.values() if isinstance(v, torch.Tensor)), "optimizer state")
+            self.recorder.classify((v for v in tree_leaves(state) if isinstance(v, torch.Tensor)), "optimizer state")
