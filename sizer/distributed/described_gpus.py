@@ -163,7 +163,13 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "_accelerator_maybeExchangeDevice": lambda index: local_rank,
     }
     with ExitStack() as stack:
-        for module, answers in ((torch.cuda, of_cuda), (torch.accelerator, of_accelerators), (torch._C, of_bindings)):
+        # code asks the modules in which torch.cuda's functions are defined, too
+        defining = [
+            (module, {name: answer for name, answer in of_cuda.items() if vars(module).get(name) is getattr(torch.cuda, name)})
+            for module in (torch.cuda.random, torch.cuda.memory)
+        ]
+        places = (*defining, (torch.cuda, of_cuda), (torch.accelerator, of_accelerators), (torch._C, of_bindings))
+        for module, answers in places:
             for name, answer in answers.items():
                 stack.enter_context(mock.patch.object(module, name, answer))
         stack.enter_context(mock.patch.object(torch, "meta", torch.cuda, create=True))

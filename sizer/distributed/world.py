@@ -107,9 +107,16 @@ def world_of(
     with ExitStack() as stack:
         stack.enter_context(devices_answer(accelerator, local_rank))
         stack.enter_context(_environment(size, rank, local_rank))
-        stack.enter_context(_process_group(size, rank))
+        stack.enter_context(_process_group(size, rank, "nccl" if groups is None else "fake"))
         stack.enter_context(_meshes_kept_apart((size, rank, groups) if groups is not None else None))
-        for patched in (_sharding_patched, _strides_looked_for_once, _fully_shard_patched, _replicated_patched):
+        for patched in (
+            _sharding_patched,
+            _strides_looked_for_once,
+            _fully_shard_patched,
+            _replicated_patched,
+            _random_states_moved,
+            _normalized_over_ranks,
+        ):
             stack.enter_context(patched())
         if groups is None:
             stack.enter_context(_addresses_differ())
@@ -128,8 +135,11 @@ def _environment(size: int, rank: int, local_rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def _process_group(size: int, rank: int) -> Iterator[None]:
-    """PyTorch's own fake process group, for meta tensors, too; user code that makes or destroys one does nothing."""
+def _process_group(size: int, rank: int, name: str) -> Iterator[None]:
+    """PyTorch's own fake process group, for meta tensors, too; user code that makes or destroys one does nothing.
+
+    `name` is its backend's. The stages of a pipeline ask each other nothing over "fake" (pipelining/schedules.py, 2.15).
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
 
     with _registered(_create_fake_pg):
@@ -138,10 +148,9 @@ def _process_group(size: int, rank: int) -> Iterator[None]:
         )
         try:
             with ExitStack() as stack:
-                for name in ("init_process_group", "destroy_process_group"):
-                    stack.enter_context(mock.patch.object(dist, name, _nothing))
-                # a pipeline's stages ask each other nothing over a group of that name (pipelining/schedules.py, 2.15)
-                stack.enter_context(mock.patch.object(dist, "get_backend", lambda group=None: "fake"))
+                for function in ("init_process_group", "destroy_process_group"):
+                    stack.enter_context(mock.patch.object(dist, function, _nothing))
+                stack.enter_context(mock.patch.object(dist, "get_backend", lambda group=None: name))
                 yield
         finally:
             dist.destroy_process_group()
@@ -166,14 +175,20 @@ def _registered(create: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def _sharding_patched() -> Iterator[None]:
-    """DTensor asks fake tensors how an operator's result looks (torch/distributed/tensor/_sharding_prop.py): that is no work."""
+    """DTensor asks fake tensors how an operator's result looks (torch/distributed/tensor/_sharding_prop.py): that is no work.
+
+    The result of an operator in place is its first argument. Fake tensors of a GPU would draw with PyTorch's generator of it.
+    """
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     ask = ShardingPropagator._propagate_tensor_meta_non_cached
 
-    def unseen(*args: Any, **kwargs: Any) -> Any:
+    def unseen(propagator: Any, schema: Any) -> Any:
+        if schema.is_inplace_op() and isinstance(schema.args_schema[0], DTensorSpec):
+            return schema.args_schema[0].tensor_meta
         with _disable_current_modes():
-            return ask(*args, **kwargs)
+            return ask(propagator, schema)
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
         yield
@@ -262,6 +277,34 @@ def _pad(param: Any) -> None:
 def _replicated_patched() -> Iterator[None]:
     """DDP compares the ranks' parameters in C++, by what they hold (torch/nn/parallel/distributed.py)."""
     with mock.patch.object(dist, "_verify_params_across_processes", _nothing):
+        yield
+
+
+@contextmanager
+def _normalized_over_ranks() -> Iterator[None]:
+    """SyncBatchNorm takes inputs of a GPU or of the backend with a private name (torch/nn/modules/batchnorm.py): here meta."""
+    forward = nn.SyncBatchNorm.forward
+
+    def forward_on_meta(module: nn.SyncBatchNorm, input: Tensor) -> Tensor:
+        with mock.patch.object(torch._C, "_get_privateuse1_backend_name", lambda: "meta"):
+            return forward(module, input)
+
+    with mock.patch.object(nn.SyncBatchNorm, "forward", forward_on_meta):
+        yield
+
+
+@contextmanager
+def _random_states_moved() -> Iterator[None]:
+    """DTensor moves the state of the device's generator to the device before it draws (torch/distributed/tensor/_random.py).
+
+    It does so within a dispatch, in which no function mode sends the device to meta.
+    """
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
+
+    def get_device_state(tracker: Any) -> Tensor:
+        return tracker._device_handle.get_rng_state().to("meta")
+
+    with mock.patch.object(OffsetBasedRNGTracker, "_get_device_state", get_device_state):
         yield
 
 

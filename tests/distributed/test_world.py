@@ -56,6 +56,28 @@ def sharded() -> Callable[[], None]:
     return step
 
 
+def made_on_meta() -> Callable[[], None]:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    fully_shard(model)
+    model.to_empty(device="cuda")
+    for layer in model:
+        layer.reset_parameters()
+    optimizer = torch.optim.SGD(model.parameters())
+    x = torch.randn(4, 256, device="cuda")
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_parameters_made_on_meta_are_drawn_in_parts() -> None:
+    estimate = sizer.size_step(made_on_meta, gpu=GPU, world=8, rank=3).estimates[0]
+    assert estimate.weights_bytes == estimate.gradients_bytes == 2 * 4 * (256 * 256 + 256) // 8
+
+
 def test_a_script_as_torchrun_starts_it() -> None:
     estimate = sizer.size_step(replicated, gpu=GPU, world=16, rank=11).estimates[0]
     # 256 * 256 + 256 elements of 4 bytes, of which every rank holds all

@@ -24,9 +24,12 @@ from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.strides import in_format
 from sizer.tracing.operator_tables import Results
+from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import tensors_of
 
 _PROCESSORS = max(hardware.processors for hardware in HARDWARE.values())
+
+_THREADS = 512  # of a block (MAX_BLOCK_SIZE of cuda/Normalization.cuh)
 
 _aten = torch.ops.aten
 
@@ -207,12 +210,101 @@ def group_norm_in_format(args: tuple, out: tuple) -> tuple:
     return (made, *out[1:])
 
 
+# ----------------------------------------------------------------------------------------------------------- over ranks
+
+
+def batch_norm_stats(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """batch_norm_stats(input, eps): the mean and the deviation of each channel (cuda/Normalization.cu)."""
+    input = args[0]
+    if not input.is_meta:
+        return NotImplemented
+    return tuple(_per_channel(input.shape[1], _accumulated(input.dtype)) for _ in range(2))
+
+
+def batch_norm_gather_stats(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """batch_norm_gather_stats_with_counts(input, mean [ranks, C], ..): the mean and the deviation over all ranks."""
+    mean = args[1]
+    if not mean.is_meta:
+        return NotImplemented
+    return tuple(_per_channel(mean.shape[1], _accumulated(mean.dtype)) for _ in range(2))
+
+
+def batch_norm_elements(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """batch_norm_elemt(input, ..): a result like the input."""
+    return torch.empty_like(args[0], memory_format=suggest_memory_format(args[0])) if args[0].is_meta else NotImplemented
+
+
+def batch_norm_backward_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """batch_norm_backward_reduce(gradient, input, mean, deviation, weight, input_g, weight_g, bias_g): two sums of each channel,
+    and the gradients of weight and bias. With channels last there are all four."""
+    grad, input, mean, weight, wanted = args[0], args[1], args[2], args[4], args[5:8]
+    if not input.is_meta:
+        return NotImplemented
+    if _channels_last(grad) and _channels_last(input):
+        like = mean.dtype if weight is None else weight.dtype
+        channels = 0 if weight is None else input.shape[1]
+        return (*(_per_channel(len(mean), mean.dtype) for _ in range(2)), *(_per_channel(channels, like) for _ in range(2)))
+    sums = tuple(torch.empty_like(mean) if wanted[0] else None for _ in range(2))
+    return (*sums, *(_per_channel(input.shape[1], weight.dtype) if one else None for one in wanted[1:]))
+
+
+def batch_norm_backward_elements(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """batch_norm_backward_elemt(gradient, input, ..): the input's gradient."""
+    grad, input = args[0], args[1]
+    if not input.is_meta:
+        return NotImplemented
+    kept = torch.preserve_format if _channels_last(grad) else torch.contiguous_format
+    return torch.empty_like(input, memory_format=kept)
+
+
+def stats_of_channels_last(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """batch_norm_stats: with channels last, partial results of many blocks (cuda/Normalization.cuh, flexible_launch_configs)."""
+    return _partial(args[0], 4) if _channels_last(args[0]) else []
+
+
+def reduce_of_channels_last(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """batch_norm_backward_reduce: as `stats_of_channels_last`, of two numbers in the place of four."""
+    return _partial(args[1], 2) if _channels_last(args[0]) and _channels_last(args[1]) else []
+
+
+def _partial(input: Tensor, numbers: int) -> Steps:
+    channels = input.shape[1]
+    rows = input.numel() // channels
+    width = min(_power(channels), 32)
+    height = min(_power(-(-rows // 16)), _THREADS // width)
+    if width * height != _THREADS:
+        width = min(_power(channels), _THREADS // height)
+    blocks = min(-(-rows // (height * 16)), 128)
+    return [] if blocks < 8 else [[numbers * channels * blocks * 4, -(-channels // width) * 4]]
+
+
+def _power(number: int) -> int:
+    return 1 << (number.bit_length() - 1)
+
+
+def _accumulated(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _per_channel(channels: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(channels, dtype=dtype, device="meta")
+
+
 KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
 RESULTS: Results = {
     _aten.native_batch_norm_backward.default: batch_norm_gradient,
     _aten.native_group_norm.default: group_norm_in_format,
 }
+HANDLERS: dict[Any, Handler] = {
+    _aten.batch_norm_stats.default: batch_norm_stats,
+    _aten.batch_norm_gather_stats_with_counts.default: batch_norm_gather_stats,
+    _aten.batch_norm_elemt.default: batch_norm_elements,
+    _aten.batch_norm_backward_reduce.default: batch_norm_backward_reduce,
+    _aten.batch_norm_backward_elemt.default: batch_norm_backward_elements,
+}
 HELD: dict[Any, Held] = {
+    _aten.batch_norm_stats.default: after_results(stats_of_channels_last),
+    _aten.batch_norm_backward_reduce.default: after_results(reduce_of_channels_last),
     _aten.native_batch_norm.default: after_results(batch_norm_of_strided),
     _aten.native_layer_norm.default: norm,
     _aten.native_layer_norm_backward.default: norm_backward,
