@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from types import FrameType
 from typing import Any
 from unittest import mock
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +32,6 @@ _SPARSE = frozenset(
 )
 _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
 _ATTENTION = nn.functional.scaled_dot_product_attention
-_LARGEST_STORAGE = 2**40  # bytes
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
 
@@ -76,6 +73,7 @@ class OnMeta(TorchFunctionMode):
                 todo="run the script with `sizer run --route driver`",
             )
         if func in (Tensor.cuda, Tensor.xpu):
+            self._check_single(map(_numbered, (*args[1:], *(kwargs or {}).values())))
             return self._to_device(args[0])
         if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # an attribute of a tensor, say: the most calls
             if func is Tensor.cpu and args[0] in self._host:
@@ -94,9 +92,11 @@ class OnMeta(TorchFunctionMode):
         if func is torch._C._nn._parse_to and _is_outside(sys._getframe(1)):
             return func(*args, **kwargs)
         if isinstance(kwargs.get("device"), int):  # a GPU by its number
+            self._check_single((_numbered(kwargs["device"]),))
             kwargs = kwargs | {"device": _ACCELERATOR}
         if func is Tensor.to:
             if len(args) > 1 and isinstance(args[1], int):
+                self._check_single((_numbered(args[1]),))
                 args = (args[0], _ACCELERATOR, *args[2:])
             if self._deferred is not None and self._names_meta(*args[1:], **kwargs):
                 return self._deferred.emptied(args[0])
@@ -121,6 +121,8 @@ class OnMeta(TorchFunctionMode):
             with deferred.told(True), self._host.told(False):
                 return func(*args, **kwargs)
         if any(_on_meta(value) is not value for value in (*args, *kwargs.values())):
+            if func is not torch.device:
+                self._check_single((*args[1:], *kwargs.values()))
             with deferred.told(False):
                 return self._run(func, args, kwargs)
         if kwargs.get("device") is None and func in _device_constructors():
@@ -134,9 +136,25 @@ class OnMeta(TorchFunctionMode):
                 return func(*args, **kwargs)
         moved, named = tuple(map(_on_meta, args)), {name: _on_meta(value) for name, value in kwargs.items()}
         if any(new is not old for new, old in zip((*moved, *named.values()), (*args, *kwargs.values()), strict=True)):
+            if func is not torch.device:
+                self._check_single((*args[1:], *kwargs.values()))
             with self._host.told(False):
                 return func(*moved, **named)
         return func(*args, **kwargs)
+
+    def _check_single(self, values: Iterable[Any]) -> None:
+        """Raise TraceError if one of the values names another GPU than the code has named before: a trace is of one."""
+        for value in values:
+            if (index := _index_of(value)) is None:
+                continue
+            if self._host.gpu not in (None, index):
+                raise TraceError(
+                    "several GPUs in one process are not traced",
+                    given=f"GPU {index} after GPU {self._host.gpu}",
+                    allowed="one GPU for each process",
+                    todo="run the script with `sizer run --route driver --world N` for a host of N GPUs",
+                )
+            self._host.gpu = index
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         if tensor not in self._host:
@@ -269,13 +287,7 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 
         return property(get)
 
-    address, of_storage = Tensor.data_ptr, torch.UntypedStorage.data_ptr
-    numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
-    counted = count(1)
-
-    def address_of(storage: torch.UntypedStorage) -> int:
-        """Each storage has an address that no other has had, as far from the next as their bytes might reach."""
-        return numbers.setdefault(storage, next(counted)) * _LARGEST_STORAGE
+    address, of_storage, address_of = Tensor.data_ptr, torch.UntypedStorage.data_ptr, host.addresses.address_of
 
     def data_ptr(tensor: Tensor) -> int:
         with torch._C.DisableTorchFunction():
@@ -321,9 +333,24 @@ def _are_devices_sent_to_meta() -> bool:
     return any(isinstance(mode, OnMeta) for mode in _get_current_function_mode_stack())
 
 
+def _numbered(value: Any) -> Any:
+    """The device that a number names; other values as they are."""
+    return f"cuda:{value}" if type(value) is int else value
+
+
+def _index_of(value: Any) -> int | None:
+    """The number of a GPU that a device, or its name, tells."""
+    if isinstance(value, str):
+        kind, _, number = value.partition(":")
+        return int(number) if kind == "cuda" and number.isdigit() else None
+    return value.index if isinstance(value, torch.device) and value.type == "cuda" else None
+
+
 def _on_meta(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type in ("cuda", "mps", "xpu"):
         return torch.device("meta")
+    if isinstance(value, torch.device) and value.type == "meta" and value.index is not None:
+        return torch.device("meta")  # DDP numbers the device; tensors on meta have no number, and would be copied there
     if isinstance(value, str) and value.partition(":")[0] in ("cuda", "mps", "xpu"):
         return "meta"
     return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -22,8 +23,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sizer.architecture.held_tensors import parts_of
 from sizer.tracing.values.known import tensors_of
 
+_LARGEST_STORAGE = 2**40  # bytes
 # Operators that take tensors of the device and of the host at once.
 _OF_BOTH = frozenset(("copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"))
+
+
+class Addresses:
+    """Addresses of storages on meta, which code compares. They are the same in the setup and in the steps after it."""
+
+    def __init__(self) -> None:
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._counted = count(1)
+
+    def address_of(self, storage: torch.UntypedStorage) -> int:
+        """Return an address that no other storage has had, as far from the next as their bytes might reach."""
+        return self._numbers.setdefault(storage, next(self._counted)) * _LARGEST_STORAGE
 
 
 class HostMemory:
@@ -33,6 +47,8 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
+        self.addresses = Addresses()
+        self.gpu: int | None = None  # the number of the GPU that code has named
         self.peak_bytes = 0
         self.making: bool | None = (
             None  # whether what is made now is on the host; None where that follows from what it is made of
