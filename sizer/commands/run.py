@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 from sizer.base.errors import RefusedValueError, RequestError, quote
@@ -59,24 +60,26 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
                 f"--{name}", given=str(getattr(options, name)), allowed="0 or more", todo="0 is no limit"
             )
     outcomes = []
-    for rank in ranks:
-        snapshot = options.snapshot
-        if snapshot is not None and len(ranks) > 1:
-            snapshot = snapshot.with_name(f"{snapshot.stem}-rank{rank}{snapshot.suffix}")
-        outcome = run_script(
-            command,
-            gpu=gpu,
-            route=options.route,
-            strict=options.strict,
-            steps=options.steps,
-            seconds=options.seconds,
-            world=world,
-            rank=rank,
-            skip_draws=options.skip_draws,
-            snapshot=snapshot,
-        )
-        outcomes.append(outcome)
-        print(to_printable("\n".join(format_outcome(outcome))), file=sys.stderr if _on_stdout(options) else sys.stdout)
+    with tempfile.TemporaryDirectory(prefix="sizer-ranks-") as messages:
+        for rank in ranks:
+            snapshot = options.snapshot
+            if snapshot is not None and len(ranks) > 1:
+                snapshot = snapshot.with_name(f"{snapshot.stem}-rank{rank}{snapshot.suffix}")
+            outcome = run_script(
+                command,
+                gpu=gpu,
+                route=options.route,
+                strict=options.strict,
+                steps=options.steps,
+                seconds=options.seconds,
+                world=world,
+                rank=rank,
+                skip_draws=options.skip_draws,
+                snapshot=snapshot,
+                messages=Path(messages),
+            )
+            outcomes.append(outcome)
+            print(to_printable("\n".join(format_outcome(outcome))), file=sys.stderr if _on_stdout(options) else sys.stdout)
     statuses = [outcome.exit_status(limit_bytes=options.fail_over) for outcome in outcomes]
     worst = max(zip(statuses, outcomes, strict=True), key=lambda row: (row[0], _reserved(row[1])))
     if len(outcomes) > 1:

@@ -164,11 +164,11 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
     }
     with ExitStack() as stack:
         # code asks the modules in which torch.cuda's functions are defined, too
-        defining = [
+        defining: list[tuple[Any, dict[str, Any]]] = [
             (module, {name: answer for name, answer in of_cuda.items() if vars(module).get(name) is getattr(torch.cuda, name)})
             for module in (torch.cuda.random, torch.cuda.memory)
         ]
-        places = (*defining, (torch.cuda, of_cuda), (torch.accelerator, of_accelerators), (torch._C, of_bindings))
+        places = [*defining, (torch.cuda, of_cuda), (torch.accelerator, of_accelerators), (torch._C, of_bindings)]
         for module, answers in places:
             for name, answer in answers.items():
                 stack.enter_context(mock.patch.object(module, name, answer))

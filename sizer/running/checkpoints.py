@@ -1,22 +1,31 @@
 """Checkpoints that a dry run does not write, and that the script reads again. Imports torch.
 
 A script saves its best weights, and loads them when it evaluates. Values on the device were never computed, and files of the
-user stay as they are: a checkpoint is kept as what it holds, without the bytes of the device's tensors.
+user stay as they are: a checkpoint is kept as what it holds, without the bytes of the device's tensors. Files of safetensors keep
+their header, and all values read as 0.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import io
+import json
 import os
 import pickle
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from sizer.running.kept_files import KeptFiles
 
 _LARGE_BYTES = 2**20  # a tensor of the host up to this size keeps its values
 
@@ -32,6 +41,7 @@ class _Kept:
     storage: int
     elements: int
     on_device: bool
+    is_meta: bool
     is_parameter: bool
     requires_grad: bool
     value: Tensor | None
@@ -40,41 +50,109 @@ class _Kept:
 class Checkpoints:
     """The checkpoints of one run. `not_saved` lists the names of their files."""
 
-    def __init__(self, on_device: Callable[[Tensor], bool], *, by_host: bool = False) -> None:
+    def __init__(
+        self, on_device: Callable[[Tensor], bool], *, saved: Callable[[], None] = lambda: None, by_host: bool = False
+    ) -> None:
         """Keep checkpoints of tensors for which `on_device` is True; save and load others as PyTorch does.
 
-        With `by_host` files are read on the host and then moved, since PyTorch cannot read them to the device.
+        `saved` is called after a checkpoint that was kept. With `by_host` files are read on the host and then moved, since PyTorch
+        cannot read them to the device.
         """
         self.not_saved: list[str] = []
-        self._on_device, self._by_host = on_device, by_host
+        self._on_device, self._saved, self._by_host = on_device, saved, by_host
         self._save, self._load = torch.save, torch.load
-        self._of_names: dict[str, tuple[bytes, list[_Kept]]] = {}
-        self._of_files: WeakKeyDictionary[Any, tuple[bytes, list[_Kept]]] = WeakKeyDictionary()
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self._files = KeptFiles(self._make_folder)
+        self._of_objects: WeakKeyDictionary[Any, tuple[bytes, list[_Kept]]] = WeakKeyDictionary()
 
-    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> bool:
-        """Stand in for torch.save. Return True if the checkpoint was kept instead of written."""
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the context PyTorch and safetensors save and load through this object."""
+        with ExitStack() as stack:
+            stack.enter_context(self._files.installed())
+            for place in (torch, torch.serialization):
+                stack.enter_context(mock.patch.multiple(place, save=self.save, load=self.load))
+            if importlib.util.find_spec("safetensors") is not None:
+                package, files = (importlib.import_module(name) for name in ("safetensors", "safetensors.torch"))
+                self._save_tensors = files.save_file
+                stack.enter_context(mock.patch.object(files, "save_file", self.save_tensors))
+                for place in (package, files):
+                    stack.enter_context(mock.patch.object(place, "safe_open", self._reading(package.safe_open)))
+            yield
+
+    def close(self) -> None:
+        """Remove the folder of kept files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for torch.save."""
         pickler = _Pickler(self._on_device)
         data = pickler.pickled(obj)
-        if data is None or not any(one.on_device for one in pickler.kept):
+        if data is None or not any(one.on_device or one.is_meta for one in pickler.kept):
             self._save(obj, f, *args, **kwargs)
-            return False
+            return
         if isinstance(f, (str, os.PathLike)):
-            self._of_names[os.path.abspath(f)] = data, pickler.kept
-            self.not_saved.append(os.fspath(f))
+            size_bytes = len(data) + sum({one.storage: one.elements * one.dtype.itemsize for one in pickler.kept}.values())
+            self._keep(f, size_bytes, content=(data, pickler.kept))
         else:
-            self._of_files[f] = data, pickler.kept
-        return True
+            self._of_objects[f] = data, pickler.kept
+        self._saved()
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Stand in for torch.load: what `save` has kept comes from there, on the device or the host."""
-        is_name = isinstance(f, (str, os.PathLike))
-        found = self._of_names.get(os.path.abspath(f)) if is_name else self._of_files.get(f)
+        if isinstance(f, (str, os.PathLike)):
+            file = self._files.find(f)
+            found = None if file is None else file.content
+        else:
+            found = self._of_objects.get(f)
         if found is None and self._by_host and (place := _place(map_location)) not in (None, "cpu", "meta"):
             return pytree.tree_map(lambda leaf: _moved(leaf, place), self._load(f, "cpu", *args, **kwargs))
         if found is None:
             return self._load(f, map_location, *args, **kwargs)
         data, kept = found
         return _Unpickler(data, kept, _place(map_location)).load()
+
+    def save_tensors(self, tensors: Mapping[str, Tensor], filename: Any, metadata: Mapping[str, str] | None = None) -> None:
+        """Stand in for safetensors.torch.save_file."""
+        if not any(self._on_device(tensor) or tensor.is_meta for tensor in tensors.values()):
+            self._save_tensors(tensors, filename, metadata)
+            return
+        head, size_bytes = _header(tensors, metadata or {})
+        self._keep(filename, size_bytes, head=head)
+        self._saved()
+
+    def _keep(self, name: Any, size_bytes: int, *, head: bytes = b"", content: Any = None) -> None:
+        self._files.add(name, size_bytes, head=head, content=content)
+        self.not_saved.append(os.fspath(name))
+
+    def _make_folder(self) -> str:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="sizer-kept-")
+        return self._folder.name
+
+    def _reading(self, safe_open: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            found = self._files.find(filename)
+            return safe_open(filename if found is None else found.stand_in, *args, **kwargs)
+
+        return opened
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, int]:
+    """Return the header of a file of safetensors, and the file's size in bytes.
+
+    The format is that of github.com/safetensors/safetensors ("Format", 0.8).
+    """
+    types = {dtype: name for name, dtype in importlib.import_module("safetensors.torch")._TYPES.items()}
+    rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda row: (-row[1].itemsize, row[0])):
+        begin, end = end, end + tensor.nbytes
+        rows[name] = {"dtype": types[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(rows).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, 8 + len(text) + end
 
 
 def _moved(leaf: Any, place: str) -> Any:
@@ -129,6 +207,7 @@ class _Pickler(pickle.Pickler):
                 storage=self._numbers.setdefault(storage._cdata, len(self._numbers)),
                 elements=storage.nbytes() // obj.itemsize,
                 on_device=on_device,
+                is_meta=obj.is_meta,
                 is_parameter=isinstance(obj, nn.Parameter),
                 requires_grad=obj.requires_grad,
                 value=obj.detach().clone() if small else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,11 @@ def run_script(
     rank: int = 0,
     skip_draws: bool = False,
     snapshot: Path | None = None,
+    messages: Path | None = None,
 ) -> Outcome:
     """Run a script on a device that is not there, and return what it needs.
+
+    A rank that receives objects of other ranks, as a pipeline's stages do, runs after these.
 
     Args:
         command: The script.
@@ -45,10 +50,16 @@ def run_script(
         rank: The rank to run.
         skip_draws: Leave large weights on the host without initial values.
         snapshot: File for PyTorch's snapshot.
+        messages: Folder for what ranks send each other; None for one of this run.
 
     Raises:
         DeviceError: This machine cannot run the script.
     """
+    if messages is None:
+        with tempfile.TemporaryDirectory(prefix="sizer-ranks-") as folder:
+            kept: dict[str, Any] = {"strict": strict, "steps": steps, "seconds": seconds}
+            kept |= {"skip_draws": skip_draws, "snapshot": snapshot}
+            return run_script(command, gpu=gpu, route=route, world=world, rank=rank, messages=Path(folder), **kept)
     local = command.local or min(world, _LOCAL)
     settings = {
         "steps": steps,
@@ -57,6 +68,7 @@ def run_script(
         "rank": rank,
         "local": local,
         "skip_draws": skip_draws,
+        "messages": str(messages),
         "snapshot": "" if snapshot is None else os.path.abspath(snapshot),
     }
     conf = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
@@ -73,7 +85,9 @@ def run_script(
                 raise DeviceError(f"{name} needs the route driver", given="route meta", todo=reason)
         return _trace(command, settings, gpu=gpu, reason=reason, expandable=expandable)
     _, note = hardware_of(gpu)
-    found, interrupted = run_child(command, settings, gpu=gpu, devices=local, strict=strict)
+    found, interrupted = _after_others(
+        lambda asked: run_child(command, asked, gpu=gpu, devices=local, strict=strict), settings
+    )
     if interrupted:
         found["status"] = "interrupted"
     others = [part for part in conf.split(",") if part.strip() and not part.strip().startswith("expandable_segments")]
@@ -88,6 +102,23 @@ def run_script(
         return outcome
     other = _trace(command, settings, gpu=gpu, reason="to compare", expandable=expandable)
     return replace(outcome, route=BOTH, route_reason=_compare(outcome, other))
+
+
+def _after_others(run: Callable[[dict[str, Any]], Any], settings: dict[str, Any]) -> Any:
+    """Run a rank, after those whose objects it receives. Raises DeviceError if ranks wait for each other."""
+    waiting: list[int] = [settings["rank"]]
+    done: set[int] = set()
+    while True:
+        result = run(settings | {"rank": waiting[-1]})
+        needed = result[0].get("needs")
+        if needed is None:
+            done.add(waiting.pop())
+            if not waiting:
+                return result
+        elif needed in done or needed in waiting:
+            raise DeviceError(f"rank {waiting[-1]} waits for an object that rank {needed} has not sent", todo="run another rank")
+        else:
+            waiting.append(needed)
 
 
 def _meta_reason(gpu: Gpu, route: str) -> str | None:
@@ -108,7 +139,7 @@ def _meta_reason(gpu: Gpu, route: str) -> str | None:
 
 
 def _trace(command: Command, settings: dict[str, Any], *, gpu: Gpu, reason: str, expandable: bool) -> Outcome:
-    found, tape, interrupted = run_traced(command, settings, gpu=gpu)
+    found, tape, interrupted = _after_others(lambda asked: run_traced(command, asked, gpu=gpu), settings)
     if interrupted:
         found["status"] = "interrupted"
     notes = (

@@ -9,8 +9,11 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
 
 NO_KERNELS = 71  # the exit status of a child that cannot run the device
 
@@ -20,8 +23,8 @@ class Settings:
     """One run. `kind` is "script", "module" or "code", `target` its path, name or text.
 
     `steps` is the number of optimizer steps, 0 for all; `seconds` a limit of time, 0 for none. `world` and `rank` are those of
-    torchrun, `local` the ranks of one host. `capability` is that of the device, `out` the file for the report, `snapshot` the file
-    for PyTorch's snapshot, empty for none. `gpu` is the key of the device.
+    torchrun, `local` the ranks of one host, `messages` a folder for what ranks send each other. `capability` is that of the device,
+    `out` the file for the report, `snapshot` the file for PyTorch's snapshot, empty for none. `gpu` is the key of the device.
     """
 
     kind: str
@@ -37,6 +40,12 @@ class Settings:
     skip_draws: bool = False
     snapshot: str = ""
     gpu: str = ""
+    messages: str = ""
+
+    def need(self, rank: int) -> NoReturn:
+        """End this process: another rank has to run first."""
+        Path(self.out).write_text(json.dumps({"needs": rank}))
+        os._exit(0)
 
     def to_json(self) -> str:
         """Return the settings as one line."""
@@ -66,3 +75,24 @@ def main_function(settings: Settings) -> Callable[[], object]:
         return lambda: runpy.run_module(target, run_name="__main__", alter_sys=True)
     sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
     return lambda: runpy.run_path(target, run_name="__main__")
+
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_TRACER = str(Path(__file__).parents[1] / "tracing") + os.sep
+
+
+def own_traceback(error: BaseException) -> str:
+    """Return the traceback as Python prints it, without the lines of this package, of what its tracer calls, and of runpy."""
+    found = traceback.TracebackException.from_exception(error)
+    _drop_ours(found)
+    return "".join(found.format())
+
+
+def _drop_ours(found: traceback.TracebackException) -> None:
+    lines = list(found.stack)
+    traced = next((place for place, line in enumerate(lines) if line.filename == f"{_TRACER}recorder.py"), len(lines))
+    kept = [line for line in lines[:traced] if not line.filename.startswith((_PACKAGE, runpy.__file__, "<frozen runpy>"))]
+    found.stack = traceback.StackSummary.from_list(kept)
+    for other in (found.__cause__, found.__context__):
+        if other is not None:
+            _drop_ours(other)

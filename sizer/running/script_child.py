@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib
 import importlib.metadata
-import importlib.util
 import json
 import multiprocessing
 import multiprocessing.process
 import os
 import pickle
 import resource
-import runpy
 import signal
 import sys
 import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +32,8 @@ from sizer.running.checkpoints import Checkpoints
 from sizer.running.driver.build import kernels_for
 from sizer.running.history import columns_of
 from sizer.running.optimizer_steps import Steps, Stop
-from sizer.running.run_settings import NO_KERNELS, Settings, main_function
+from sizer.running.rank_messages import Messages
+from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
 from sizer.running.small_values import Values
 
 VARIABLE = "SIZER_DRY_RUN"
@@ -59,7 +56,7 @@ class Run:
         self.driver.null_blind.restype = ctypes.c_ulonglong
         self.steps = Steps(settings.steps, self._finish_stopped)
         self.values = Values(self.driver, skip_draws=settings.skip_draws)
-        self.checkpoints = Checkpoints(lambda tensor: tensor.is_cuda)
+        self.checkpoints = Checkpoints(lambda tensor: tensor.is_cuda, saved=self._end_of_saving)
         self.status, self.message = "completed", ""
         self._pid, self._began = os.getpid(), time.monotonic()
         self._before_bytes = 0
@@ -84,9 +81,13 @@ class Run:
         self.steps.install()
         self._values = self.values.installed()
         self._values.__enter__()
-        self._skip_saves()
+        self._saves = self.checkpoints.installed()
+        self._saves.__enter__()
         if self.settings.world > 1:
             other_ranks.install(self.settings.world, self.settings.rank, self.settings.local, self.driver)
+            messages = Messages(Path(self.settings.messages), self.settings.rank, self.settings.need)
+            self._messages = messages.installed()
+            self._messages.__enter__()
         if self.settings.seconds:
             timer = threading.Timer(self.settings.seconds, self._out_of_time)
             timer.daemon = True
@@ -118,9 +119,9 @@ class Run:
             if left.code not in (None, 0):
                 self.status, self.message = "failed", f"SystemExit: {left.code}"
         except torch.OutOfMemoryError as error:
-            self._fail("out of memory", _own_traceback(error), error)
+            self._fail("out of memory", own_traceback(error), error)
         except BaseException as error:
-            self._fail("failed", _own_traceback(error), error)
+            self._fail("failed", own_traceback(error), error)
         finally:
             signal.signal(
                 signal.SIGINT, signal.SIG_IGN
@@ -143,6 +144,7 @@ class Run:
             os.replace(partial, self.settings.out)
         for child in multiprocessing.active_children():
             child.terminate()
+        self.checkpoints.close()
         _flush()
         os._exit(0)  # PyTorch's threads would wait for a device that never answers
 
@@ -160,34 +162,6 @@ class Run:
         where = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
         self.status, self.message = "out of time", f"{self.settings.seconds} s were over{where}"
         self.finish()
-
-    def _skip_saves(self) -> None:
-        """Do not write checkpoints: their values were never computed, and they may be large."""
-        checkpoints = self.checkpoints
-
-        def guarded(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if checkpoints.save(obj, f, *args, **kwargs):
-                self._end_of_saving()
-
-        torch.save = torch.serialization.save = guarded
-        torch.load = torch.serialization.load = checkpoints.load
-        if importlib.util.find_spec("safetensors") is None:
-            return
-        files: Any = importlib.import_module("safetensors.torch")
-        save_file, save_model = files.save_file, files.save_model
-
-        def guarded_file(tensors: dict, filename: Any, *args: Any, **kwargs: Any) -> None:
-            self._save(os.fspath(filename)) if _is_on_device(tensors) else save_file(tensors, filename, *args, **kwargs)
-
-        def guarded_model(model: nn.Module, filename: Any, *args: Any, **kwargs: Any) -> None:
-            skipped = _is_on_device(list(model.parameters()))
-            self._save(os.fspath(filename)) if skipped else save_model(model, filename, *args, **kwargs)
-
-        files.save_file, files.save_model = guarded_file, guarded_model
-
-    def _save(self, name: str) -> None:
-        self.checkpoints.not_saved.append(name)
-        self._end_of_saving()
 
     def _end_of_saving(self) -> None:
         if self.settings.steps and self.steps.done >= self.settings.steps:
@@ -315,27 +289,6 @@ def end_with_parent() -> None:
     """Ask Linux to kill this process if its parent ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without the lines of this package and of runpy."""
-    found = traceback.TracebackException.from_exception(error)
-    _drop_ours(found)
-    return "".join(found.format())
-
-
-def _drop_ours(found: traceback.TracebackException) -> None:
-    ours = str(Path(__file__).parent) + os.sep
-    kept = [line for line in found.stack if not line.filename.startswith((ours, runpy.__file__, "<frozen runpy>"))]
-    found.stack = traceback.StackSummary.from_list(kept)
-    for other in (found.__cause__, found.__context__):
-        if other is not None:
-            _drop_ours(other)
-
-
-def _is_on_device(obj: Any) -> bool:
-    """Return True if an object holds tensors of a device."""
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in torch.utils._pytree.tree_leaves(obj))
 
 
 def _resident_bytes() -> int:

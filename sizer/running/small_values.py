@@ -8,7 +8,8 @@ A small tensor is in one of three states:
 - true: it holds the value that a device would hold;
 - assumed: it follows from a value that was not computed, which is 0. Choices among a few such values (`topk`, `argmax`, `max`) are
   spread evenly instead, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets as many tokens as the next.
-  Tokens that are drawn from a vocabulary (`multinomial`, `argmax`) are spread over it, so that a generation does not end early;
+  Tokens that are drawn from a vocabulary (`multinomial`, `argmax`, `topk`) are spread over it, so that a generation does not end
+  early;
 - unknown: it is not followed. Large tensors are always unknown.
 
 PyTorch's kernels that count elements (nonzero, unique) copy the number to the host. The driver returns the number that Python
@@ -37,6 +38,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.stand_ins import spread
 
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
@@ -46,6 +48,7 @@ _READ = 8  # elements of a tensor that C++ code reads by itself, as `item` does
 _READS = 16  # such tensors of one call
 
 _HOST = torch.device("cpu")
+_WITHOUT_MEMORY = "torch._subclasses."  # fake and functional tensors, which compilers ask outside of their modes, too
 _FACTORIES = frozenset(
     {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.as_tensor, torch.linspace, torch.eye,
      torch.tril_indices, torch.triu_indices, torch.scalar_tensor, torch.from_numpy, torch.asarray}
@@ -65,7 +68,7 @@ _CHOOSING: dict[Any, tuple[int, int | None]] = {
     **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
 }
 CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
-_ARGMAX = frozenset({torch.argmax, Tensor.argmax})
+_FROM_VOCABULARY = frozenset({torch.argmax, Tensor.argmax, torch.topk, Tensor.topk})  # tokens of greedy and of beam search
 _DRAWING = frozenset({torch.multinomial, Tensor.multinomial})
 _SEGMENTED = frozenset({torch.segment_reduce})
 _ALL = frozenset({torch.all, Tensor.all, torch._is_all_true})
@@ -136,7 +139,7 @@ class Values(TorchFunctionMode):
             place._engine_run_backward = run_backward
         self._driver.null_follow(1)
         try:
-            with self:
+            with iterations_assumed(lambda text: self.assumed.update((f"{call_site()}: {text}",))), self:
                 yield
         finally:
             self._driver.null_follow(0)
@@ -165,7 +168,7 @@ class Values(TorchFunctionMode):
     def _call(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> Any:
         on_device = any(tensor.is_cuda for tensor in given)
         if on_device and func in _BINS:
-            return self._count(self._bins(func, given), func, args, kwargs, given)
+            return self._count(self._bins(func, args, kwargs, given), func, args, kwargs, given)
         if on_device and func in _COUNTING and (counts := self._counts(func, args, kwargs)) is not None:
             return self._count(counts, func, args, kwargs, given)
         if on_device and isinstance(func, torch._ops.OpOverloadPacket) and str(func) == "torchvision.nms":
@@ -178,7 +181,7 @@ class Values(TorchFunctionMode):
             if _is_small(out):
                 on_host(out).fill_(_FINITE[func])
                 self._known.add(out)
-        elif results and func in _ALL and not self._is_true(given[0]) and _is_small(out):
+        elif results and func in _ALL and not self._follows_from_known(given[0]) and _is_small(out):
             self._assume(out, zero=True)
             # code that goes on expects that its checks hold, as in a trace; not those of which it has asked for `any`
             on_host(out).fill_(given[0] not in self._none_of)
@@ -190,7 +193,7 @@ class Values(TorchFunctionMode):
                 self._note_copy(given)
                 self._copy_known(out, given[1] if func is Tensor.copy_ else given[0])
             self._follow(func, args, kwargs, out, given, results)
-            if results and func in _ANY and not self._is_true(given[0]):
+            if results and func in _ANY and not self._follows_from_known(given[0]):
                 self._none_of.add(given[0])
         if func is Tensor.tolist and on_device and self._is_known(given[0]):
             return on_host(given[0].detach()).tolist()
@@ -260,7 +263,7 @@ class Values(TorchFunctionMode):
             return
         dim %= values.dim()
         size = values.shape[dim]
-        if func in _ARGMAX and size > CHOICES:
+        if func in _FROM_VOCABULARY and size > CHOICES:
             self._draw(places, size)
         if not places.numel() or size > CHOICES:
             return
@@ -323,10 +326,10 @@ class Values(TorchFunctionMode):
 
     def _is_countable(self, tensor: Tensor, func: Any) -> bool:
         """Return True if a tensor's values can be counted; note where they follow from spread choices."""
+        if not self._follows_from_known(tensor):
+            return False
         if self._is_true(tensor):
             return True
-        if not (self._is_known(tensor) and tensor in self._spread):
-            return False
         self.assumed[f"{call_site()}: {func.__name__} counts choices that are spread evenly"] += 1
         return True
 
@@ -355,13 +358,16 @@ class Values(TorchFunctionMode):
         self.assumed[f"{call_site()}: {func.__name__} repeats each element once"] += 1
         return [repeats.numel()]
 
-    def _bins(self, func: Any, given: list[Tensor]) -> list[int]:
+    def _bins(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> list[int]:
         """Return the least and the largest integer, in the order in which PyTorch reads them."""
+        one_hot = func is torch.nn.functional.one_hot
+        if one_hot and kwargs.get("num_classes", args[1] if len(args) > 1 else -1) > 0 and not self._is_known(given[0]):
+            return [0, 0]  # PyTorch checks that they are in range: no size follows
         if not given[0].numel() or not self._is_countable(given[0], func):
             self.assumed[f"{call_site()}: {func.__name__} finds zeros only"] += 1
             return [0, 0]
         values = on_host(given[0].detach())
-        return [int(values.max())] if func is torch.nn.functional.one_hot else [int(values.min()), int(values.max())]
+        return [int(values.max())] if one_hot else [int(values.min()), int(values.max())]
 
     def _count(self, counts: list[int], func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> Any:
         """Call a function whose kernels count, with the numbers that the driver shall return; its backward pass counts again."""
@@ -412,6 +418,10 @@ class Values(TorchFunctionMode):
     def _is_known(self, tensor: Tensor) -> bool:
         return _is_small(tensor) and (not tensor.is_cuda or not tensor.numel() or tensor in self._known)
 
+    def _follows_from_known(self, tensor: Tensor) -> bool:
+        """Return True if a tensor's values are true, or follow from choices that were spread."""
+        return self._is_true(tensor) or (self._is_known(tensor) and tensor in self._spread)
+
     def _is_true(self, tensor: Tensor) -> bool:
         return self._is_known(tensor) and not (tensor.is_cuda and tensor.numel() and tensor in self._tainted)
 
@@ -446,7 +456,7 @@ def on_host(tensor: Tensor) -> Tensor:
         return torch.as_strided(raw, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-_OURS = str(Path(__file__).parent) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
@@ -497,6 +507,7 @@ def _is_wrapped(tensor: Tensor) -> bool:
         or is_traceable_wrapper_subclass(tensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or tensor.device.type == "meta"
+        or type(tensor).__module__.startswith(_WITHOUT_MEMORY)
     )
 
 

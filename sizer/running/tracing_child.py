@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -39,7 +41,9 @@ from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
-from sizer.running.run_settings import Settings, main_function
+from sizer.running.rank_messages import Messages
+from sizer.running.run_settings import Settings, main_function, own_traceback
+from sizer.running.small_values import call_site
 from sizer.tape.tape import Tape
 from sizer.tracing.compiled.install import Compiler, compile_failures, hardware_like
 from sizer.tracing.compiled.launches import Launches
@@ -49,7 +53,12 @@ from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callb
 from sizer.tracing.meta.own_code import checkpoints_read_at_once
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
+from sizer.tracing.values.stand_ins import FINITE
 from sizer.tracing.watch import StepWatcher
+
+_aten = torch.ops.aten
+_READING = {_aten._local_scalar_dense.default, _aten._to_copy.default, _aten.copy_.default, _aten.equal.default}
+_READS = ("the value of a tensor was taken as", "values copied to the CPU were taken as", "two tensors of unknown values")
 
 
 class Stop(BaseException):
@@ -86,6 +95,7 @@ class Steps:
 
     def forward(self, module: nn.Module, args: Any) -> None:
         """A module runs: the first one to do so ends the setup."""
+        self.watcher.see(module)
         if any(map(self._is_on_device, module.parameters())):
             self.begin()
 
@@ -154,6 +164,7 @@ def main() -> NoReturn:
     recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
     compiler, launches = Compiler(gpu, recorder), Launches(hardware_like(gpu), recorder.values.forget)
     recorder.compiles = True
+    noted = _noted(recorder)
     began, status, message = time.monotonic(), "completed", ""
     end: object = None  # what the script holds at its end: its names, or the exception that holds its frames
     with ExitStack() as stack:
@@ -179,14 +190,14 @@ def main() -> NoReturn:
             register_module_forward_pre_hook(steps.forward),
         ):
             stack.callback(handle.remove)
-        for place in (torch, torch.serialization):
-            stack.enter_context(mock.patch.multiple(place, save=steps.checkpoints.save, load=steps.checkpoints.load))
+        stack.enter_context(steps.checkpoints.installed())
         steps_of = torch.optim.Optimizer.profile_hook_step
         stack.enter_context(mock.patch.object(torch.optim.Optimizer, "profile_hook_step", steps.begun_by(steps_of)))
         recorder.host.setting_up = True
         enter_device(setup, recorder)
         setup.enter_context(recorder.deferred.setting_up())
         setup.enter_context(steps.watcher.low_bits_refused())
+        stack.enter_context(mock.patch.object(torch.jit, "trace", _refused_trace))
         torch.manual_seed(torch.default_generator.initial_seed())
         try:
             with compile_failures():
@@ -195,22 +206,58 @@ def main() -> NoReturn:
             status, end = "stopped", stop
         except SystemExit as left:
             end = left
+            if isinstance(left.code, str):
+                print(left.code, file=sys.stderr)
             if left.code not in (None, 0):
                 status, message = "failed", f"SystemExit: {left.code}"
         except KeyboardInterrupt as interrupt:
             status, end = "interrupted", interrupt
         except BaseException as error:
             end = error
-            traceback.print_exc()
-            status, message = "untraced" if _is_tracers(error) else "failed", f"{type(error).__name__}: {error}"[:2000]
+            failed = not _is_tracers(error)
+            print(own_traceback(error) if failed else "".join(traceback.format_exception(error)), end="", file=sys.stderr)
+            status, message = "failed" if failed else "untraced", f"{type(error).__name__}: {error}"[:2000]
         recorder.notes.update(dict.fromkeys(launches.notes()))
         found = _found(settings, steps, gpu)
         del end
+    found |= {name: counts.most_common() for name, counts in noted.items()}
     found |= {"status": status, "message": message, "seconds": round(time.monotonic() - began, 1)}
     Path(settings.out).write_text(json.dumps(found))
+    steps.checkpoints.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _gather_alike(objects: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
+    """Stand in for torch.distributed.all_gather_object: every rank has what this rank has."""
+    objects[:] = [obj] * len(objects)
+
+
+def _refused_trace(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stand in for torch.jit.trace, under which sizes are tensors: kernels for meta tensors cannot check these."""
+    raise TraceError(
+        "torch.jit.trace is not traced",
+        given="a call of it",
+        allowed="eager code",
+        todo="run the script with `sizer run --route driver`",
+    )
+
+
+def _noted(recorder: Recorder) -> dict[str, Counter[str]]:
+    """Return counters by line, which fill as a recorder assumes values: "assumed" of numbers of elements, "reads" of others."""
+    noted: dict[str, Counter[str]] = {"assumed": Counter(), "reads": Counter()}
+    note = recorder.stand_in
+
+    def stand_in(text: str) -> None:
+        note(text)
+        if text.startswith(_READS) or recorder.at in _READING:
+            noted["reads"][call_site()] += 1
+        elif text != FINITE:
+            noted["assumed"][f"{call_site()}: {text}"] += 1
+
+    recorder.stand_in = stand_in  # type: ignore[method-assign]
+    return noted
 
 
 def _swaps() -> bool:
@@ -219,9 +266,15 @@ def _swaps() -> bool:
 
 
 def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
-    """Swap two tensors, except for the attributes that Python code has set on them, as on a device."""
+    """Swap two tensors, except for the attributes that Python code has set on them, as on a device.
+
+    `Module._apply` goes on to hold the second one until the next parameter is there; on a device nothing holds the old data.
+    """
     swap(first, second)
     first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    if sys._getframe(1).f_code.co_name == "_apply" and type(second) in (torch.Tensor, nn.Parameter):
+        with torch.no_grad():
+            second.data = torch.empty(0, dtype=second.dtype, device=second.device)
 
 
 def enter_device(stack: ExitStack, recorder: Recorder) -> None:
@@ -244,8 +297,6 @@ def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
         "rank": settings.rank,
         "world": settings.world,
         "not_saved": [*dict.fromkeys(steps.checkpoints.not_saved)],
-        "assumed": [],
-        "reads": [],
         "uncounted": [],
         "devices": [],
     }
@@ -282,6 +333,8 @@ def _answers(settings: Settings, recorder: Recorder) -> Any:
         if settings.world > 1:
             on_no_device = recorder.deferred.__contains__
             stack.enter_context(world_of(settings.world, settings.rank, device, on_no_device=on_no_device))
+            stack.enter_context(mock.patch.object(dist, "all_gather_object", _gather_alike))
+            stack.enter_context(Messages(Path(settings.messages), settings.rank, settings.need).installed())
         else:
             stack.enter_context(devices_answer(device, count=1))
         free = (gpu.total_bytes, gpu.total_bytes)

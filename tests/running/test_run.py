@@ -174,12 +174,26 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "folds.py",
         "speech.py",
         "checks.py",
+        "masks.py",
         pytest.param("recurrent.py", marks=pytest.mark.exhaustive),
     ],
 )
 def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):
     done = dry_run("--route", "both", "--", script)
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json
+
+
+@pytest.mark.parametrize(
+    ("script", "rank"),
+    [
+        ("sharded.py", 0),
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in (("synchronized.py", 3), ("stages.py", 0))),
+        pytest.param("stages.py", 1, marks=pytest.mark.full),
+    ],
+)
+def test_route_meta_counts_ranks_as_the_driver_does(dry_run: DryRunner, script: str, rank: int):
+    done = dry_run("--route", "both", "--rank", str(rank), "--", "torchrun", "--nproc_per_node=4", script)
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
 
 
 def test_tokens_are_spread_evenly_over_experts_on_both_routes(dry_run: DryRunner):
@@ -193,10 +207,23 @@ def test_tokens_are_spread_evenly_over_experts_on_both_routes(dry_run: DryRunner
 
 
 @pytest.mark.exhaustive
-def test_a_step_with_a_closure_may_come_first(dry_run: DryRunner):
-    done = dry_run("--route", "meta", "--", "closures.py")
-    assert done.status == 0, done.stderr
+def test_an_optimizer_that_converges_takes_every_iteration(dry_run: DryRunner):
+    done = dry_run("--route", "both", "--", "closures.py")
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr
     assert [use["phase"] for use in done.figures["phases"]] == ["load", "step1", "step2", "step3", "rest"]
+    # four iterations of four evaluations, and of five with a line search, which accepts its first point; on both routes
+    assert done.stdout.count("calls 9\n") == 2 and done.stdout.count("calls 27\n") == 2
+    assert {row["where"].split(" was taken to ")[1] for row in done.json["assumed_counts"]} == {
+        f"evaluate its closure {count} times, without reaching a tolerance" for count in (4, 5)
+    }
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("route", ["driver", "meta"])
+def test_a_trainer_loads_its_best_model(dry_run: DryRunner, route: str):
+    done = dry_run("--route", route, "--steps", "0", "--", "best.py")
+    assert (done.status, done.json["script_status"], done.json["steps"]) == (0, "completed", 4), done.stderr[-2000:]
+    assert "loaded [['lm_head.weight']] evaluated ['epoch']" in done.stdout or "loaded [[]] evaluated" in done.stdout
 
 
 @pytest.mark.exhaustive

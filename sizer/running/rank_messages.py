@@ -1,0 +1,81 @@
+"""Objects that ranks send each other, such as the shapes of a pipeline's activations. Imports torch.
+
+One process runs one rank. What a rank sends is kept in a folder of the run, from where later ranks receive it. A rank that receives
+from one that did not run ends; `sizer.running.routes` runs the other one first, and then this one again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch.distributed as dist
+
+
+class Messages:
+    """The objects that this rank sends and receives."""
+
+    def __init__(self, folder: Path, rank: int, need: Callable[[int], NoReturn]) -> None:
+        """Keep objects in a folder; `need` is called with the rank that has to run first, and does not return."""
+        self._folder, self._rank, self._need = folder, rank, need
+        self._counts: Counter[tuple[int, int]] = Counter()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the context torch.distributed sends and receives lists of objects through this object."""
+        send, receive = dist.send_object_list, dist.recv_object_list
+
+        def send_and_keep(objects: Any, dst: int | None = None, group: Any = None, *args: Any, **kwargs: Any) -> None:
+            send(objects, dst, group, *args, **kwargs)
+            self._file(self._rank, _global_rank(dst, group, kwargs.get("group_dst"))).write_bytes(pickle.dumps(list(objects)))
+
+        def receive_kept(objects: Any, src: int | None = None, group: Any = None, *args: Any, **kwargs: Any) -> int:
+            if src is None and kwargs.get("group_src") is None:  # from any rank
+                return receive(objects, src, group, *args, **kwargs)
+            source = _global_rank(src, group, kwargs.get("group_src"))
+            file = self._file(source, self._rank)
+            if not file.exists():
+                self._need(source)
+            # The file is that of a process of this run, in a folder that only this user can write.
+            objects[:] = pickle.loads(file.read_bytes())
+            return source
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.multiple(dist, send_object_list=send_and_keep, recv_object_list=receive_kept))
+            stack.enter_context(_gradients_like_outputs())
+            yield
+
+    def _file(self, source: int, target: int) -> Path:
+        self._counts[source, target] += 1
+        return self._folder / f"{source}-{target}-{self._counts[source, target]}.pickle"
+
+
+def _global_rank(rank: int | None, group: Any, rank_in_group: int | None) -> int:
+    if rank_in_group is None:
+        assert rank is not None, "torch.distributed takes one of both"
+        return rank
+    return dist.get_global_rank(group or dist.group.WORLD, rank_in_group)
+
+
+@contextmanager
+def _gradients_like_outputs() -> Iterator[None]:
+    """The next stage of a pipeline sends gradients of this stage's outputs (torch/distributed/pipelining/stage.py; not in 2.11)."""
+    stages: Any = importlib.import_module("torch.distributed.pipelining.stage")
+    receive = getattr(stages.PipelineStage, "_recv_meta", None)
+    if receive is None:
+        yield
+        return
+
+    def receive_meta(stage: Any, source: int) -> Any:
+        if source < stage.stage_index:
+            return receive(stage, source)
+        return stages._StageBackwardMeta(backward_metas=stages._derive_grad_metas(stage._stage_meta.outputs))
+
+    with mock.patch.object(stages.PipelineStage, "_recv_meta", receive_meta):
+        yield

@@ -1,0 +1,69 @@
+"""Files that a dry run does not write: the script finds them under their names, and files of the user stay."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sizer.running.checkpoints import Checkpoints
+from sizer.running.kept_files import KeptFiles
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> KeptFiles:
+    (tmp_path / "kept").mkdir()
+    return KeptFiles(lambda: tmp_path / "kept")
+
+
+def test_a_kept_file_is_there_and_moves(files: KeptFiles, tmp_path: Path):
+    (tmp_path / "mine.pt").write_text("mine")
+    with files.installed():
+        files.add(tmp_path / "best.pt.tmp", 2**40, head=b"head", content="content")
+        assert (tmp_path / "best.pt.tmp").exists() and os.path.getsize(tmp_path / "best.pt.tmp") == 2**40
+        os.replace(tmp_path / "best.pt.tmp", tmp_path / "mine.pt")
+        assert not os.path.exists(tmp_path / "best.pt.tmp") and os.path.getsize(tmp_path / "mine.pt") == 2**40
+        shutil.copy2(tmp_path / "mine.pt", tmp_path / "copy.pt")
+        os.remove(tmp_path / "mine.pt")
+        assert files.find(tmp_path / "copy.pt").content == "content" and files.find(tmp_path / "mine.pt") is None
+        assert (tmp_path / "mine.pt").read_text() == "mine"  # the user's own
+    assert not (tmp_path / "copy.pt").exists()
+
+
+def test_a_kept_file_goes_with_its_folder(files: KeptFiles, tmp_path: Path):
+    folder = tmp_path / "step-1"
+    with files.installed():
+        with pytest.raises(RuntimeError, match=r"Parent directory .*step-1 does not exist\."):
+            files.add(folder / "model.pt", 8)
+        folder.mkdir()
+        files.add(folder / "model.pt", 8)
+        folder.rename(tmp_path / "step-2")
+        assert os.path.isfile(tmp_path / "step-2" / "model.pt") and not os.path.exists(folder / "model.pt")
+        shutil.rmtree(tmp_path / "step-2")
+        assert files.find(tmp_path / "step-2" / "model.pt") is None
+        with pytest.raises(FileNotFoundError, match="step-2"):
+            os.remove(tmp_path / "step-2" / "model.pt")
+
+
+def test_safetensors_reads_the_shapes_again(tmp_path: Path):
+    tensors = {"a": torch.empty(3, 5, dtype=torch.bfloat16, device="meta"), "b": torch.empty(0, 2, device="meta")}
+    checkpoints = Checkpoints(lambda tensor: tensor.is_meta)
+    with checkpoints.installed():
+        import safetensors.torch as files
+
+        files.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        files.save_file({"host": torch.ones(2)}, tmp_path / "host.safetensors")
+        read = files.load_file(tmp_path / "model.safetensors")
+        with files.safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
+            assert opened.metadata() == {"format": "pt"}
+        assert {name: (one.shape, one.dtype) for name, one in read.items()} == {
+            name: (one.shape, one.dtype) for name, one in tensors.items()
+        }
+    checkpoints.close()
+    assert files.save_file is save_file and not (tmp_path / "model.safetensors").exists()
+    assert load_file(tmp_path / "host.safetensors")["host"].tolist() == [1.0, 1.0]
+    assert checkpoints.not_saved == [str(tmp_path / "model.safetensors")]
