@@ -217,7 +217,7 @@ def test_close_matches_are_offered():
     with pytest.raises(RequestError, match="did you mean batch"):
         parse_query(f"{RESNET}&bach=1")
     with pytest.raises(RequestError, match="did you mean rtx-4090"):
-        parse_query(f"{RESNET}&gpu=rtx4090")
+        parse_query(f"{RESNET}&gpu=rtx4009")
     with pytest.raises(RequestError, match="did you mean sgd-momentum"):
         parse_query(f"{RESNET}&optimizer=sgd_momentu")
 
