@@ -109,6 +109,7 @@ def test_passes_have_whole_groups_together():
     assert "per_device_train_batch_size=4, gradient_accumulation_steps=2" in lever.code(changed)
 
 
+@pytest.mark.full
 def test_a_rollout_is_of_all_passes():
     one, two, three = (estimate(parse_query(f"{LLAMA}&seq=64&new=16&accumulate={passes}")).estimates[0] for passes in (1, 2, 3))
     caches = [next(use.peak_allocated_bytes for use in found.phases if use.phase == "rollout") for found in (one, two, three)]

@@ -171,6 +171,7 @@ def test_layers_of_liger_need_its_package():
 
 def test_layers_of_liger_need_a_type_that_it_has():
     with (
+        mock.patch.object(liger, "find_spec", lambda name: object()),
         mock.patch.object(liger, "_types", lambda: ("llama", "qwen2")),
         pytest.raises(RequestError, match="liger: the installed liger-kernel has no layers for the type gpt2"),
     ):
