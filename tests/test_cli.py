@@ -27,7 +27,7 @@ from sizer.query.keys import KEYS
 from sizer.query.text import format_query, parse_query, query_keys
 from sizer.report.report import Report
 from sizer.service.client import JobClient
-from sizer.service.messages import COMPILED
+from sizer.service.messages import COMPILED, STOPS
 from sizer.service.settings import Settings
 from sizer.service.tasks import TASKS
 from tests.architecture.tiny_configs import LLAMA
@@ -606,6 +606,22 @@ def test_levers_compile_eager_code_if_asked_to(flags, compiles):
     client = _Asked()
     assert main(["levers", "resnet18&dtype=float32&batch=1", *flags], make_client=lambda: client) == JobError.exit_status
     assert client.compiles == [compiles]
+
+
+@pytest.mark.parametrize(("part", "stops"), [(None, False), (STOPS, True)])
+def test_a_job_of_an_estimate_is_told_whether_it_may_stop(part, stops, monkeypatch):
+    query, found = "arch=torchvision:resnet18&dtype=float32&batch=1", []
+
+    class Estimator:
+        def __init__(self, request, *, stops, **rest):
+            found.append(stops)
+
+        def reports(self):
+            yield report_for(parse_query(query))
+
+    monkeypatch.setattr("sizer.estimating.estimator.Estimator", Estimator)
+    TASKS["estimate"]({"task": "estimate", "query": query, "config_text": None, "part": part, "kept": []}, mock.MagicMock())
+    assert found == [stops]
 
 
 @pytest.mark.parametrize(("part", "compiles"), [(None, False), (COMPILED, True)])

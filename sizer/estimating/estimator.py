@@ -21,6 +21,7 @@ from sizer.query.values import DTYPES
 from sizer.report.column import Column, read_cells, with_largest
 from sizer.report.estimate import Estimate
 from sizer.report.explanation import Formula
+from sizer.report.interval import left_out
 from sizer.report.kv_cache import KvCache, build_kv_cache
 from sizer.report.largest_batch import likely_largest, no_batch
 from sizer.report.loop_decisions import LoopDecision, decision, loop_decisions, summed_losses
@@ -88,8 +89,10 @@ class Estimator:
         gpu: Gpu | None = None,
         kept: Kept | None = None,
         progress: Progress | None = None,
+        stops: bool = False,
     ) -> None:
-        self.request, self.gpu = request, gpu or gpu_of(request)
+        """Take a request as `estimate` does; with `stops` a dtype ends after two consecutive batch sizes that do not fit."""
+        self.request, self.gpu, self._stops = request, gpu or gpu_of(request), stops
         if request.expandable_segments and self.gpu.backend != "cuda":
             raise RequestError(
                 "expandable",
@@ -174,8 +177,16 @@ class Estimator:
                 self._growth = dtype if len(there) < len(batches) and not traced.failure else None
                 yield self._report(pending)
             shown = self._columns[dtype]
+            missing = tuple(batch for batch in batches if batch not in there)
+            if missing and missing == self._left_out_of(shown, batches):
+                self._growth = None
+                break
         if not there:
             self._columns.pop(dtype, None)
+
+    def _left_out_of(self, column: Column, batches: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the batch sizes that a column leaves out."""
+        return left_out(batches, {row.batch: row.fits for row in column.estimates}) if self._stops else ()
 
     def _check_kernels(self, dtype: str) -> None:
         """Leave a dtype out if an operator has no kernel for it and the question names no dtypes.
@@ -234,6 +245,7 @@ class Estimator:
             first=self._looked_at_first(dtype, traced, batches),
             replays=self._tracer.replays,
             passes=self.request.accumulate,
+            stops=self._stops,
         )
 
     def _find_largest(self, dtype: str) -> None:
@@ -286,6 +298,9 @@ class Estimator:
         if counted.smallest > 1 and 1 in request.batches:
             notes.insert(0, f"batch 1 is left out: {counted.refusal}")
         notes += self._left_out.values()
+        for dtype, column in columns.items():
+            if left := self._left_out_of(column, self._possible_batches()):
+                notes.append(f"{dtype}: batch {', '.join(map(str, left))} not computed: two smaller batch sizes do not fit")
         return build_report(
             query=format_query(replace(request, focus=None), complete=True),
             versions=self._versions,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate, estimate_tape
+from sizer.report.interval import left_out
 from sizer.report.largest_batch import MaxBatch, find_largest_batch
 from sizer.report.replays import Replays
 from sizer.report.unbounded import find_unbounded
@@ -59,11 +60,13 @@ def read_cells(
     first: Collection[int] = (),
     replays: Replays | None = None,
     passes: int = 1,
+    stops: bool = False,
 ) -> Iterator[Column]:
     """The batch sizes of one dtype: those that are looked at `first`, up to one that fits, then all of them.
 
     A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
-    other columns may share, is not replayed again; a step accumulates so many `passes`.
+    other columns may share, is not replayed again; a step accumulates so many `passes`. With `stops` batch sizes that
+    `left_out` names are not replayed.
     """
     replays = replays or Replays()
     rows: dict[int, tuple[Estimate, Tape]] = {}
@@ -104,7 +107,12 @@ def read_cells(
             if batch in rows and rows[batch][0].fits is True:
                 break
         yield column()
-    replay(batch for batch in batches if batch not in rows.keys() | notes.keys())
+    if stops:
+        for batch in batches:
+            if batch not in left_out(batches, {size: row.fits for size, (row, _) in rows.items()}):
+                replay([batch] if batch not in rows.keys() | notes.keys() else [])
+    else:
+        replay(batch for batch in batches if batch not in rows.keys() | notes.keys())
     yield column()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from sizer.report.fit import Fits
 
@@ -39,3 +41,10 @@ class Interval:
         if self.least == self.most:
             return f"{self.most:,}"
         return f"{self.least:,} to {self.most:,}" if self.least else f"at most {self.most:,}"
+
+
+def left_out(batches: Sequence[int], fits: Mapping[int, Fits]) -> tuple[int, ...]:
+    """Return the batch sizes of an ascending list that have no verdict and follow two consecutive ones that do not fit."""
+    pairs = enumerate(pairwise(batches), start=2)
+    end = next((place for place, pair in pairs if all(fits.get(batch) is False for batch in pair)), len(batches))
+    return tuple(batch for batch in batches[end:] if batch not in fits)

@@ -16,7 +16,7 @@ from sizer.report.census import Census, ModuleRow
 from sizer.report.column import Column
 from sizer.report.estimate import Estimate, describe_range
 from sizer.report.explanation import Explanation, Formula, explain_workspaces
-from sizer.report.interval import Interval
+from sizer.report.interval import Interval, left_out
 from sizer.report.kv_cache import KvCache
 from sizer.report.largest_batch import MaxBatch
 from sizer.report.loop_decisions import LoopDecision
@@ -104,6 +104,11 @@ class Report:
             if estimate.dtype == dtype:
                 found = found.with_verdict(estimate.batch, estimate.fits)
         return found
+
+    def left_out(self, dtype: str) -> tuple[int, ...]:
+        """Return the batch sizes of a dtype that were not computed because two smaller ones do not fit."""
+        fits = {row.batch: row.fits for row in self.estimates if row.dtype == dtype}
+        return left_out(self._asked("batches"), fits)
 
     def focused(self, cell: tuple[str, int] | None) -> Report:
         """The report with another dtype and batch size to look at first; itself where it has no such estimate, or for None."""

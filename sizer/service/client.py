@@ -41,7 +41,7 @@ from sizer.report.peak import PeakReport
 from sizer.report.report import Report
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job, JoinedJob, Read, SharedJob
-from sizer.service.messages import COMPILED
+from sizer.service.messages import COMPILED, STOPS
 from sizer.service.pool import Cache, Fetch, JobPool
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect, Connection
@@ -100,14 +100,16 @@ class JobClient:
         """Start the job server now rather than at the first job: it needs some seconds to import torch."""
         self._pool.start()
 
-    def submit(self, query: str, config_text: str | None = None) -> Job:
+    def submit(self, query: str, config_text: str | None = None, *, stops: bool = False) -> Job:
         """A job that makes the report of a query.
+
+        With `stops` a dtype ends after two consecutive batch sizes that do not fit (`sizer.report.column.left_out`).
 
         The config of a `hub:` architecture is fetched on this side, in a thread, because the job is offline; a caller
         who has it already gives it as `config_text`. Raises RequestError for a bad query, ConfigError for a config that
         is far too long, JobError where too many jobs wait already.
         """
-        return self._submit("estimate", query, config_text, self._read)
+        return self._submit("estimate", query, config_text, self._read, STOPS if stops else None)
 
     def submit_placement(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the PlacementReport of a query's model and batch: see `sizer.placement`. Raises as `submit`."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from sizer.base.errors import RequestError
 from sizer.query.text import parse_query
 
-# "part" is of a task that can be split: "2/3" is the second of three parts. Of "levers" it is None, or COMPILED.
+# "part" is of a task that can be split: "2/3" is the second of three parts. Of "levers" it is None, or COMPILED, of "estimate"
+# None, or STOPS.
 COMPILED = "compiled"  # with the lever that compiles eager code
+STOPS = "stops"  # a dtype ends after two batch sizes that do not fit
 TEXTS = ("task", "query", "config_text", "measured", "part")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from sizer.base.errors import ConfigError, RequestError, quote
 from sizer.estimating.scopes import digest_scope
 from sizer.processes.child import Channel
-from sizer.service.messages import COMPILED
+from sizer.service.messages import COMPILED, STOPS
 
 PARTIAL_SECONDS = 0.2  # between two partial results
 
@@ -59,7 +59,13 @@ def _estimate(job: dict, channel: Channel) -> dict:
 
     request = parse_query(job["query"])
     cells = len(request.dtypes) * len(request.batches)
-    estimator = Estimator(request, config=_config(job), kept=KeptByServer(job, channel), progress=channel.progress)
+    estimator = Estimator(
+        request,
+        config=_config(job),
+        kept=KeptByServer(job, channel),
+        progress=channel.progress,
+        stops=job.get("part") == STOPS,
+    )
     sent: set[tuple[str, int]] = set()
     last = -PARTIAL_SECONDS
     for report in estimator.reports():

@@ -101,10 +101,15 @@ def batch_text(batches: tuple[int, ...]) -> str:
     return ", ".join(map(str, batches))
 
 
+def chosen_by_page(request: Request) -> bool:
+    """Return True if the question has the dtypes and batch sizes that the page chose."""
+    sizes = st.session_state.get(SIZES)
+    return sizes is not None and (set(request.dtypes), request.batches) == ({*sizes.dtypes}, sizes.batches)
+
+
 def offer_grid(request: Request) -> None:
     """Show a button that asks for all dtypes and batch sizes, if the question has those that the page chose."""
-    sizes = st.session_state.get(SIZES)
-    if sizes is None or (set(request.dtypes), request.batches) != ({*sizes.dtypes}, sizes.batches):
+    if not chosen_by_page(request):
         return
     st.button(
         f"All dtypes, batch {DEFAULT_BATCHES[0]} to {DEFAULT_BATCHES[-1]}", key="all_cells", type="tertiary", on_click=_ask_for_grid

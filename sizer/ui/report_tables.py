@@ -27,6 +27,8 @@ LEGEND = (
     "Largest batch: the first number fits, no batch above the second can."
 )
 NOT_TRACED, TO_COME = "not traced", "…"
+LEFT_OUT = f"{MARKS['does not fit']}\N{NO-BREAK SPACE}not computed"
+WHY_LEFT_OUT = " Not computed: two smaller batch sizes do not fit. Choose such a cell to compute it."
 CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
 UNREGISTERED = (
     "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
@@ -43,7 +45,7 @@ def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame
     """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
     dtypes = shown_dtypes(report)
     rows = [_fits_row(dtype, request, report, kind) for dtype in dtypes]
-    return pd.DataFrame(rows, index=list(dtypes), columns=_columns(request))
+    return pd.DataFrame(rows, index=pd.Index(dtypes, name="Dtype"), columns=_columns(request))
 
 
 def shown_dtypes(report: Report) -> tuple[str, ...]:
@@ -57,9 +59,11 @@ def _columns(request: Request) -> list[str]:
 
 
 def _fits_row(dtype: str, request: Request, report: Report, kind: PeakKind) -> list[str]:
-    missing = TO_COME if dtype in report.pending else NOT_TRACED
     found = {row.batch: row for row in report.estimates if row.dtype == dtype}
-    cells = [_fits_cell(found[batch], kind) if batch in found else missing for batch in request.batches]
+    missing = dict.fromkeys(request.batches, NOT_TRACED) | dict.fromkeys(report.left_out(dtype), LEFT_OUT)
+    if dtype in report.pending:
+        missing = dict.fromkeys(request.batches, TO_COME)
+    cells = [_fits_cell(found[batch], kind) if batch in found else missing[batch] for batch in request.batches]
     return [*cells, TO_COME if dtype in report.pending else str(largest_batch(request, report, dtype))]
 
 
@@ -91,7 +95,7 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
         height="content",
         column_config=dict.fromkeys(_columns(request), st.column_config.TextColumn(alignment="right")),
     )
-    st.caption(LEGEND)
+    st.caption(LEGEND + WHY_LEFT_OUT if any(map(report.left_out, dtypes)) and not report.pending else LEGEND)
     return kind
 
 

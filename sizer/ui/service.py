@@ -20,6 +20,7 @@ from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
+from sizer.ui.defaults import chosen_by_page
 from sizer.ui.focus import Cell
 from sizer.ui.turns import give_back, result_of
 
@@ -89,7 +90,8 @@ class Answer:
     """State of a query: its report so far, None if there is none yet, and the job that continues.
 
     Without a job it has ended: `missing` says why if that was before the report was whole, and `error` is the job's own, if it had
-    one. `focus` is the cell that was asked for, None where the report has its own choice in focus.
+    one. `focus` is the cell that was asked for, None where the report has its own choice in focus. With `stops` batch sizes may be
+    left out, see `JobClient.submit`.
     """
 
     query: str
@@ -99,6 +101,11 @@ class Answer:
     parts: int = 0
     missing: str = ""
     error: SizerError | None = None
+    stops: bool = False
+
+    def lacks(self, cell: Cell | None) -> bool:
+        """Return True if a cell was left out of the report."""
+        return self.stops and cell is not None and self.report is not None and cell[1] in self.report.left_out(cell[0])
 
     def settled(self) -> Answer:
         """Return what the job has come to, its error if it had one; the answer itself while the job goes on."""
@@ -114,13 +121,14 @@ def begin(request: Request) -> Answer:
     """Return what is known on a request by now; a page shows it and ends with `follow`. Raises SizerError where nothing came of it.
 
     The last answer stays with the session, an error too: looking at it from another side asks nobody, and a question whose
-    answer has ended is asked again only by "Try again".
+    answer has ended is asked again only by "Try again", or for a cell that was left out.
     """
     query = format_query(replace(request, focus=None))
     known = st.session_state.get(ANSWER)
     if known is None or known.query != query:
         known = st.session_state.get(FAILED, {}).get(query)
-    if known is None or (known.focus is not None and not request.focus and known.error is None):
+    unasked = known is None or (known.focus is not None and not request.focus and known.error is None)
+    if known is None or unasked or known.lacks(request.focus):
         known = ask(request)
         if known.job is None:
             _remember(known)
@@ -162,9 +170,10 @@ def _remember(answer: Answer) -> None:
 
 def ask(request: Request) -> Answer:
     """Return what the job server knows on a request after a moment, its error if it has one."""
-    answer = Answer(query=format_query(replace(request, focus=None)), focus=request.focus)
+    stops = request.focus is None and chosen_by_page(request)  # what somebody looks at is computed
+    answer = Answer(query=format_query(replace(request, focus=None)), focus=request.focus, stops=stops)
     try:
-        job = get_client().submit(format_query(request))
+        job = get_client().submit(format_query(request), stops=stops)
     except SizerError as error:
         return replace(answer, missing=str(error), error=error)
     try:

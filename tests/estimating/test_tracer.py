@@ -199,6 +199,21 @@ def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_fi
     assert [len(report.estimates) for report in again] == [0, 1, 3, 3]
 
 
+@pytest.mark.parametrize("question", [STAGE, STAGE.removesuffix("&pp=2&rank=0")])
+def test_a_dtype_ends_after_two_batch_sizes_that_do_not_fit_if_it_may(traces, question):
+    # a layer's attention of 4 heads in float32, its probabilities alone: 4 * 8192^2 * 4 bytes = 1 GiB for each sample
+    query = parse_query(question.replace("seq=16", "seq=8192&attention=eager&gpu=custom:2GiB@8.9&batch=2,4,6,8"))
+    *_, report = Estimator(query, stops=True).reports()
+    assert [(row.batch, row.fits) for row in report.estimates] == [(2, False), (4, False)]
+    assert report.left_out("float32") == (6, 8)
+    assert "float32: batch 6, 8 not computed: two smaller batch sizes do not fit" in report.notes
+    assert all(batch < 6 for _, batch in traces)
+    whole = estimate(query)
+    assert [row.batch for row in whole.estimates] == [2, 4, 6, 8]
+    assert whole.left_out("float32") == ()
+    assert [row for row in whole.estimates if row.batch < 6] == [*report.estimates]
+
+
 def test_what_was_traced_before_a_job_was_stopped_is_not_traced_again(traces):
     query, shelf = parse_query(f"{STAGE}&batch=2,4,8"), Shelf()
     for report in Estimator(query, kept=shelf).reports():

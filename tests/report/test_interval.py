@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.report.interval import Interval
+from sizer.report.interval import Interval, left_out
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,17 @@ def test_the_order_of_answers_does_not_matter():
     one, other = Interval(least=4, most=40), Interval(most=12)
     assert one.meet(other) == other.meet(one) == Interval(least=4, most=12)
     assert Interval().meet(one) == one
+
+@pytest.mark.parametrize(
+    ("fits", "found"),
+    [
+        ({1: False, 2: False}, (4, 8)),
+        ({1: False, 2: False, 8: False}, (4,)),  # what has a verdict is there
+        ({1: True, 2: False}, ()),
+        ({1: False, 4: False}, ()),  # not consecutive
+        ({1: "uncertain", 2: False, 4: False}, (8,)),
+        ({}, ()),
+    ],
+)
+def test_batch_sizes_above_two_that_do_not_fit_are_left_out(fits, found):
+    assert left_out((1, 2, 4, 8), fits) == found

@@ -71,11 +71,13 @@ class ScriptedClient:
         self._answer = answer
         self._progress = tuple(progress)
         self.requests: list[Request] = []
+        self.stops: list[bool] = []
         self.peaks: list[str] = []
         self.jobs: list[ScriptedJob] = []
 
-    def submit(self, query: str) -> ScriptedJob:
+    def submit(self, query: str, *, stops: bool = False) -> ScriptedJob:
         request = parse_query(query)
+        self.stops.append(stops)
         if self.jobs and self._goes_on(self.jobs[-1]) and self.requests[-1] == request:
             self.jobs[-1].left = False
             return self.jobs[-1]

@@ -197,7 +197,7 @@ def test_headings_tell_questions_apart():
 class _Slow(ScriptedClient):
     """A client whose second question takes a while: its job has told nothing when the page first looks."""
 
-    def submit(self, query: str) -> ScriptedJob:
+    def submit(self, query: str, *, stops: bool = False) -> ScriptedJob:
         request = parse_query(query)
         waiting = ["tracing"] * 3 if request.mode == "inference" and len(self.requests) < 2 else []
         self.requests.append(request)

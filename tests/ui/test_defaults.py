@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sizer.catalogue.gpu_keys import find_gpu
@@ -9,7 +11,11 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.tasks import TASKS
 from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import DTYPES
+from sizer.report.report import Report
 from sizer.ui.defaults import sizes_for, task_for
+from tests.ui.clients import ScriptedClient
+from tests.ui.conftest import install, markup
+from tests.ui.reports import report_for
 from tests.ui.test_page import address_of
 
 LAPTOP = "rtx-4060-laptop"
@@ -33,6 +39,33 @@ def test_sizes_suit_the_question(
 ) -> None:
     sizes = sizes_for(SOURCES[source], name, find_gpu(gpu), TASKS[task])
     assert (sizes.dtypes, sizes.batches) == (dtypes, batches)
+
+
+def test_only_batch_sizes_of_the_page_may_be_left_out(open_page, client) -> None:
+    page = open_page()
+    assert client.stops[-1]
+    page.text_input(key="batch").set_value("1, 8, 32").run()
+    assert not client.stops[-1]
+    for focus, may_stop in (({}, True), ({"focus": "float32:8"}, False)):
+        open_page(arch="torchvision:resnet50", dtype="float32,amp-bfloat16", batch="1,8,32,128", **focus)
+        assert client.stops[-1] == may_stop, "a cell that somebody looks at is computed"
+
+
+def test_a_cell_that_was_left_out_is_computed_once_it_is_looked_at(open_page, monkeypatch) -> None:
+    def answer(request: Request) -> Report:
+        report = report_for(request)
+        rows = [replace(row, fits=False) if row.batch > 1 else row for row in report.estimates]
+        return replace(report, estimates=tuple(rows[:-1] if client.stops[-1] else rows))
+
+    client = install(monkeypatch, ScriptedClient(answer))
+    page = open_page()
+    assert page.dataframe[0].value.loc["amp-bfloat16"]["128"] == "✕\N{NO-BREAK SPACE}not computed"
+    assert "two smaller batch sizes do not fit" in markup(page)
+    page.session_state["focus"] = ("amp-bfloat16", 128)
+    page.run()
+    assert "at batch 128 in amp-bfloat16" in page.title[0].value
+    assert "not computed" not in page.dataframe[0].value.to_string()
+    assert client.stops == [True, False]
 
 
 def test_every_detection_model_of_torchvision_is_known() -> None:

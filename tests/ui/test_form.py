@@ -131,9 +131,9 @@ def test_a_device_of_ones_own_is_the_first_entry():
 def test_a_repository_with_a_preset_is_answered_without_the_hub(client, open_page, monkeypatch, name, preset):
     plain = client.submit
 
-    def submit(query: str):
+    def submit(query: str, *, stops: bool):
         if "arch=hub:" not in query:
-            return plain(query)
+            return plain(query, stops=stops)
 
         def refuse() -> None:
             raise HubError("the hub cannot be reached")

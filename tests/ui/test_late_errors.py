@@ -48,8 +48,8 @@ def test_an_error_keeps_what_was_known_before(monkeypatch, open_page):
     client = failing_late(JobError("the time limit was reached"))
     submit = client.submit
 
-    def with_a_part(query: str) -> ScriptedJob:
-        job = submit(query)
+    def with_a_part(query: str, *, stops: bool) -> ScriptedJob:
+        job = submit(query, stops=stops)
         job.partial, job.parts = report_for(client.requests[-1]), 1
         return job
 
