@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from dataclasses import dataclass
 from html import escape
@@ -88,6 +89,9 @@ OTHER_MODELS = (DEFAULT_ARCH, "arch=hf:gpt2")  # in the place of a model that is
 LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
 ADDRESS = "address"  # session state: the address that was last read or written
 PAGE = "page"  # session state: the page whose address that was
+# Runs before Streamlit in a page without a question: no entry of the history and no run of the page comes with it.
+# The policy of scripts (sizer/ui/surface.py) knows this text by its hash.
+WRITE_DEFAULT = 'if (!location.search) history.replaceState(null, "", "?%s")'
 OPENED = "opened"  # session state: the refusals of the link that was opened, and the request that the form made of it
 UNSEEN, AWAY = "?unseen", "?away"  # instead of an address, none of which begins with "?"
 
@@ -129,6 +133,12 @@ def _default_request() -> Request:
     source, task = SOURCES[request.source], TASKS[task_of(request.mode, request.train)]
     sizes = defaults.sizes_for(source, request.name or "", find_gpu(request.gpu), task)
     return defaults.with_default_sizes(request, sizes)
+
+
+@functools.cache
+def write_default() -> str:
+    """Return the script that writes the question of the page without a link into its empty address."""
+    return WRITE_DEFAULT % format_query(_default_request())
 
 
 def _with_another_model(items: list[str], said: list[str]) -> Link:

@@ -2,7 +2,7 @@
 
 Streamlit serves one static file for all of them, which says "Streamlit"; a program that previews a link runs no script. The file
 is served by routes of our own, before Streamlit's, with its title replaced (`st.App`, streamlit/web/server/starlette, 1.60 on).
-Under `server.baseUrlPath` our routes match nothing, and the title stays Streamlit's.
+Under `server.baseUrlPath` our routes match nothing: the title stays Streamlit's, and an empty address stays empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sizer.query.request import Request
 from sizer.query.several import MOST, as_query
 from sizer.query.text import parse_query
 from sizer.ui.compared import KEY
-from sizer.ui.links import read_link
+from sizer.ui.links import read_link, write_default
 from sizer.ui.question_words import model_name, summary, tab_title
 
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
@@ -64,9 +64,12 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def page_html(page: str, query: str) -> str:
-    """Streamlit's page with the title and description of what a link asks for. Texts that a stranger wrote are escaped."""
+    """Streamlit's page with the title and description of what a link asks for. Texts that a stranger wrote are escaped.
+
+    The page without a link writes its question into the address by itself.
+    """
     title, description = map(escape, describe(page, query))
-    tags = (
+    tags: tuple[str, ...] = (
         f"<title>{title}</title>",
         f'<meta name="description" content="{description}" />',
         '<meta property="og:type" content="website" />',
@@ -75,6 +78,8 @@ def page_html(page: str, query: str) -> str:
         f'<meta property="og:description" content="{description}" />',
         '<meta name="twitter:card" content="summary" />',
     )
+    if not page and not query:
+        tags += (f"<script>{write_default()}</script>",)
     return _index().replace(TITLE, "\n    ".join(tags), 1)
 
 

@@ -34,7 +34,7 @@ from streamlit import config, runtime
 from sizer.base.units import MIB
 from sizer.service.settings import framing_origins, is_public
 from sizer.service.variables import SESSION_UPLOADS, SESSIONS, UPLOADS, read_limit
-from sizer.ui.links import COPY
+from sizer.ui.links import COPY, write_default
 from sizer.ui.preview import INDEX
 from sizer.ui.question_words import PRESS
 
@@ -242,7 +242,7 @@ def content_policy() -> str:
     Vega compiles its expressions ("unsafe-eval"), Emotion and our own legends write styles into the page; the scripts that stand in
     the page are named by their hashes. Nothing is loaded from, or sent to, another host.
     """
-    inline = [*_INLINE.findall(INDEX.read_text(encoding="utf-8")), PRESS, COPY]
+    inline = [*_INLINE.findall(INDEX.read_text(encoding="utf-8")), PRESS, COPY, write_default()]
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
     scripts = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return "; ".join(

@@ -96,13 +96,21 @@ def test_opens_with_an_answer(page: Page, app_url: str):
     assert [row[0] for row in rows[1:]] == ["float32", "amp-bfloat16"]
     assert page.get_by_text("25,557,032").is_visible()
     expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(3)
-    assert page.url.rstrip("/") == app_url
+    opened = f"{app_url}/?arch=torchvision:resnet50&dtype=float32,amp-bfloat16&batch=1,8,32,128"
+    assert page.evaluate("[location.href, history.length]") == [opened, 2], "no entry beside that of the blank page and its own"
+    page.reload()
+    assert headline(page, "Training resnet50 at batch 128") == sentence
+    assert page.url == opened
     page.get_by_role("button", name="All dtypes, batch 1 to 128").click()
     page.wait_for_function("() => document.querySelectorAll('[data-testid=stDataFrame] tr').length === 6", timeout=ANSWER_MS)
     rows = table(page)
     assert rows[0][1:-1] == ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert [row[0] for row in rows[1:]] == ["float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16"]
     assert page.url == f"{app_url}/?arch=torchvision%3Aresnet50", "the query's own defaults"
+    page.go_back()
+    assert headline(page, "Training resnet50 at batch 128") == sentence
+    page.go_back()
+    assert page.url == "about:blank"
 
 
 def test_a_link_is_previewed_without_running_anything(app_url: str):
