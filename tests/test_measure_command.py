@@ -171,7 +171,7 @@ def test_measure_prints_both_sides_and_keeps_them(run, device, ledger):
     assert lines[3] == "All 17 figures hold; the peak of allocated memory is exact (3.82 MiB)."
     table = {line[:26].strip(): line.split() for line in lines if " KiB " in line or " MiB " in line}
     assert table["optimizer state"][2:] == ["1.91", "MiB", "1.91", "MiB", "0", "B", "exact", "exact"]
-    assert table["forward: allocated"][2:] == ["1000.00", "KiB", "1000.00", "KiB", "0", "B", "exact", "exact"]
+    assert table["forward: allocated"][2:] == ["1,000.00", "KiB", "1,000.00", "KiB", "0", "B", "exact", "exact"]
     assert any(line.startswith("Note: the CPU's allocator keeps no cache") for line in lines)
     assert jobs == [(ledger.rows()[0].query, "cpu", {"timing": True, "seconds": 600.0})]
     assert len(ledger.rows()) == 1

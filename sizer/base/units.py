@@ -10,7 +10,7 @@ _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def format_bytes(n: int) -> str:
-    """A number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B"."""
+    """Return a number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B"."""
     return _scale(n, _BYTE_UNITS, " B")
 
 
@@ -22,6 +22,16 @@ def format_both(n: int) -> str:
 def format_more(n: int) -> str:
     """Return a difference in bytes as `format_bytes` does, with its sign; "nothing" if it is 0."""
     return f"{'+' if n > 0 else ''}{format_bytes(n)}" if n else "nothing"
+
+
+def format_range(low: int, high: int) -> str:
+    """Return two numbers of bytes as text in the unit of the larger one: "0.563 GiB to 1.32 GiB"."""
+    most = format_bytes(high)
+    least, unit = format_bytes(low), most.rpartition(" ")[2]
+    if low > 0 and not least.endswith(f" {unit}"):
+        size = next(size for size, name in _BYTE_UNITS if name == unit)
+        least = f"{low / size:.3f} {unit}"
+    return f"{least} to {most}"
 
 
 def format_count(n: int) -> str:
@@ -37,11 +47,11 @@ def counted(n: int, one: str, many: str | None = None) -> str:
 def _scale(n: int, units: tuple[tuple[int, str], ...], plain: str) -> str:
     sign, size = ("-", -n) if n < 0 else ("", n)
     if size < units[-1][0]:
-        return f"{sign}{size}{plain}"
+        return f"{sign}{size:,}{plain}"
     # Hundredths of each unit, rounded half up in integers: 1023.999 KiB reads 1.00 MiB.
     scaled = (((size * 200 + unit) // (2 * unit), name) for unit, name in units)
     hundredths, name = next(row for row in scaled if row[0] >= 100)
-    return f"{sign}{hundredths // 100}.{hundredths % 100:02} {name}"
+    return f"{sign}{hundredths // 100:,}.{hundredths % 100:02} {name}"
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -288,7 +288,7 @@ def format_served_levers(found: LeverReport, width: int | None = None) -> Iterat
     yield ""
     levers = [(row, row.serve) for row in found.rows if row.serve is not None]
     rows = (
-        (row.title, f"{one.requests_at_once:,.1f}", f"{one.gained:+,.1f}", f"{gib(one.kv_cache_bytes)} GiB", row.cost)
+        (row.title, f"{one.requests_at_once:,.1f}", f"{one.gained:+z,.1f}", f"{gib(one.kv_cache_bytes)} GiB", row.cost)
         for row, one in levers
     )
     if not levers:

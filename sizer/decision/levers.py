@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from sizer.base.errors import RequestError
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import counted, format_bytes, format_range
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
@@ -259,7 +259,7 @@ class _Sets:
             return None
         if found is None:
             return None
-        return f"{format_bytes(found.process_low_bytes)} to {format_bytes(found.process_high_bytes)}"
+        return format_range(found.process_low_bytes, found.process_high_bytes)
 
     def _fitting(self, chosen: Sequence[Lever]) -> LeverSet | None:
         """The set where its work fits for sure, at the largest batch size that does where that is one of its levers."""

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from sizer.base import versions as pytorch
-from sizer.base.units import format_bytes
+from sizer.base.units import format_bytes, format_range
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
@@ -58,8 +58,8 @@ def of_each_rank(request: Request) -> Iterator[str]:
     split += f", {request.cp} of which share each sequence by context parallel" if request.cp > 1 else ""
     if request.pp > 1:
         split += f", {request.pp} of which are the stages of a pipeline over microbatches of {request.microbatch}"
-    low, _, high = map(format_bytes, nccl_of(request))
-    nccl = f"; NCCL holds {low} to {high} of each GPU, by published figures" if request.world > 1 else ""
+    low, _, high = nccl_of(request)
+    nccl = f"; NCCL holds {format_range(low, high)} of each GPU, by published figures" if request.world > 1 else ""
     yield (
         f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
         f"have {together}{more} samples{nccl}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import counted, format_bytes, format_range
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate, has_range
 from sizer.report.fit import Verdict
@@ -53,10 +53,10 @@ def describe_process(estimate: Estimate) -> str:
     """Return the range of the process as text, one size if no range is known."""
     if not has_range(estimate):
         return format_bytes(estimate.process_bytes)
-    return f"{format_bytes(estimate.process_low_bytes)} to {format_bytes(estimate.process_high_bytes)}"
+    return format_range(estimate.process_low_bytes, estimate.process_high_bytes)
 
 
 def describe_room(estimate: Estimate, gpu: Gpu) -> str:
     """Return as text how much of the device work that fits leaves free, from the least to the most."""
     least, most = gpu.total_bytes - estimate.process_high_bytes, gpu.total_bytes - estimate.process_low_bytes
-    return f"{format_bytes(least)} to {format_bytes(most)}" if has_range(estimate) else format_bytes(least)
+    return format_range(least, most) if has_range(estimate) else format_bytes(least)

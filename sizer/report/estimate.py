@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sizer.allocator.timeline import Curve, OutOfMemory, PhaseUse, live_by_category, peak_bytes
-from sizer.base.units import format_bytes
+from sizer.base.units import format_bytes, format_range
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.report.bounds import Margin
@@ -131,7 +131,7 @@ def with_margin(estimate: Estimate, margin: Margin, gpu: Gpu) -> Estimate:
 def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
     """A line for each estimate: the range of its process, and what makes it less and more."""
     for row in estimates:
-        ends = f"{format_bytes(row.process_low_bytes)} to {format_bytes(row.process_high_bytes)}"
+        ends = format_range(row.process_low_bytes, row.process_high_bytes)
         parts = (
             f"{margin.name} -{format_bytes(margin.less_bytes)} to +{format_bytes(margin.more_bytes)}"
             for margin in row.margins

@@ -15,7 +15,7 @@ PHASE_TITLES = {
     "decode": "decode",
 }
 PHASE_ENDS = {
-    "load": "the model is on the device",
+    "load": "the model is loaded",
     "rollout": "the completions are generated, the cache is freed",
     "reference": "log-probabilities of the completions are computed without gradients",
     "forward": "the loss is computed, activations are kept",
@@ -25,6 +25,7 @@ PHASE_ENDS = {
     "evaluate": "the batches of an evaluation without gradients have run",
     "prefill": "the prompt is read, the first token is there",
     "decode": "all tokens are there",
+    "after": "the call has returned",
 }
 _INSIDE = {
     "load": "loading",

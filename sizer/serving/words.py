@@ -82,7 +82,7 @@ def lever_lines(served: Served) -> Iterator[str]:
         yield f"To {_aim_of_levers(served)}:"
     for lever in served.levers:
         yield (
-            f"  {lever.flags}: {lever.requests_at_once:,.1f} requests at once ({lever.gained:+,.1f}), "
+            f"  {lever.flags}: {lever.requests_at_once:,.1f} requests at once ({lever.gained:+z,.1f}), "
             f"{gib(lever.kv_cache_bytes)} GiB of cache; {lever.note}"
         )
 

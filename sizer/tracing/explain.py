@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from sizer.allocator.allocator import describe
-from sizer.base.units import format_bytes
+from sizer.base.units import format_range
 from sizer.base.versions import format_version
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import OPTIMIZERS
@@ -88,7 +88,7 @@ def _modelled(
     else:
         yield "what kernels hold beside their results is not counted"
     if gpu is not None and gpu.context_high_bytes > gpu.context_low_bytes:
-        ends = f"{format_bytes(gpu.context_low_bytes)} to {format_bytes(gpu.context_high_bytes)}"
+        ends = format_range(gpu.context_low_bytes, gpu.context_high_bytes)
         yield f"what the process holds outside the allocator: {ends}"
     yield from (one.text for one in texts.limitations if not one.operators or _any_of(one.operators, operators))
 

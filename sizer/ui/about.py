@@ -116,6 +116,7 @@ def _show_devices() -> None:
                 "Device": [gpu.name for gpu in GPUS.values()],
                 "Maker": [gpu.maker for gpu in GPUS.values()],
                 "Key in links": list(GPUS),
+                "Memory, GB": [gpu.total_bytes / 1e9 for gpu in GPUS.values()],
                 "Memory, GiB": [GIBIBYTES.of(gpu.total_bytes) for gpu in GPUS.values()],
                 "Outside PyTorch, GiB": [GIBIBYTES.of(gpu.context_bytes) for gpu in GPUS.values()],
                 "from": [GIBIBYTES.of(gpu.context_low_bytes) for gpu in GPUS.values()],
@@ -124,7 +125,7 @@ def _show_devices() -> None:
             }
         ),
         hide_index=True,
-        column_config=dict.fromkeys(("Memory, GiB", "Outside PyTorch, GiB", "from", "to"), number),
+        column_config=dict.fromkeys(("Memory, GB", "Memory, GiB", "Outside PyTorch, GiB", "from", "to"), number),
     )
 
 
@@ -132,7 +133,7 @@ def _show_devices() -> None:
 
 
 TO = """
-| | `module.to(device)` | `x = tensor.to(device)` |
+| Call | `module.to(device)` | `x = tensor.to(device)` |
 |---|---|---|
 | works | in place, and returns the module | never in place: assign what it returns |
 | moves | parameters, buffers, gradients | this tensor's values |
@@ -187,8 +188,8 @@ def show_tutorial() -> None:
     """Show what is to be known of memory on any device."""
     st.header("What `.to()` moves, and what it leaves behind", anchor=False)
     st.markdown(TO)
-    st.code(PYTHON, language=None)
-    st.code(COMMAND, language=None)
+    st.code(PYTHON, language=None, wrap_lines=True)
+    st.code(COMMAND, language=None, wrap_lines=True)
     st.header("Memory counters by backend", anchor=False)
     st.dataframe(pd.DataFrame(COUNTERS), hide_index=True)
     st.markdown(READING)

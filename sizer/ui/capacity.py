@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.base.units import format_bytes
+from sizer.base.units import format_both, format_bytes, format_range
 from sizer.catalogue.gpus import Gpu
 from sizer.report.advice import describe_process
 from sizer.report.estimate import Estimate, has_range
@@ -74,7 +74,7 @@ def _range(estimate: Estimate, scale: Scale) -> list[alt.Chart]:
         return []
     sizes = (estimate.process_low_bytes, estimate.process_high_bytes)
     low, high = map(scale.of, sizes)
-    words = f"{format_bytes(sizes[0])} to {format_bytes(sizes[1])}"
+    words = format_range(*sizes)
     frame = pd.DataFrame([{"low": low, "high": high, "process": words}])
     marks = alt.Chart(frame).mark_rule(color=INK, strokeWidth=2)
     tooltip = [alt.Tooltip("process:N", title="the process takes")]
@@ -102,15 +102,19 @@ def _capacity(gpu: Gpu, scale: Scale) -> alt.Chart:
 
 def balance(estimate: Estimate, gpu: Gpu) -> str:
     """Return a sentence: the process, its range, and its share of the device's memory."""
-    needs = format_bytes(estimate.process_bytes)
-    spread = f" (the mark above the bar: {describe_process(estimate)})" if has_range(estimate) else ""
-    return f"The process takes {needs}{spread}, {share_of(estimate, gpu)} of one {gpu.name}."
+    needs, total = format_both(estimate.process_bytes), format_both(gpu.total_bytes)
+    spread = f" Its range, the mark above the bar: {describe_process(estimate)}." if has_range(estimate) else ""
+    return f"The process takes {needs}, {_percent(estimate, gpu)} of the {total} of one {gpu.name}.{spread}"
 
 
 def share_of(estimate: Estimate, gpu: Gpu) -> str:
     """Return the process as a share of the device's memory ("16 % of 79.14 GiB")."""
+    return f"{_percent(estimate, gpu)} of {format_bytes(gpu.total_bytes)}"
+
+
+def _percent(estimate: Estimate, gpu: Gpu) -> str:
     percent = 100 * estimate.process_bytes / gpu.total_bytes
-    return f"{percent:,.{0 if percent >= 1 else 1}f}\N{NO-BREAK SPACE}% of {format_bytes(gpu.total_bytes)}"
+    return f"{percent:,.{0 if percent >= 1 else 1}f}\N{NO-BREAK SPACE}%"
 
 
 @drawn_once

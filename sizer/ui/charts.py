@@ -72,7 +72,7 @@ TIME_AXIS = alt.Axis(title="allocations and releases, in order", labels=False, t
 HEIGHT = 320
 HEADROOM = 1.08  # of the tallest bar
 CAPACITY_IN_SIGHT = 2.0  # the capacity line is drawn where it is at most this many times the tallest bar
-NARROW_PHASE = 0.07  # of the chart's width: below this a phase's name does not fit
+LETTER = 4.5  # pixels of a letter of a phase's name, which may stand out a little; without that room it is left out
 SLOTS = 8  # a bar is never wider than one of eight
 
 
@@ -197,11 +197,12 @@ def _phases(estimate: Estimate) -> list[alt.Chart]:
     width = max(spans[-1]["end"] - spans[0]["start"], 1)
     for span in spans:
         span["middle"] = (span["start"] + span["end"]) / 2
-        wide_enough = span["end"] - span["start"] >= NARROW_PHASE * width
-        span["title"] = PHASE_TITLES.get(span["phase"], span["phase"]) if wide_enough else ""
+        span["title"] = PHASE_TITLES.get(span["phase"], span["phase"])
     frame = pd.DataFrame(spans, columns=["phase", "start", "end", "middle", "title"])
     edges = alt.Chart(frame.iloc[1:]).mark_rule(color=INK, opacity=0.6, strokeWidth=1).encode(x="start:Q")
-    names = alt.Chart(frame).mark_text(baseline="bottom", dy=-4).encode(x="middle:Q", y=alt.value(0), text="title:N")
+    has_room = f"(datum.end - datum.start) / {width} * width >= {LETTER} * length(datum.title)"  # in pixels of this window
+    text = alt.condition(has_room, alt.Text("title:N"), alt.value(""))
+    names = alt.Chart(frame).mark_text(baseline="bottom", dy=-4).encode(x="middle:Q", y=alt.value(0), text=text)
     return [edges, names]
 
 

@@ -55,7 +55,7 @@ def _show(frame: pd.DataFrame) -> None:
 def keys_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
     """A row for each key in which the questions differ, a column for each question."""
     rows = [list(map(clip, values)) for values in found.differ.values()]
-    return pd.DataFrame(rows, index=list(found.differ), columns=list(map(str, numbers)))
+    return pd.DataFrame(rows, index=pd.Index(list(found.differ), name="Key"), columns=list(map(str, numbers)))
 
 
 def clip(text: str) -> str:
@@ -77,7 +77,7 @@ def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
         "verdict": _cells(found, _verdict),
         "largest batch": _cells(found, _largest, "largest_batch"),
     }
-    return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns)
+    return pd.DataFrame(list(rows.values()), index=pd.Index(list(rows), name="Figure"), columns=columns)
 
 
 def title(name: str) -> str:

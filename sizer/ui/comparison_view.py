@@ -13,7 +13,7 @@ import streamlit as st
 from pandas.io.formats.style import Styler
 
 from sizer.base.errors import RequestError
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import counted, format_bytes, format_range
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
@@ -179,7 +179,7 @@ def style_rows(rows: list[Row]) -> Styler:
             )
             for row in rows
         ],
-        index=pd.Index([_row_title(rows, place) for place in range(len(rows))]),
+        index=pd.Index([_row_title(rows, place) for place in range(len(rows))], name="Figure"),
         columns=["Estimated", "Measured", "Difference, bytes", "Error"],
     )
     tints = pd.DataFrame("text-align: right !important; white-space: nowrap", index=frame.index, columns=frame.columns)
@@ -199,10 +199,8 @@ def _row_title(rows: list[Row], place: int) -> str:
 def _process_range(comparison: Comparison) -> str:
     if (inside := comparison.process_in_range) is None:
         return ""
-    low, high = (
-        format_bytes(size) for size in (comparison.estimate.process_low_bytes, comparison.estimate.process_high_bytes)
-    )
-    return f"The driver's figure for the process is {'inside' if inside else 'outside'} the estimate's range, {low} to {high}."
+    ends = format_range(comparison.estimate.process_low_bytes, comparison.estimate.process_high_bytes)
+    return f"The driver's figure for the process is {'inside' if inside else 'outside'} the estimate's range, {ends}."
 
 
 def _show_timelines(comparison: Comparison) -> None:
@@ -283,7 +281,7 @@ def _spread_table(rows: list[tuple[str, Spread]]) -> Styler:
             )
             for _, one in rows
         ],
-        index=[title for title, _ in rows],
+        index=pd.Index([title for title, _ in rows], name="What"),
         columns=["Median", "Quartiles", "Runs"],
     ).style.pipe(_to_the_right)
 

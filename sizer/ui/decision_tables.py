@@ -28,7 +28,7 @@ from sizer.report.fit import VERDICTS, Verdict
 from sizer.report.served import ServedFigures, Starts
 from sizer.serving.words import describe_served_devices, describe_served_ranks, verdict_words
 from sizer.ui import form, links, service
-from sizer.ui.charts import finish
+from sizer.ui.charts import draw, finish
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import look_at
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
@@ -72,7 +72,7 @@ def show_budgets(found: BudgetReport, request: Request) -> None:
     if told := describe_budgets(found):
         st.markdown(f"**{told}**")
     if any(point.peak_allocated_bytes is not None for point in found.points):
-        st.altair_chart(budgets_chart(found), key="budgets_chart")
+        draw(budgets_chart(found), "budgets_chart")
     frame = budgets_frame(found)
     size = st.column_config.NumberColumn(format="%.2f GiB")
     columns = {
@@ -166,7 +166,7 @@ def show_ranks(found: RankReport, request: Request) -> None:
         if row.searched and row.cell is not None and row.cell.fits is True and row.gpus > 1:
             offer(f"Ask for {row.words} on {row.gpus} GPUs", row.query, request, f"ranks_{row.words}_{row.gpus}")
     _offer_scripts(found, request)
-    st.altair_chart(ranks_chart(found.rows, find_gpu(request.gpu).total_bytes), key="ranks_chart")
+    draw(ranks_chart(found.rows, find_gpu(request.gpu).total_bytes), "ranks_chart")
     number = st.column_config.NumberColumn(format="%.2f GiB")
     frame = ranks_frame(found.rows)
     st.dataframe(
@@ -266,7 +266,7 @@ def show_served_devices(found: DeviceReport, request: Request) -> None:
         return
     st.markdown(f"**{describe_served_devices(found)}**")
     if any(row.serve is not None for row in found.rows):
-        st.altair_chart(served_devices_chart(found.rows), key="served_devices_chart")
+        draw(served_devices_chart(found.rows), "served_devices_chart")
     memory = [GIBIBYTES.of(row.total_bytes) for row in found.rows]
     frame = _frame({"Device": [row.name for row in found.rows], "Memory": memory}, found.rows)
     _show_table(frame, "served_devices_table")

@@ -35,7 +35,7 @@ from sizer.report.decision import (
 from sizer.report.estimate import Estimate
 from sizer.report.fit import VERDICTS
 from sizer.ui import service
-from sizer.ui.charts import finish
+from sizer.ui.charts import draw, finish
 from sizer.ui.decision_tables import (
     offer,
     rerun_if_applied,
@@ -49,7 +49,7 @@ from sizer.ui.known_batches import learn
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
 from sizer.ui.remarks import show_error
-from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, marked, scale_for
+from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, Scale, marked, scale_for, signed
 from sizer.ui.turns import result_of
 
 POLL_SECONDS = 0.5
@@ -237,7 +237,7 @@ def _show_lever(row: LeverRow, base: Cell, request: Request) -> None:
     saved.text(scale.text(row.cell.process_bytes - base.process_bytes))
     costs.caption(f"{row.cost[0].upper()}{row.cost[1:]}. {row.effect}".strip())
     with code.popover("Code"):
-        st.code(row.code, language="python")
+        st.code(row.code, language=None, wrap_lines=True)  # no colours: those of numbers are too pale on grey
     with apply:
         offer("Apply", row.query, request, f"apply_{row.key}")
 
@@ -249,15 +249,16 @@ def _show_limits(found: LimitReport, request: Request) -> None:
     st.caption(
         "Each one alone, all else as it is in focus. The first number fits by its own trace, no value above the second can."
     )
+    scale = scale_for(limit.cell.process_bytes for limit in found.limits if limit.cell)
     for limit in found.limits:
-        _show_limit(limit, request)
+        _show_limit(limit, request, scale)
 
 
-def _show_limit(limit: Limit, request: Request) -> None:
+def _show_limit(limit: Limit, request: Request, scale: Scale) -> None:
     title, largest, comes_to, why, apply = st.columns([2, 2, 1.3, 4, 1], vertical_alignment="center")
     title.markdown(f"**{limit.title}**")
     largest.text(str(limit.interval))
-    comes_to.text(format_bytes(limit.cell.process_bytes) if limit.cell else "")
+    comes_to.text(scale.text(limit.cell.process_bytes) if limit.cell else "")
     why.caption(limit.reason)
     if limit.query:
         with apply:
@@ -271,7 +272,7 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
     if not found.rows:
         return
     st.markdown(f"**{describe_fitting(found)}**")
-    st.altair_chart(devices_chart(found.rows), key="devices_chart")
+    draw(devices_chart(found.rows), "devices_chart")
     frame = devices_frame(found.rows)
     edited_once_whole = () if found.pending else (PRICE,)  # prices are told by row, and rows still come
     edited = st.data_editor(
@@ -316,7 +317,7 @@ def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
             "Verdict": [_verdict(row) for row in rows],
             "Memory": [GIBIBYTES.of(row.total_bytes) for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
-            "Left": [GIBIBYTES.of(row.total_bytes - row.cell.process_bytes) if row.cell else None for row in rows],
+            "Left": [signed(GIBIBYTES.of(row.total_bytes - row.cell.process_bytes)) if row.cell else None for row in rows],
             "Largest batch": pd.array([row.batch for row in rows], dtype="Int64"),
             LINK: [link_of(row.query) for row in rows],
             PRICE: pd.array([None] * len(rows), dtype="Float64"),

@@ -23,6 +23,7 @@ from sizer.ui.links import show_estimate_link
 from sizer.ui.measuring import ask_import
 from sizer.ui.published import FIGURES, errors_chart, points_of, show_published
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
+from sizer.ui.styling import signed
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
 PART = "measure_part"  # key of the control that chooses a part of the page
@@ -168,7 +169,7 @@ def _source(row: LedgerRow) -> str:
 
 def _show_table(rows: Sequence[LedgerRow]) -> None:
     key = f"ledger_table_{st.session_state.setdefault(EDITION, 0)}"
-    number = st.column_config.NumberColumn(format="%.2f")
+    number = st.column_config.NumberColumn(format="%.3f")
     st.dataframe(
         rows_frame(rows),
         key=key,
@@ -199,7 +200,7 @@ def rows_frame(rows: Sequence[LedgerRow]) -> pd.DataFrame:
         "Peak, GiB": [_gib(row.measured_peak_allocated_bytes) for row in rows],
         "Estimate, GiB": [_gib(row.estimated_peak_allocated_bytes) for row in rows],
     }
-    frame |= {title: [figure.percent(row) for row in rows] for title, figure in FIGURES.items()}
+    frame |= {title: [signed(figure.percent(row), 1) for row in rows] for title, figure in FIGURES.items()}
     frame |= {"torch": [row.torch for row in rows], "Measured": [format_moment(row.measured_at) for row in rows]}
     return pd.DataFrame(frame)
 
@@ -225,8 +226,8 @@ def statistics_frame(statistics: Sequence[ErrorStatistics]) -> pd.DataFrame:
             "Figure": [quantity_title(row.quantity) for row in rows],
             "Device": [row.device for row in rows],
             "Count": [row.count for row in rows],
-            "Median": [100 * row.median for row in rows],
-            "Worst": [100 * row.worst for row in rows],
-            "Bias": [100 * row.bias for row in rows],
+            "Median": [signed(100 * row.median) for row in rows],
+            "Worst": [signed(100 * row.worst) for row in rows],
+            "Bias": [signed(100 * row.bias) for row in rows],
         }
     )

@@ -19,7 +19,7 @@ from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.ui import links, service
-from sizer.ui.charts import finish
+from sizer.ui.charts import draw, finish
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.styling import COLOURS, INK, scale_for
 from sizer.ui.turns import result_of
@@ -210,7 +210,7 @@ def _read_snapshot() -> None:
 
 def _show_snapshot(found: SnapshotReport, focus: Estimate | None) -> None:
     st.markdown(f"**Memory snapshot**, device {found.device}, {counted(found.events, 'event')}")
-    st.altair_chart(snapshot_chart(found, focus), key="snapshot_chart")
+    draw(snapshot_chart(found, focus), "snapshot_chart")
     st.dataframe(snapshot_frame(found, focus), hide_index=True)
     if found.out_of_memory:
         st.text(f"{counted(found.out_of_memory, 'request')} failed for lack of memory.")

@@ -21,7 +21,7 @@ from sizer.report.estimate import Estimate
 from sizer.report.peak import ModuleBytes, PeakReport, with_children
 from sizer.report.report import Report
 from sizer.ui import service
-from sizer.ui.charts import legend
+from sizer.ui.charts import draw, legend
 from sizer.ui.exports import offer_download
 from sizer.ui.headline import sample_size, verdict
 from sizer.ui.once import drawn_once
@@ -68,7 +68,7 @@ def _show_found(found: PeakReport) -> None:
     if found.remedy:
         st.text(found.remedy)
     st.markdown("**By module**, children under their parents; the strip below each name is what it holds, by category")
-    st.altair_chart(icicle_chart(found.modules), key="icicle")
+    draw(icicle_chart(found.modules), "icicle")
     st.html(legend([category for category, size in found.at_peak.items() if size]))
     _show_table(modules_frame(found), height=260)
     st.markdown("**By tensor**, alike ones in one row, the largest first")

@@ -14,7 +14,7 @@ from sizer.device.ledger.published_figures import Published, read_published
 from sizer.device.ledger.rows import LedgerRow, SignedError, error_statistics
 from sizer.ui.charts import draw
 from sizer.ui.focus import pick
-from sizer.ui.styling import INK, scale_for
+from sizer.ui.styling import INK, scale_for, signed
 
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -124,7 +124,7 @@ ABOUT = (
 def show_published() -> None:
     """Show the published figures of one kind: how far off the estimates are, and each of them with its source."""
     figures = read_published()
-    st.subheader("Measured by others on GPUs, and published", anchor=False)
+    st.header("Measured by others on GPUs, and published", anchor=False)
     st.caption(f"{ABOUT} Estimated with {figures[0].estimated_with}.")
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         quantity = st.selectbox(
@@ -175,7 +175,7 @@ def published_frame(figures: Sequence[Published]) -> pd.DataFrame:
             "GPU": [one.device for one in figures],
             f"Measured, {scale.name}": [round(scale.of(one.measured_bytes), 3) for one in figures],
             f"Estimate, {scale.name}": [round(scale.of(one.estimated_bytes), 3) for one in figures],
-            "Error": [100 * one.error for one in figures],
+            "Error": [signed(100 * one.error) for one in figures],
             "PyTorch": [one.torch for one in figures],
             "Source": [one.source for one in figures],
         }
@@ -190,8 +190,8 @@ def statistics_frame(figures: Sequence[Published]) -> pd.DataFrame:
         {
             "GPU": [row.device for row in rows],
             "Count": [row.count for row in rows],
-            "Median": [100 * row.median for row in rows],
-            "Worst": [100 * row.worst for row in rows],
-            "Bias": [100 * row.bias for row in rows],
+            "Median": [signed(100 * row.median) for row in rows],
+            "Worst": [signed(100 * row.worst) for row in rows],
+            "Bias": [signed(100 * row.bias) for row in rows],
         }
     )

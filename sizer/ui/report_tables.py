@@ -68,7 +68,7 @@ def _fits_row(dtype: str, request: Request, report: Report, kind: PeakKind) -> l
 
 
 def _fits_cell(estimate: Estimate, kind: PeakKind) -> str:
-    return f"{MARKS[estimate.verdict]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}"
+    return f"{MARKS[estimate.verdict]}\N{NO-BREAK SPACE}{GIBIBYTES.number(kind.of(estimate))}"
 
 
 def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
@@ -134,7 +134,7 @@ def show_phases(estimate: Estimate) -> None:
             "Allocated at its end": scale.of(use.allocated_bytes),
             "Peak": scale.of(use.peak_allocated_bytes),
             "Reserved at its end": scale.of(use.reserved_bytes),
-            "What has happened": PHASE_ENDS.get(use.phase, ""),
+            "What has happened": PHASE_ENDS.get(use.phase, f"{use.phase} has run"),
         }
         for use in estimate.phases
     ]

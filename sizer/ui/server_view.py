@@ -149,7 +149,7 @@ def show(request: Request, report: Report, served: Served) -> None:
         _metric("KV cache", served.kv_cache_bytes)
     st.caption(graphs_line(served))
     st.caption(range_line(served))
-    st.code(served.command, language="bash", wrap_lines=True)
+    st.code(served.command, language=None, wrap_lines=True)  # no colours: those of numbers are too pale on grey
     show_uncounted(report)
     with st.container(horizontal=True, vertical_alignment="center"):
         offer_copy(request)
@@ -219,7 +219,7 @@ def _show_levers(request: Request, served: Served) -> None:
         st.caption("Nothing that is known here makes room for more requests.")
     for number, lever in enumerate(served.levers):
         text, button = st.columns([4, 1], vertical_alignment="center")
-        text.markdown(f"`{lever.flags}` — {lever.requests_at_once:,.1f} requests at once ({lever.gained:+,.1f}). {lever.note}.")
+        text.markdown(f"`{lever.flags}` — {lever.requests_at_once:,.1f} requests at once ({lever.gained:+z,.1f}). {lever.note}.")
         button.button("Apply", key=f"{PREFIX}lever_{number}", on_click=_apply, args=(request, lever.query), type="tertiary")
 
 

@@ -25,11 +25,15 @@ class Scale:
         """A number of bytes in this unit."""
         return size_bytes / self.unit_bytes
 
-    def text(self, size_bytes: int) -> str:
-        """Return a number of bytes as text in this unit, to three digits or more: "1,024.00 GiB", "0.052 GiB", "<0.001 GiB"."""
+    def number(self, size_bytes: int) -> str:
+        """Return a number of bytes as text in this unit, to three digits or more: "1,024.00", "0.052", "<0.001"."""
         size = abs(self.of(size_bytes))
         number = "<0.001" if 0 < size < 0.001 else f"{size:,.{3 if 0 < size < 0.9995 else 2}f}"
-        return f"{'−' if size_bytes < 0 else ''}{number} {self.name}"
+        return f"{'−' if size_bytes < 0 else ''}{number}"
+
+    def text(self, size_bytes: int) -> str:
+        """Return `number` with the unit: "0.052 GiB"."""
+        return f"{self.number(size_bytes)} {self.name}"
 
 
 GIBIBYTES = Scale(name="GiB", unit_bytes=GIB)
@@ -37,9 +41,17 @@ _SCALES = (GIBIBYTES, Scale(name="MiB", unit_bytes=MIB), Scale(name="KiB", unit_
 
 
 def scale_for(sizes: Iterable[int]) -> Scale:
-    """The largest unit in which the largest of `sizes` (bytes) is at least 0.1; KiB where they are all tiny."""
+    """Return the largest unit in which the largest of `sizes` (bytes) is at least 1; KiB if they are all tiny.
+
+    Two decimals in a table then show three digits or more of it.
+    """
     largest = max(sizes, default=0)
-    return next((scale for scale in _SCALES if largest >= scale.unit_bytes / 10), _SCALES[-1])
+    return next((scale for scale in _SCALES if largest >= scale.unit_bytes), _SCALES[-1])
+
+
+def signed(value: float | None, decimals: int = 2) -> float | None:
+    """Return a figure for a table that shows so many decimals: a negative one that rounds to nothing is 0, not "-0.00"."""
+    return value if value is None or value >= 0 or round(value, decimals) else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------------- palette

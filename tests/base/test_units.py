@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.base.units import GIB, counted, format_both, format_bytes, format_count
+from sizer.base.units import GIB, counted, format_both, format_bytes, format_count, format_range
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from sizer.base.units import GIB, counted, format_both, format_bytes, format_cou
     [
         (0, "0 B"),
         (512, "512 B"),
-        (1023, "1023 B"),
+        (1023, "1,023 B"),
         (1024, "1.00 KiB"),
         # 1536 / 1024 = 1.5
         (1536, "1.50 KiB"),
@@ -19,11 +19,11 @@ from sizer.base.units import GIB, counted, format_both, format_bytes, format_cou
         # 3242745856 / 2**30 = 3.0200...
         (3242745856, "3.02 GiB"),
         (80 * GIB, "80.00 GiB"),
-        (1000 * GIB, "1000.00 GiB"),
+        (1000 * GIB, "1,000.00 GiB"),
         (2**40, "1.00 TiB"),
         (-1536, "-1.50 KiB"),
         # beyond the 53 bits of a float: 2**70 / 2**40 = 2**30
-        (2**70, "1073741824.00 TiB"),
+        (2**70, "1,073,741,824.00 TiB"),
     ],
 )
 def test_bytes_as_text(n: int, text: str):
@@ -34,7 +34,7 @@ def test_bytes_as_text(n: int, text: str):
     ("n", "text"),
     [
         (0, "0 B"),
-        (1000, "1000 B"),
+        (1000, "1,000 B"),
         (1024, "1.02 kB (1.00 KiB)"),
         # Llama 3.1 8B in bfloat16: 16060522496 / 10**9 = 16.0605, / 2**30 = 14.9575
         (16_060_522_496, "16.06 GB (14.96 GiB)"),
@@ -82,5 +82,19 @@ def test_what_is_counted(n: int, nouns: tuple[str, ...], text: str):
 def test_text_grows_with_the_number():
     sizes = [0, *(2**power + delta for power in range(1, 50) for delta in (-1, 0, 1))]
     unit = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
-    shown = [(unit[name], float(number)) for number, name in (format_bytes(size).split() for size in sorted(sizes))]
+    texts = (format_bytes(size).replace(",", "").split() for size in sorted(sizes))
+    shown = [(unit[name], float(number)) for number, name in texts]
     assert shown == sorted(shown)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (3 * GIB, 4 * GIB, "3.00 GiB to 4.00 GiB"),
+        (576 * 2**20, 4 * GIB, "0.562 GiB to 4.00 GiB"),  # 576 / 1024 = 0.5625
+        (0, GIB, "0 B to 1.00 GiB"),
+        (-GIB, 2**20, "-1.00 GiB to 1.00 MiB"),
+    ],
+)
+def test_both_ends_of_a_range_have_one_unit(low: int, high: int, text: str):
+    assert format_range(low, high) == text

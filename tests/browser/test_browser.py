@@ -187,7 +187,7 @@ def test_downloads_equal_the_table(page: Page, app_url: str):
     rows = list(csv.DictReader(io.StringIO(download(page, "CSV"))))
     assert len(rows) == 4  # two dtypes, two batch sizes
     for row in rows:
-        number = f"{int(row['process_bytes']) / GIB:.2f}"
+        number = f"{int(row['process_bytes']) / GIB:.3f}"  # three digits of less than 1 GiB
         assert shown[row["dtype"], row["batch"]] == f"✓\N{NO-BREAK SPACE}{number}"
     assert all(row["link"].startswith(f"{app_url}/?") and " " not in "".join(row) for row in rows)
     script = download(page, "Script")

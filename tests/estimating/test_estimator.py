@@ -240,7 +240,7 @@ def test_a_rank_holds_its_share_and_the_report_says_so() -> None:
         "these are the figures of each of 16 ranks of FSDP2; the batch is of one rank, all"
     )
     # 688 and 2,000 MB of one communicator
-    nccl = "have 16, 32 samples; NCCL holds 656.13 MiB to 1.86 GiB of each GPU, by published figures"
+    nccl = "have 16, 32 samples; NCCL holds 0.641 GiB to 1.86 GiB of each GPU, by published figures"
     assert nccl in sharded.cautions[0] and sharded.cautions[0] in sharded.notes
     assert (sharded.request["parallel"], sharded.request["ranks"]) == ("fsdp", 16)
     assert "parallel" not in alone.request and not alone.cautions

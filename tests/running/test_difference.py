@@ -67,7 +67,7 @@ def test_the_command_returns_5_if_a_peak_grew(tmp_path: Path, capsys: pytest.Cap
     assert main(["diff", *paths]) == 0
     assert "work/train.py:3" in capsys.readouterr().out
     assert main(["diff", *paths, "--fail-over", "1%"]) == 5
-    assert "peak allocated grew from 1000 B to 1020 B" in capsys.readouterr().err
+    assert "peak allocated grew from 1,000 B to 1,020 B" in capsys.readouterr().err
     assert main(["diff", *paths, "--fail-over", "1 apple"]) == 2
 
 

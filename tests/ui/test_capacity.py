@@ -53,8 +53,8 @@ def test_the_balance_in_words():
     )
     gpu = replace(report.gpu, total_bytes=12 * GIB)
     assert balance(estimate, gpu) == (
-        "The process takes 4.00 GiB (the mark above the bar: 3.00 GiB to 5.00 GiB), 33\N{NO-BREAK SPACE}% of 12.00 GiB of one "
-        "GeForce RTX 3060 (12 GB)."
+        "The process takes 4.29 GB (4.00 GiB), 33\N{NO-BREAK SPACE}% of the 12.88 GB (12.00 GiB) of one GeForce RTX 3060 (12 GB). "
+        "Its range, the mark above the bar: 3.00 GiB to 5.00 GiB."
     )
     small = replace(gpu, total_bytes=3 * GIB)
-    assert balance(estimate, small).endswith(", 133\N{NO-BREAK SPACE}% of 3.00 GiB of one GeForce RTX 3060 (12 GB).")
+    assert ", 133\N{NO-BREAK SPACE}% of the 3.22 GB (3.00 GiB) of one GeForce RTX 3060 (12 GB)." in balance(estimate, small)

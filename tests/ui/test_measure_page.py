@@ -251,7 +251,7 @@ def test_timelines_are_drawn_over_each_other(monkeypatch, ledger, open_measure):
     install_machine(monkeypatch, ScriptedMachine(), ledger)
     page = press(open_measure(**SMALL))
     (chart,) = (json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart"))
-    assert chart["description"] == "Memory measured and estimated through one step, in GiB"
+    assert chart["description"] == "Memory measured and estimated through one step, in MiB"
     assert [layer["mark"]["type"] for layer in chart["layer"]][:2] == ["area", "line"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sizer.base.units import GIB, KIB, MIB
 from sizer.ui.charts import legend
-from sizer.ui.styling import GIBIBYTES, scale_for
+from sizer.ui.styling import GIBIBYTES, scale_for, signed
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,8 @@ def test_the_largest_decides_the_unit():
 
 def test_a_legend_is_text():
     assert "gradient &lt;0.001 GiB</span>" in legend(["gradient"], {"gradient": "<0.001 GiB"})
+
+
+def test_no_table_shows_a_negative_zero():
+    assert str(signed(-0.004)) == "0.0"
+    assert [signed(value, 1) for value in (None, -0.06, 0.04, -1.0)] == [None, -0.06, 0.04, -1.0]

@@ -141,7 +141,7 @@ def test_a_row_that_fails_names_category_phase_operator_and_module():
         *(f"phases.{phase}.allocated_bytes" for phase in ("forward", "backward", "optimizer", "step2")),
     ]
     forward = texts["phases.forward.allocated_bytes"]
-    assert "is 2.93 KiB (0.29%) too low: estimated 1000.00 KiB" in forward
+    assert "is 2.93 KiB (0.29%) too low: estimated 1,000.00 KiB" in forward
     assert "promised exact. At the end of forward: the device holds 2.93 KiB by aten::clone in two.norm" in forward
     assert "(activation) that the estimate has not" in forward
     assert comparison.verdict.startswith("12 of 17 figures hold; the peak of allocated memory is 0.07% too low")
@@ -219,7 +219,7 @@ def test_a_device_that_ran_out_of_memory_where_the_estimate_fits():
     assert not comparison.holds
     assert "the device ran out of memory in backward" in comparison.wrong[0]
     assert comparison.verdict.startswith(
-        "The device ran out of memory in backward, asked for 585.94 KiB with 1000 B free; the estimate had said that it fits; "
+        "The device ran out of memory in backward, asked for 585.94 KiB with 1,000 B free; the estimate had said that it fits; "
     )
     assert comparison.find("peak_allocated_bytes") is None
     assert comparison.find("phases.forward.allocated_bytes").holds

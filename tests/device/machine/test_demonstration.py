@@ -132,7 +132,7 @@ def test_what_was_shown_travels_as_plain_values():
     lines = list(format_demonstration(shown))
     assert lines[0] == "cuda:0 (NVIDIA H100)"
     assert [line.split() for line in lines if line.startswith("del y")] == [
-        ["del", "y", "256.00", "MiB", "512.00", "MiB", "1012.00", "MiB"]
+        ["del", "y", "256.00", "MiB", "512.00", "MiB", "1,012.00", "MiB"]
     ]
     assert f"{CACHED}: 1,000,000 µs (1,000,000 to 1,000,000)" in lines
 
