@@ -27,7 +27,7 @@ try:
     pasting.show_found(answer.report)
     if answer.report is not None:
         show_report(request, answer.report, growing=answer.job is not None)
-    if answer.report is None or answer.report.focus is None:  # as long as there is no figure yet
+    if answer.report is None or not report_view.has_figures(answer.report):
         report_view.show_last_answer()
     else:
         report_view.keep_answer(request, answer.report)

@@ -231,6 +231,11 @@ SHOWN = "shown_answer"  # session state: the last request that had figures, and 
 GREY = f"<style>.st-key-{STALE} {{ opacity: 0.45; filter: grayscale(1); pointer-events: none; user-select: none }}</style>"
 
 
+def has_figures(report: Report) -> bool:
+    """Return True if a report has an estimate to look at, or a server's figures."""
+    return report.focus is not None or report.serve is not None
+
+
 def keep_answer(request: Request, report: Report) -> None:
     """Keep an answer for the time in which the next one has no figures."""
     st.session_state[SHOWN] = (request, report)

@@ -12,6 +12,12 @@ from tests.browser.test_browser import headline
 SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
 TIGHT = "arch=torchvision:resnet50&dtype=float32&batch=128&gpu=rtx-3060-12gb"
 
+# Notes the address as it is when the first figures of an inference are there.
+NOTE_ADDRESS = """() => new MutationObserver(() => {
+    const heading = document.querySelector("[data-testid=stMain] [data-testid=stHeading]");
+    if (heading?.textContent.startsWith("Inference")) window.asked ??= location.search;
+}).observe(document.body, {childList: true, subtree: true, characterData: true})"""
+
 
 def asked(page: Page) -> dict[str, str]:
     """Return the keys and values of the address."""
@@ -32,8 +38,11 @@ def test_an_example_stays_when_something_else_is_clicked(page: Page, app_url: st
     wait_for(page, arch="torchvision:resnet50", gpu="rtx-4090")
     headline(page, "Training resnet50")
     page.get_by_role("radio", name="Reserved").click()
+    page.evaluate(NOTE_ADDRESS)
     page.get_by_text("Inference", exact=True).first.click()
     wait_for(page, arch="torchvision:resnet50", gpu="rtx-4090", mode="inference")
+    page.wait_for_function("window.asked !== undefined", timeout=ANSWER_MS)
+    assert "mode=inference" in page.evaluate("window.asked"), "the figures came before the address"
     page.reload()
     headline(page, "resnet50")
     assert asked(page)["gpu"] == "rtx-4090"

@@ -155,3 +155,12 @@ def test_an_engine_without_ranks_is_asked_for_devices_alone(client, open_page):
 
 def test_what_is_not_counted_has_a_tab(client, open_page):
     assert len(open_tab(open_page(**ADDRESS), "Not counted").exception) == 0
+
+
+def test_no_older_answer_stays_under_that_of_a_server(monkeypatch, open_page):
+    install(monkeypatch, ScriptedClient(lambda request: (server_report if request.mode == "serve" else report_for)(request)))
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="1")
+    page.query_params = {"arch": "hf:qwen3-8b", "mode": "serve"}
+    page.run()
+    assert "requests of" in page.title[0].value
+    assert not any("The last answer" in text for text in texts(page))
