@@ -34,7 +34,7 @@ from sizer.ui.quantities import (
     marked_error,
     quantity_title,
 )
-from sizer.ui.styling import HELD, TINTS
+from sizer.ui.styling import HELD, TINTS, scale_for
 from sizer.ui.timelines import timelines_chart, timelines_legend
 
 SIGNS = "Differences are estimated less measured: + is an estimate that was too high."
@@ -168,12 +168,16 @@ def _show_rows(comparison: Comparison) -> None:
 
 
 def style_rows(rows: list[Row]) -> Styler:
-    """Rows of a comparison as a table in words and signed numbers, those that miss their tolerance tinted and marked."""
+    """Rows of a comparison as a table in words and signed numbers, those that miss their tolerance tinted and marked.
+
+    Sizes have one unit; differences are in bytes.
+    """
+    scale = scale_for(size for row in rows for size in (row.estimated_bytes, row.measured_bytes))
     frame = pd.DataFrame(
         [
             (
-                format_bytes(row.estimated_bytes),
-                format_bytes(row.measured_bytes),
+                scale.text(row.estimated_bytes),
+                scale.text(row.measured_bytes),
                 format_difference(row.difference_bytes),
                 marked_error(row),
             )
