@@ -85,13 +85,16 @@ def world_of(
     accelerator: Accelerator,
     *,
     groups: Hashable = None,
+    backend: str = "fake",
     on_no_device: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Iterator[None]:
     """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
     nobody answers. Code that initializes it again finds it done.
 
     `groups` is the same for worlds whose meshes are alike, None where that is not known: what DTensor has found out in one holds in
-    the next. `on_no_device` says whether a tensor on meta stands for none of the device.
+    the next. `backend` is what torch.distributed calls its backend: over "fake" the stages of a pipeline ask each other nothing
+    (torch/distributed/pipelining/schedules.py, 2.15), with another name somebody has to answer. `on_no_device` says whether a
+    tensor on meta stands for none of the device.
 
     Raises RequestError where torch.distributed is initialized already.
     """
@@ -107,7 +110,7 @@ def world_of(
     with ExitStack() as stack:
         stack.enter_context(devices_answer(accelerator, local_rank))
         stack.enter_context(_environment(size, rank, local_rank))
-        stack.enter_context(_process_group(size, rank, "nccl" if groups is None else "fake"))
+        stack.enter_context(_process_group(size, rank, backend))
         stack.enter_context(_meshes_kept_apart((size, rank, groups) if groups is not None else None))
         for patched in (
             _sharding_patched,
@@ -135,10 +138,10 @@ def _environment(size: int, rank: int, local_rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def _process_group(size: int, rank: int, name: str) -> Iterator[None]:
+def _process_group(size: int, rank: int, backend: str) -> Iterator[None]:
     """PyTorch's own fake process group, for meta tensors, too; user code that makes or destroys one does nothing.
 
-    `name` is its backend's. The stages of a pipeline ask each other nothing over "fake" (pipelining/schedules.py, 2.15).
+    `backend` is the name that it gives as its own.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
 
@@ -150,7 +153,7 @@ def _process_group(size: int, rank: int, name: str) -> Iterator[None]:
             with ExitStack() as stack:
                 for function in ("init_process_group", "destroy_process_group"):
                     stack.enter_context(mock.patch.object(dist, function, _nothing))
-                stack.enter_context(mock.patch.object(dist, "get_backend", lambda group=None: name))
+                stack.enter_context(mock.patch.object(dist, "get_backend", lambda group=None: backend))
                 yield
         finally:
             dist.destroy_process_group()

@@ -332,7 +332,7 @@ def _answers(settings: Settings, recorder: Recorder) -> Any:
     with ExitStack() as stack:
         if settings.world > 1:
             on_no_device = recorder.deferred.__contains__
-            stack.enter_context(world_of(settings.world, settings.rank, device, on_no_device=on_no_device))
+            stack.enter_context(world_of(settings.world, settings.rank, device, backend="nccl", on_no_device=on_no_device))
             stack.enter_context(mock.patch.object(dist, "all_gather_object", _gather_alike))
             stack.enter_context(Messages(Path(settings.messages), settings.rank, settings.need).installed())
         else:

@@ -198,7 +198,7 @@ def keys_of(query: str) -> set[str]:
     )
 
 
-LOSSES = ("loss", "loss-trl", "loss-liger", "activations")
+LOSSES = ("loss", "loss-trl", "loss-liger", "liger", "activations")
 OF_OBJECTIVES = ("reference", "cached")
 IN_RECIPES = (*LOSSES, *OF_OBJECTIVES, "optimizer-host")  # their code runs in tests/recipes
 FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16

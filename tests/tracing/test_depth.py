@@ -74,7 +74,7 @@ UNFOLDED = [
     pytest.param(TURNS, "", id="layers by turns", marks=EXHAUSTIVE),
     pytest.param({**BERT, **DEEP}, "&optimizer=adafactor&optimizer_impl=loop", id="bert", marks=EXHAUSTIVE),
     pytest.param({"model_type": "vit", **VISION, **DEEP}, "", id="vit", marks=EXHAUSTIVE),
-    pytest.param(TWO_LISTS, "", id="lists of different lengths"),
+    pytest.param(TWO_LISTS, "", id="lists of different lengths", marks=EXHAUSTIVE),  # as a whole with transformers 5.17
     pytest.param(TWO_LISTS, "&train=adapter&checkpointing=1", id="two lists, adapters", marks=EXHAUSTIVE),
     pytest.param(
         {**TWO_LISTS, "vision_feature_layer": -1}, "&mode=inference", id="two lists, inference", marks=EXHAUSTIVE

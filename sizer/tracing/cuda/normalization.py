@@ -263,7 +263,7 @@ def stats_of_channels_last(device: Device, args: tuple, kwargs: dict, out: Any) 
 
 
 def reduce_of_channels_last(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """batch_norm_backward_reduce: as `stats_of_channels_last`, of two numbers in the place of four."""
+    """batch_norm_backward_reduce: partial results as in batch_norm_stats, of two numbers (cuda/Normalization.cuh)."""
     return _partial(args[1], 2) if _channels_last(args[0]) and _channels_last(args[1]) else []
 
 

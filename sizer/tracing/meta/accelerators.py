@@ -24,6 +24,7 @@ _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
+_INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 move inputs
 _UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
 _SPARSE = frozenset(
@@ -108,6 +109,8 @@ class OnMeta(TorchFunctionMode):
                 return self._to_host(
                     args[0], dtype, non_blocking=non_blocking, memory_format=memory_format, of_module=held
                 )
+            if sys._getframe(1).f_globals.get("__name__") == _INPUTS:
+                args = tuple(map(_unnumbered, args))
         if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
             args = (args[0], self._host.copy_of(args[1], pinned=False))
         if len(args) == 2 and func == _SET_DATA and args[0].is_cpu and args[1].is_meta:  # FSDP1 moves parameters so
@@ -143,9 +146,13 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check_single(self, values: Iterable[Any]) -> None:
-        """Raise TraceError if one of the values names another GPU than the code has named before: a trace is of one."""
+        """Raise TraceError if one of the values names another GPU than the code has named before: a trace is of one.
+
+        On a rank of several, tensors say that they are on GPU 0, which is then no other.
+        """
         for value in values:
-            if (index := _index_of(value)) is None:
+            index = _index_of(value)
+            if index is None or (index == 0 and torch.distributed.is_initialized()):
                 continue
             if self._host.gpu not in (None, index):
                 raise TraceError(
@@ -346,11 +353,14 @@ def _index_of(value: Any) -> int | None:
     return value.index if isinstance(value, torch.device) and value.type == "cuda" else None
 
 
+def _unnumbered(value: Any) -> Any:
+    """A device on meta without its number, by which DDP names it: inputs on meta have none, and would be copied there."""
+    return torch.device("meta") if isinstance(value, torch.device) and value.type == "meta" else value
+
+
 def _on_meta(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type in ("cuda", "mps", "xpu"):
         return torch.device("meta")
-    if isinstance(value, torch.device) and value.type == "meta" and value.index is not None:
-        return torch.device("meta")  # DDP numbers the device; tensors on meta have no number, and would be copied there
     if isinstance(value, str) and value.partition(":")[0] in ("cuda", "mps", "xpu"):
         return "meta"
     return value
