@@ -52,7 +52,7 @@ def test_the_test_can_fail() -> None:
 
 def test_ci_runs_a_share_of_the_exhaustive_tests_and_all_in_a_browser() -> None:
     names = [f"tests/tracing/test_depth.py::test_a_model[{number}]" for number in range(3000)]
-    assert 0.9 < sum(map(is_sampled, names)) * EVERY / len(names) < 1.1
+    assert 0.8 < sum(map(is_sampled, names)) * EVERY / len(names) < 1.2
     assert all(is_sampled(name.replace("tracing", "browser")) for name in names)
 
 
