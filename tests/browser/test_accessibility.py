@@ -1,4 +1,4 @@
-"""What axe finds on every page and in what opens there, in both themes and two widths, and what a phone shows of the question."""
+"""Check every page, and what opens there, with axe in both themes and two widths, and what a phone shows of the question."""
 
 from __future__ import annotations
 
