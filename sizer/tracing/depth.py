@@ -5,7 +5,7 @@ says of each layer. That the tapes of such layers repeat each other is not taken
 (sizer.tape.unfold), and the forward pass of the whole model. Where these do not agree, the whole model is traced.
 
 Layers that differ in a setting alone, such as the window of their attention, may allocate the same, for instance where the sequence
-is shorter than the window. A trace of a few of each kind shows that.
+is shorter than the window. Each trace of a few layers has some of each kind, and shows whether that is so.
 """
 
 from __future__ import annotations
@@ -161,7 +161,11 @@ class DeepTraces:
             with ExitStack() as contexts:
                 for repeated, periods in zip(candidate, more, strict=True):
                     contexts.enter_context(repeated.shortened(module, periods))
-                return at()
+                tape = at()
+            for repeated, periods in zip(candidate, more, strict=True):
+                if repeated.kinds and periods:  # layers of all kinds are between the first and the last
+                    check_layers(tape, repeated.stacks, repeated.alike_from)
+            return tape
 
         for known in reversed(self._known):
             with suppress(LayersDifferError):
@@ -169,9 +173,8 @@ class DeepTraces:
         if self._known:
             found = self._unfold(shortened, candidate, checked=True)
         else:
-            for one in candidate:
-                if one.kinds:
-                    check_layers(shortened(*[1] * len(candidate)), one.stacks, one.alike_from)
+            if any(one.kinds for one in candidate):
+                shortened(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
             found = self._find(shortened, candidate)
             found.check(at(forward_alone=True))
             tapes = self._tapes(shortened, candidate)

@@ -290,6 +290,14 @@ def test_layers_with_other_settings_count_as_alike_where_they_do_the_same():
     assert [layers for layers, _ in shorter.layers[:3]] == [6, 4, 8]  # of each kind, which differ; then whole periods
 
 
+def test_other_settings_are_checked_at_each_trace():
+    config = {**WINDOWS, "sliding_window": 24}
+    short, long = (Traces(config, f"&seq={seq}") for seq in (16, 48))
+    deep = DeepTraces(find_repeated(short.module))
+    assert_same(deep.trace(short.module, short.at, short.device), short.at())
+    assert_same(deep.trace(long.module, long.at, long.device), long.at())  # where windows are shorter than the sequence
+
+
 def test_numbers_of_layers_in_a_config_make_them_differ():
     model = nn.Module()
     model.stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(40)))
