@@ -139,7 +139,7 @@ def _limiting(recorder: HandlerContext, postprocess: Callable[..., Any]) -> Call
 
 
 def _assumed(values: KnownValues, out: Tensor, real: Tensor, text: str) -> Tensor:
-    if out.device.type == "meta" and values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
+    if out.device.type == "meta" and not values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
         values.assume(out, real, text)
     return out
 

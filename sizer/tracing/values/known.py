@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.tracing.values.twins import Held, Twin, can_wait, hold, layout_of, on_cpu, run_on_held
+from sizer.tracing.values.twins import DEEPEST, Held, Twin, can_wait, hold, layout_of, on_cpu, run_on_held
 
 # Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
 LARGEST_INTEGERS = 2**26
@@ -185,9 +185,10 @@ class KnownValues:
 
     def all_known(self, tensors: list[Tensor]) -> bool:
         """Return whether every one of the tensors has known values."""
-        return all(map(self._is_known, tensors))
+        return all(map(self.is_known, tensors))
 
-    def _is_known(self, tensor: Tensor) -> bool:
+    def is_known(self, tensor: Tensor) -> bool:
+        """Return whether a tensor on meta or the CPU has known values, which are not computed for it."""
         return tensor.is_cpu or tensor.untyped_storage()._cdata in self._twins
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -213,7 +214,7 @@ class KnownValues:
                 return
         elif not isinstance(out, (list, tuple)):
             return
-        if args and isinstance(args[0], Tensor) and not self._is_known(args[0]):  # most results, at once
+        if args and isinstance(args[0], Tensor) and not self.is_known(args[0]):  # most results, at once
             self._follow_filled(func, args, kwargs, out)
             return
         inputs = tensors_of(args)
@@ -248,7 +249,11 @@ class KnownValues:
         """The twin of what `func` returns, computed when it is first asked for. It holds no tensor on meta, which would live on."""
         held = {id(one): Held(self._twins[one.untyped_storage()._cdata][0], layout_of(one)) for one in inputs}
         compute = partial(run_on_held, func, hold(args, held), {name: hold(one, held) for name, one in kwargs.items()})
-        twin = Twin(compute=compute, sources=[one.twin for one in held.values()])
+        sources = [one.twin for one in held.values()]
+        if max(one.depth for one in sources) >= DEEPEST:
+            for one in sources:
+                one.settle()
+        twin = Twin(compute=compute, sources=sources)
         self._waiting.add(twin)
         return twin
 

@@ -61,10 +61,10 @@ def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | N
     It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
     """
     values = recorder.values
-    if values.get(tensor) is None:
+    if not values.is_known(tensor):
         return
     for dim, index in enumerate(indices):
-        if index is not None and index.dim() == 1 and index in values.lost and values.get(index) is None:
+        if index is not None and index.dim() == 1 and index in values.lost and not values.is_known(index):
             values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
 
 
@@ -76,14 +76,14 @@ def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
     for index in indices:
         if index is None or index.dtype != torch.int64 or index.dim() == 0 or not index.is_meta:
             continue
-        if recorder.block_of(index) is None and recorder.values.get(index) is None:
+        if recorder.block_of(index) is None and not recorder.values.is_known(index):
             recorder.see_new(index, "aten.lift_fresh.default")
             recorder.values.lost.add(index)
 
 
 def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
-    if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
+    if args[0].device.type == "meta" and args[0].dtype == torch.int64 and not recorder.values.is_known(args[0]):
         recorder.values.lost.add(args[0])
     return NotImplemented
 

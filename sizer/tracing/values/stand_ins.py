@@ -53,7 +53,7 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     """
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    unknown = out.device.type == "meta" and recorder.values.get(out) is None
+    unknown = out.device.type == "meta" and not recorder.values.is_known(out)
     if unknown and args[0] not in recorder.values.expected_false:
         recorder.values.expected_true.add(out)
     return out
@@ -63,7 +63,7 @@ def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     """`any()` of unknown values: False where it is asked for, and `all()` of them, too, from then on."""
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    if args[0].device.type == "meta" and recorder.values.get(out) is None:
+    if args[0].device.type == "meta" and not recorder.values.is_known(out):
         recorder.values.expected_false.add(args[0])
     return out
 
@@ -171,7 +171,7 @@ def infinite(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
 def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict, value: bool) -> Any:
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    if out.device.type == "meta" and recorder.values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
+    if out.device.type == "meta" and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
         recorder.values.assume(out, torch.full(out.shape, value, device="cpu"), FINITE)
     return out
 
@@ -191,7 +191,7 @@ def absorbed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     """`x & 0` and `x | True`: known whatever the other values are. By this `generate` ends at its length whatever its EOS finds."""
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    if out.device.type == "meta" and recorder.values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
+    if out.device.type == "meta" and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
         absorbing = func.overloadpacket in (_aten.bitwise_or, _aten.logical_or)
         operands = [recorder.values.get(tensor) for tensor in tensors_of(args)]
         whole = [real for real in operands if real is not None and real.numel()]
@@ -227,7 +227,7 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     recorder.values.follow(func, args, kwargs, out)
     places = out if isinstance(out, Tensor) else out[1]
     values = args[0]
-    if places.device.type != "meta" or recorder.values.get(places) is not None or values.dim() == 0:
+    if places.device.type != "meta" or recorder.values.is_known(places) or values.dim() == 0:
         return out
     if not 0 < places.numel() <= LARGEST_ASSUMED:
         return out

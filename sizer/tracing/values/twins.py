@@ -1,7 +1,6 @@
 """The real twin of a meta storage: its bytes, or how to compute them once somebody asks.
 
-What rotary embeddings are made of is known and as a rule nobody asks for it: a pipeline makes it anew for every microbatch, which
-took half the time of its trace.
+Rotary embeddings and attention masks are made of known values, and are rarely read: to compute them took a third of a trace.
 """
 
 from __future__ import annotations
@@ -15,9 +14,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
 # Operators that the CPU has for all these dtypes, so that to compute them later cannot fail
-_LATER = {_aten.cos.default, _aten.sin.default, _aten.mul.Tensor, _aten.cat.default, _aten._to_copy.default}
-_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32}
+_LATER = {
+    *(_aten.cos.default, _aten.sin.default, _aten.mul.Tensor, _aten.cat.default, _aten._to_copy.default),
+    *(_aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.bitwise_not.default),
+    *(_aten.logical_and.default, _aten.logical_or.default, _aten.logical_not.default),
+    *(getattr(_aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    *(getattr(_aten, name).Scalar for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+}
+_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool}
 _FEWEST = 2**12  # elements of a tensor that is worth it
+DEEPEST = 64  # twins that are computed from each other at once
 
 Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]  # dtype, offset, shape and strides in elements
 
@@ -25,10 +31,11 @@ Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]  # dtype, offset, 
 class Twin:
     """A storage on the CPU that has the values of one on meta: `storage`, or what `compute` returns when it is first asked for.
 
-    `sources` are the twins from which it is computed; they must hold till then what they hold now.
+    `sources` are the twins from which it is computed; they must hold till then what they hold now. `depth` is how many twins in a
+    row wait for each other here, 0 if it is computed.
     """
 
-    __slots__ = ("__weakref__", "_compute", "_storage", "sources")
+    __slots__ = ("__weakref__", "_compute", "_storage", "depth", "sources")
 
     def __init__(
         self,
@@ -38,6 +45,7 @@ class Twin:
         sources: Collection[Twin] = (),
     ) -> None:
         self._storage, self._compute, self.sources = storage, compute, sources
+        self.depth: int = 0 if compute is None else 1 + max((one.depth for one in sources), default=0)
 
     @property
     def storage(self) -> torch.UntypedStorage:
@@ -52,7 +60,7 @@ class Twin:
             assert self._compute is not None, "a twin has a storage, or what computes it"
             with _disable_current_modes(), torch.no_grad():
                 self._storage = self._compute()
-            self._compute, self.sources = None, ()
+            self._compute, self.sources, self.depth = None, (), 0
 
     def view(self, layout: Layout) -> Tensor:
         """A tensor over the storage that is laid out so."""
