@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sizer.architecture.beside import WithFrozenParts
+from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, quote
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
 from sizer.catalogue.recipes import ORPO, is_made_by_trl
@@ -52,7 +53,8 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         return module
     row = ADAPTERS[request.adapter]
     try:
-        import peft  # Sizer runs without it, too
+        with compiled_when_called():
+            import peft  # Sizer runs without it, too
     except ModuleNotFoundError as error:
         if error.name != "peft":
             raise

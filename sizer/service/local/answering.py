@@ -10,7 +10,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -185,8 +185,10 @@ def prepare(request: Request) -> None:
         with placeholders.hidden("scipy"):
             for name in compiled_for(request):
                 importlib.import_module(name)
-        for name in imports_of(request):
-            importlib.import_module(name)
+        compile_later = importlib.import_module("sizer.architecture.compile_later")
+        with compile_later.compiled_when_called() if request.compile is None else nullcontext():
+            for name in imports_of(request):
+                importlib.import_module(name)
     except Exception as error:
         raise explain_import(name, error) from error
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the child

@@ -19,10 +19,12 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
@@ -83,8 +85,9 @@ def install() -> None:
             "assume_constant_result": _as_it_is,
         },
         _UTILS: {"is_compile_supported": lambda device_type: load_real(_UTILS).is_compile_supported(device_type)},
-        _MASKS: {"TransformGetItemToIndex": lambda: load_real(_MASKS).TransformGetItemToIndex()},
-        SHAPES: {name: _of_numbers(name, function) for name, function in _SHAPE_FUNCTIONS.items()},
+        _MASKS: {"TransformGetItemToIndex": lambda: _load_alone(_MASKS).TransformGetItemToIndex()},
+        SHAPES: {name: _of_numbers(name, function) for name, function in _SHAPE_FUNCTIONS.items()}
+        | {"GuardOnDataDependentSymNode": type("GuardOnDataDependentSymNode", (RuntimeError,), {})},
         SYMPY: {"Basic": type("Basic", (), {})},
         OPTIMIZE: {"linear_sum_assignment": _assign},
     }
@@ -119,6 +122,20 @@ def load_real(name: str) -> ModuleType:
     if name in _PARTS and isinstance(torch.__dict__.get("_dynamo"), _Placeholder):
         del torch._dynamo
     return importlib.import_module(name)
+
+
+def _load_alone(name: str) -> ModuleType:
+    """Return a submodule that needs nothing of its package, imported in the place of its placeholder, without the package."""
+    package, _, _ = name.rpartition(".")
+    if not isinstance(sys.modules.get(package), _Placeholder):
+        return load_real(name)
+    folders = sys.modules["torch"].__path__
+    spec = PathFinder.find_spec(name, [os.path.join(folder, package.rpartition(".")[2]) for folder in folders])
+    assert spec is not None and spec.loader is not None, f"{name} is a file"
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _put(name: str, attributes: Mapping[str, Any]) -> None:
@@ -161,6 +178,7 @@ _SHAPE_FUNCTIONS: dict[str, Callable[..., Any]] = {
         ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _first
     ),
     "guarding_hint_or_throw": _first,
+    "has_free_unbacked_symbols": lambda value: False,
     "has_guarding_hint": lambda value: True,
     "is_nested_int": lambda value: False,
     "sym_and": lambda *values: functools.reduce(operator.and_, values),
