@@ -139,11 +139,12 @@ class Estimator:
         for done, dtype in enumerate(dtypes):
             self._progress(f"{dtype}, {done + 1} of {len(dtypes)}")
             pending = dtypes if done == 0 else dtypes[1:]
-            if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._tracer.begin(dtype)) is not None:
+            if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._begin(dtype, batches)) is not None:
                 self._traced[dtype] = begun
                 self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
                 yield self._report(pending)
                 if self._is_answered_by_one(dtype, batches):
+                    self._tracer.keep_begun(dtype)
                     self._columns[dtype] = replace(self._columns[dtype], max_batch=no_batch(dtype, self.gpu, 1))
                     continue
             yield from self._growing(dtype, batches, pending)
@@ -221,8 +222,18 @@ class Estimator:
             return False
         if self.request.focus is not None:
             return self.request.focus == (dtype, 1)
-        itemsize = 2 if dtype in ("bfloat16", "float16") else 4
-        return batches == (1,) or self._tracer.counted.census.parameters * itemsize > self.gpu.total_bytes
+        return batches == (1,) or self._weights_bytes(dtype) > self.gpu.total_bytes
+
+    def _begin(self, dtype: str, batches: tuple[int, ...]) -> Traced | None:
+        """Return the tape at batch 1: the only one, if that is all that was asked for and will not fit."""
+        gradients = MODES[self.request.mode].trains and self.request.train == "all"
+        least_bytes = self._weights_bytes(dtype) * (2 if gradients else 1)
+        ends = batches == (1,) and self.request.dtypes == (dtype,) and least_bytes > self.gpu.total_bytes
+        return self._tracer.begin(dtype, ends=ends)
+
+    def _weights_bytes(self, dtype: str) -> int:
+        """Return what the parameters take in a dtype, whole and not quantised."""
+        return self._tracer.counted.census.parameters * (2 if dtype in ("bfloat16", "float16") else 4)
 
     def _is_answered_by_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
         """Return True if a batch of 1 is all that was asked for, and does not fit: no line over the batch says more then."""
@@ -347,10 +358,8 @@ class Estimator:
         cells = {(row.dtype, row.batch): row for column in self._columns.values() for row in column.estimates}
         looked_at = request.focus or (focus.dtype, focus.batch)
         estimate = cells.get(looked_at) or cells[focus.dtype, focus.batch]
-        traced = self._open_tracer().trace(estimate.dtype, (estimate.batch,))
-        tape = traced.family.at(estimate.batch, self._oracle)
         yield from loop_decisions(
-            tape,
+            self._open_tape(estimate.dtype, estimate.batch),
             estimate,
             self.gpu,
             outputs=request.outputs,
@@ -377,13 +386,13 @@ class Estimator:
         except TraceError:
             return  # the question's own step was traced: what differs is no part of the answer
 
-    def _open_tracer(self) -> Tracer:
-        """Return a tracer of the same tapes that leaves open whether the loop keeps outputs."""
+    def _open_tape(self, dtype: str, batch: int) -> Tape:
+        """Return the tape of an estimate that leaves open whether the loop keeps outputs."""
         if self.request.outputs is None:
-            return self._tracer
+            return self.tape(dtype, batch)
         tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
         tracer.share_model(self._tracer)
-        return tracer
+        return tracer.trace_cell("bfloat16" if self._is_like_bfloat16(dtype) else dtype, batch).resolve(self._oracle)
 
     def _is_cut_short(self, traced: Traced) -> bool:
         """Return whether a trace that failed has left some batch sizes without cells, and not all."""

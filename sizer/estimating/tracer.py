@@ -196,23 +196,27 @@ class Tracer:
             self._tapes.keep(dtype, traced)
             yield self._tapes.sized(traced)
 
-    def begin(self, dtype: str) -> Traced | None:
-        """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
+    def begin(self, dtype: str, *, ends: bool) -> Traced | None:
+        """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there.
+
+        With `ends` it probably is all that is traced.
+        """
         if dtype == "float16" or self.counted.smallest > 1 or self._tapes.find(dtype) is not None:
             return None  # float16 may have bfloat16's tapes
+        if (alone := self._tapes.find(dtype, at_batch=1)) is not None and not alone.failure:
+            return self._tapes.sized(alone)
         device = self.device(shared=True)
         try:
-            tape = self._run(dtype, 1, device)
+            tape = self._run(dtype, 1, device, alone=ends)
         except TraceError:
             return None  # `trace` says why
         self._begun[dtype] = device, tape
-        begun = Traced(
-            family=TapeFamily(exact=(tape,)),
-            kernels=device.kernels(),
-            decisions=device.decisions(),
-            compiled=device.compiled(),
-        )
-        return self._tapes.sized(begun)
+        return self._tapes.sized(_alone(device, tape))
+
+    def keep_begun(self, dtype: str) -> None:
+        """Keep the tape at batch 1 of `begin` where no other is traced."""
+        if (begun := self._begun.get(dtype)) is not None:
+            self._tapes.keep(dtype, _alone(*begun), at_batch=1)
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
         """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
@@ -233,18 +237,11 @@ class Tracer:
             device = self.device(shared=True)
             try:
                 tape = self._run(dtype, batch, device)
-                family, failure = TapeFamily(exact=(tape,)), ""
+                alone = _alone(device, tape)
                 if batch == 1:
                     self._begun[dtype] = device, tape
             except TraceError as error:
-                family, failure = TapeFamily(), str(error)
-            alone = Traced(
-                family=family,
-                failure=failure,
-                kernels=device.kernels(),
-                decisions=device.decisions(),
-                compiled=device.compiled(),
-            )
+                alone = _alone(device, failure=str(error))
             self._tapes.keep(dtype, alone, at_batch=batch)
         if alone.failure:
             check_kernels(alone.failure, dtype)
@@ -316,6 +313,7 @@ class Tracer:
         device: Device,
         *,
         short: bool = False,
+        alone: bool = False,
         block_notes: BlockNotes | None = None,
         accumulates: str = EACH,
     ) -> Tape:
@@ -325,6 +323,7 @@ class Tracer:
             run = import_function(self._source.trace)
             return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
         from sizer.estimating.work import work_of
+        from sizer.tracing.depth import TRACES
         from sizer.tracing.trace import trace
 
         work = replace(work_of(self.request, dtype), accumulates=accumulates)
@@ -350,7 +349,8 @@ class Tracer:
             )
         # the compiler may decide otherwise in a model with fewer layers
         whole = block_notes is not None or work.compile_scope is not None
-        return at() if whole else self._model.deep_traces(work.plan).trace(module, at, device)
+        deep = self._model.deep_traces(work.plan)
+        return at() if whole else deep.trace(module, at, device, traces=1 if alone else TRACES)
 
     @property
     def _calls_library(self) -> bool:
@@ -456,6 +456,17 @@ def answers_of(gpu: Gpu) -> str:
     """Whose answers the size oracle of a GPU gives in this process, and why not all of them, in words."""
     name = oracle_name(gpu)
     return f"{name}, {without_cublaslt() or 'all of them'}" if name else "models"
+
+
+def _alone(device: Device, tape: Tape | None = None, *, failure: str = "") -> Traced:
+    """Return a trace at one batch size alone on a device, or why there is none."""
+    return Traced(
+        family=TapeFamily() if tape is None else TapeFamily(exact=(tape,)),
+        failure=failure,
+        kernels=device.kernels(),
+        decisions=device.decisions(),
+        compiled=device.compiled(),
+    )
 
 
 def _covers(traced: Traced, batches: Collection[int]) -> bool:

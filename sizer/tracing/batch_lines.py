@@ -20,6 +20,8 @@ FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made 
 CHECKED_AT = 5  # checks the line where 1 is off it; for one dtype, since the order of events is the architecture's
 MORE_SAMPLES = (0, 1)  # added to both batch sizes for a PerSampleTape: the second sample may differ from the third
 
+SHARE_OF_SAMPLE = 1 / 16  # of the blocks at batch 1, more than which a second sample adds if it has blocks of its own
+
 
 @dataclass(slots=True)
 class LineFacts:
@@ -50,7 +52,7 @@ def trace_lines(
     learns from these.
     """
     at = _Traces(trace_at)
-    line = _fit(at, FITTED_AT, known)
+    line = _fit(at, FITTED_AT, known, begun)
     one = cache(lambda: begun if begun is not None and _lasting(begun) <= _lasting(line.tape) else at(1))
     if isinstance(line, PerSampleTape):
         below = range(smallest, line.fitted_at[0])  # the first samples differ from later ones
@@ -63,7 +65,7 @@ def trace_lines(
         exact = (one(),) if apart else ()
     lines: list[tuple[int, AffineTape | PerSampleTape]] = [(1, line)]
     if (beyond := device.changes_at) is not None:
-        lines.append((beyond, _fit(at, (beyond, beyond + 1), known)))
+        lines.append((beyond, _fit(at, (beyond, beyond + 1), known, None)))
     return TapeFamily(lines=tuple(lines), exact=exact, smallest=smallest)
 
 
@@ -93,16 +95,29 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
     return Counter((tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]) for block in lasting)
 
 
-def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts) -> AffineTape | PerSampleTape:
+def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | None) -> AffineTape | PerSampleTape:
     """Return the tape over the batch size from two traces, the second cut short if the steps repeat each other.
 
     Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. A PerSampleTape is
     checked here. Raises NotAffineError and TraceError.
     """
-    if not known.has_samples_apart:
-        with suppress(NotAffineError):
-            return fit_affine(at(batches[0]), at(batches[1], short=True))
-        at.forget()
+    if known.has_samples_apart:
+        return _fit_whole(at, batches, known)
+    with suppress(NotAffineError):
+        if begun is not None and _grows(begun, at(batches[0])):
+            return _fit_whole(at, batches, known)
+        return fit_affine(at(batches[0]), at(batches[1], short=True))
+    at.forget()
+    return _fit_whole(at, batches, known)
+
+
+def _grows(one: Tape, other: Tape) -> bool:
+    """Return whether a tape of a larger batch has so many more blocks that each sample has blocks of its own."""
+    return len(other.sizes) - len(one.sizes) > SHARE_OF_SAMPLE * len(one.sizes)
+
+
+def _fit_whole(at: _Traces, batches: tuple[int, int], known: LineFacts) -> AffineTape | PerSampleTape:
+    """Return the tape over the batch size from two whole traces, or more for a PerSampleTape."""
     try:
         return fit_affine(at(batches[0]), at(batches[1]))
     except NotAffineError as error:

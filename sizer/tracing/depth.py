@@ -34,9 +34,9 @@ LONGEST_PERIOD = 6  # layers, of which a period is made where those of several k
 FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
 # How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
 ATTEMPTS = (0, 0), (1, 0), (1, 1)
-WORTH = 0.8  # of what TRACES of the whole model cost, what those of models with fewer layers may
+WORTH = 0.8  # of what traces of the whole model cost, what those of models with fewer layers may
 FIXED = 40  # parts of a model that cost about as much as what each trace costs however few layers it has
-TRACES = 3  # of a question, at least: two of a line over the batch size, and one of batch 1 or of another loop
+TRACES = 3  # of a question as a rule: two of a line over the batch size, and one of batch 1
 # What of a module's attributes no step reads: its tensors, told by themselves, and what is called as a state dict is read or made
 # (torch/nn/modules/module.py, 2.15).
 _UNREAD = frozenset(
@@ -134,13 +134,14 @@ class DeepTraces:
             self._attempt = shown.attempt
             self._known.append(self._unfolded(self._candidates[0], shown.tapes))
 
-    def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device) -> Tape:
+    def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device, *, traces: int = TRACES) -> Tape:
         """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning.
 
-        It is the tape of a trace of the whole module where layers do not repeat each other. The device, which it is traced for,
-        knows the choices that were made for the whole module then. Raises what `at` raises.
+        It is the tape of a trace of the whole module where layers do not repeat each other, or where that is less work: `traces`
+        is how many this and further ones probably are. The device, which it is traced for, knows the choices that were made for
+        the whole module then. Raises what `at` raises.
         """
-        while self._candidates:
+        while self._candidates and (self._known or _is_worth(module, self._candidates[0], traces)):
             try:
                 tape = self._trace(module, at, self._candidates[0])
             except LayersDifferError:
@@ -223,8 +224,13 @@ def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
                 strictly.append(found)
                 loosely.append((found.period > 1 and _repeated(module, path, stack, kinds=found.period)) or found)
     candidates = dict.fromkeys([*_choices(loosely), *_choices(strictly)])
-    worth = {one: cost for one in candidates if (cost := _cost(module, one)) <= WORTH * TRACES}
+    worth = {one: _cost(module, one, TRACES) for one in candidates if _is_worth(module, one, TRACES)}
     return tuple(sorted(worth, key=worth.__getitem__))
+
+
+def _is_worth(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -> bool:
+    """Return whether to shorten lists of layers is so much less work than to trace the whole module so often."""
+    return _cost(module, candidate, traces) <= WORTH * traces
 
 
 def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
@@ -241,8 +247,8 @@ def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
         yield (one,)
 
 
-def _cost(module: nn.Module, candidate: tuple[Repeated, ...]) -> float:
-    """Return what TRACES cost, by the number of parts that are traced, of those that the whole model has.
+def _cost(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -> float:
+    """Return what so many traces cost, by the number of parts that are traced, of those that the whole model has.
 
     They are the depths, the forward pass of the whole model (a third of a trace), and one depth for each further trace.
     """
@@ -261,7 +267,7 @@ def _cost(module: nn.Module, candidate: tuple[Repeated, ...]) -> float:
     # where kinds of layers take turns, the first attempt fails as a rule
     deepest = 2 if all(one.period == 1 for one in candidate) else 3
     depths = [*product((0, 1), repeat=len(candidate)), *([more] * len(candidate) for more in range(2, deepest + 1))]
-    return sum(map(share, depths)) + 1 / 3 + (TRACES - 1) * share([deepest - 1] * len(candidate))
+    return sum(map(share, depths)) + 1 / 3 + (traces - 1) * share([deepest - 1] * len(candidate))
 
 
 def _paths(candidate: tuple[Repeated, ...]) -> tuple[tuple[str, ...], ...]:
