@@ -18,8 +18,8 @@
     python -m sizer suite --device cuda:0 [--record] [--only SUBSTRING] [--minutes 9] [--out FOLDER] [--again] [--list]
 
 Exit status: 0; 1 where the job hit a limit or crashed; 2 for bad input; 3 where the model was counted but no step could
-be traced (the counts are printed); 4 where a device was asked for that is not there; 5 if a run does not fit. Errors are one line
-on stderr.
+be traced (the counts are printed); 4 where a device was asked for that is not there; 5 if a run does not fit. An error is one
+line on stderr, or one for each key that is refused.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = st
         print_link(options)
         return status
     except SizerError as error:
-        print(to_printable(f"sizer: {error}"), file=sys.stderr)
+        for line in str(error).splitlines():
+            print(to_printable(f"sizer: {line}"), file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -11,7 +11,7 @@
         ├── QueueFullError    too many jobs run or wait                                         1
         └── TimeLimitError    the job took longer than it may                                   1
 
-Each message is one line. `SizerError.exit_status` is what the command line returns.
+Each message is one line, or one for each key that was refused. `SizerError.exit_status` is what the command line returns.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RefusedValueError(Exception):
 
 
 class RequestError(SizerError):
-    """The query was refused. `refusals` holds one row per refused key; the message joins them all."""
+    """The query was refused. `refusals` holds one row per refused key; the message has a line for each."""
 
     exit_status = 2
 
@@ -80,6 +80,9 @@ class RequestError(SizerError):
     ):
         self.refusals = tuple(refusals)
         super().__init__(what or " | ".join(map(str, self.refusals)), given=given, allowed=allowed, todo=todo)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.refusals)) or super().__str__()
 
 
 class ConfigError(SizerError):

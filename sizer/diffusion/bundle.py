@@ -16,6 +16,7 @@ from sizer.catalogue.pipelines import DENOISERS, PRESETS
 INDEX = "model_index.json"
 LIBRARIES = ("diffusers", "transformers")
 EXAMPLE = "write for example arch=diffusers:flux.1-dev"
+PRESETS_ALLOWED = "a pipeline that `python -m sizer models` lists, a hub id org/name, or the JSON files of a pipeline"
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
 _NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
 # In the names of pipelines whose calls are given images, and of those that need a video or other inputs.
@@ -107,7 +108,7 @@ def find_preset(name: str) -> str:
     """
     plain = name.lower()
     if plain not in preset_names():
-        raise RefusedValueError(", ".join(preset_names()), suggest(plain, preset_names()) or EXAMPLE)
+        raise RefusedValueError(PRESETS_ALLOWED, suggest(plain, preset_names()) or EXAMPLE)
     return plain
 
 

@@ -26,6 +26,7 @@ USUAL_PROMPTS = (1, 2, 4, 8)  # of groups of completions
 USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
 MAX_KEYS = 96
+KEYS_ALLOWED = "a key that `python -m sizer --help` describes"
 
 
 def parse_query(text: str) -> Request:
@@ -145,7 +146,7 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
         key, equals, raw = item.partition("=")
         try:
             if key not in KEYS:
-                raise RefusedValueError(f"the keys {', '.join(KEYS)}", suggest(key, KEYS) or "remove it", quote(item))
+                raise RefusedValueError(KEYS_ALLOWED, suggest(key, KEYS) or "remove it", quote(item))
             if key in pairs or key in refusals:
                 raise RefusedValueError(
                     "each key once", "keep one of them; lists take commas", "the key more than once"

@@ -49,7 +49,7 @@ def test_errors_survive_pickling(cls: type[SizerError]):
 def test_request_error_joins_its_refusals():
     rows = [Refusal(key=key, given="'x'", allowed="1", todo="write 1") for key in ("v", "batch")]
     error = RequestError(refusals=rows)
-    assert str(error) == "v: given 'x', allowed 1; write 1 | batch: given 'x', allowed 1; write 1"
+    assert str(error) == "v: given 'x', allowed 1; write 1\nbatch: given 'x', allowed 1; write 1"
     assert error.refusals == tuple(rows)
 
 

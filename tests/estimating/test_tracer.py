@@ -19,6 +19,7 @@ from tests.decision.questions import TWO_LAYERS
 
 RESNET = "arch=torchvision:resnet18&image=64"
 GPT2 = f"{TWO_LAYERS}&seq=32"
+SMALL_LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 
 
 class Shelf(dict):
@@ -153,6 +154,21 @@ def test_bytes_of_another_question_are_traced_again(traces):
     assert traces
 
 
+def test_a_cell_that_does_not_fit_is_traced_once(traces):
+    wide = SMALL_LLAMA | {"hidden_size": 2048, "intermediate_size": 8192}
+    query = f"arch=config:{encode_config(json.dumps(wide))}&seq=16&dtype=float32&batch=1&gpu=custom:2GiB@8.0"
+    shelf = Shelf()
+    report = estimate(parse_query(query), kept=shelf)
+    assert not report.estimates[0].fits and len(report.loop) > 2
+    assert traces == [("float32", 1)]
+    again = estimate(parse_query(query), kept=shelf)
+    kept_loop = estimate(parse_query(f"{query}&outputs=kept"), kept=shelf)
+    assert plain(again) == plain(report) and traces == [("float32", 1)]
+    (freed,) = (row for row in kept_loop.loop if row.decision.startswith("outputs are freed"))
+    (kept,) = (row for row in report.loop if row.decision == "outputs are kept during the backward pass")
+    assert freed.bytes == -kept.bytes
+
+
 def test_a_report_grows_from_the_counts_on():
     reports = list(Estimator(parse_query(f"{GPT2}&dtype=float32,bfloat16&batch=1,4&focus=bfloat16:4")).reports())
     assert [len(report.estimates) for report in reports] == [0, 1, 2, 2, 4, 4]
@@ -184,7 +200,6 @@ def test_the_cells_of_all_dtypes_stand_before_the_largest_batch_of_those_not_in_
 
 
 # Each batch size is traced by itself: a schedule has other steps with more microbatches.
-SMALL_LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 STAGE = f"arch=config:{encode_config(json.dumps(SMALL_LLAMA))}&seq=16&dtype=float32&pp=2&rank=0"
 
 

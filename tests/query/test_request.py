@@ -38,7 +38,7 @@ def pack(data: bytes) -> str:
 def refused_keys(query: str) -> list[str]:
     with pytest.raises(RequestError) as caught:
         parse_query(query)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).split("\n") == list(map(str, caught.value.refusals))
     for refusal in caught.value.refusals:
         assert refusal.given and refusal.allowed and refusal.todo
         assert str(refusal) in str(caught.value)
@@ -178,8 +178,8 @@ def test_bounds_are_inclusive():
         ("batch", "", "a value"),
         ("batch", "%ff", "text in UTF-8"),
         ("mode", "x" * 1001, "at most 1000 characters"),
-        ("foo", "1", "the keys v, arch, head"),
-        ("ARCH", "1", "the keys v, arch, head"),
+        ("foo", "1", "a key that"),
+        ("ARCH", "1", "a key that"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(key: str, value: str, allowed: str):
@@ -791,7 +791,7 @@ def test_damaged_queries_raise_nothing_but_a_request_error(seed: int):
             request = parse_query("".join(text))
         except RequestError as error:
             refused += 1
-            assert str(error).isprintable()
+            assert all(line.isprintable() for line in str(error).split("\n"))
         else:
             assert parse_query(format_query(request)) == request
     assert refused > 50

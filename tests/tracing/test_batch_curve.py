@@ -12,9 +12,11 @@ from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
 from sizer.tape.affine import NotAffineError, fit_affine
 from sizer.tape.archive import Traced, pack, unpack
+from sizer.tape.family import TapeFamily
 from sizer.tape.per_sample import PerSampleTape, fit_per_sample, in_order
 from sizer.tape.size_queries import by_block
 from sizer.tape.tape import Tape
+from sizer.tracing.batch_lines import LineFacts, trace_lines
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
@@ -110,3 +112,20 @@ def one_by_one(batch: int, *, each: int = 16, last: int = 0) -> Tape:
         module_names=("",),
         marks=((2 * blocks, "forward"),),
     ).validate()
+
+
+def test_a_second_sample_with_blocks_of_its_own_spares_a_trace() -> None:
+    def traced(begun: Tape | None) -> tuple[TapeFamily, list[tuple[int, bool]]]:
+        done = []
+
+        def at(batch: int, *, short: bool = False) -> Tape:
+            done.append((batch, short))
+            return one_by_one(batch)
+
+        family = trace_lines(at, (1, 2), Device("cuda", (8, 0)), smallest=1, begun=begun, known=LineFacts())
+        return family, done
+
+    (aware, few), (unaware, many) = traced(one_by_one(1)), traced(None)
+    assert few == [(2, False), (3, False), (5, True)]
+    assert len(many) > len(few)
+    assert aware == unaware and isinstance(aware.lines[0][1], PerSampleTape)
