@@ -17,7 +17,7 @@ from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
-EVERY = 12  # exhaustive tests to one that CI runs
+EVERY = 24  # exhaustive tests to one that CI runs
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
     "browser", "decision", "null_driver",
@@ -50,7 +50,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --exhaustive and --full."""
-    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set a twelfth of these run")
+    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set one in 24 of these runs")
     parser.addoption("--full", action="store_true", help="run tests that need packages outside of requirements.txt, too")
 
 

@@ -52,7 +52,7 @@ def test_a_named_dtype_is_refused_with_the_operator():
 
 
 def test_an_answer_on_all_dtypes_leaves_it_out_and_says_so():
-    report = estimate(parse_query(DETECTION))
+    report = estimate(parse_query(f"{DETECTION}&mode=inference"))
     assert report.request["dtypes"] == ("float32", "float16", "amp-bfloat16", "amp-float16")
     assert {row.dtype for row in report.estimates} == set(report.request["dtypes"])
     assert "bfloat16 is left out: torchvision's operator nms has no bfloat16 kernel on CUDA" in report.notes
