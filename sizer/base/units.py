@@ -9,13 +9,21 @@ _DECIMAL_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
-def format_bytes(n: int) -> str:
-    """Return a number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B"."""
-    return _scale(n, _BYTE_UNITS, " B")
+def format_bytes(n: int, *, like: int | None = None) -> str:
+    """Return a number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B".
+
+    With `like` it has the unit of that number of bytes, and up to four decimals if it is small in it: tables have one unit.
+    """
+    return _scale(n, _BYTE_UNITS, " B") if like is None else _in_unit_of(like, n, _BYTE_UNITS)
 
 
-def format_both(n: int) -> str:
-    """A number of bytes as text in decimal and binary units: 16060522496 is "16.06 GB (14.96 GiB)". Below one kB: "512 B"."""
+def format_both(n: int, *, like: int | None = None) -> str:
+    """A number of bytes as text in decimal and binary units: 16060522496 is "16.06 GB (14.96 GiB)". Below one kB: "512 B".
+
+    `like` is that of `format_bytes`.
+    """
+    if like is not None:
+        return f"{_in_unit_of(like, n, _DECIMAL_UNITS)} ({format_bytes(n, like=like)})"
     return format_bytes(n) if abs(n) < KIB else f"{_scale(n, _DECIMAL_UNITS, ' B')} ({format_bytes(n)})"
 
 
@@ -42,6 +50,15 @@ def format_count(n: int) -> str:
 def counted(n: int, one: str, many: str | None = None) -> str:
     """A count with what is counted: "1 case", "1,200 cases"; `many` is the plural where it is not `one` and an s."""
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"
+
+
+def _in_unit_of(like: int, n: int, units: tuple[tuple[int, str], ...]) -> str:
+    """Return a number of bytes in the unit that another one has in binary units: two decimals, or up to four if it is small."""
+    place = next((at for at, (unit, _) in enumerate(_BYTE_UNITS) if like >= unit), len(units) - 1)
+    unit, name = units[place]
+    size = n / unit
+    decimals = 2 if abs(size) >= 1 or not n else 3 if abs(size) >= 0.1 else 4
+    return f"{size:,.{decimals}f} {name}"
 
 
 def _scale(n: int, units: tuple[tuple[int, str], ...], plain: str) -> str:

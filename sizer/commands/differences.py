@@ -80,7 +80,7 @@ def _figures(found: SideBySide) -> Iterator[list[str]]:
     yield ["dtype", *_cells(found, lambda side: side.dtype or "-")]
     yield ["batch", *_cells(found, lambda side: "-" if side.batch is None else str(side.batch))]
     for name in FIGURES[:-1]:
-        yield [TITLES.get(name, name), *_cells(found, partial(_size, name=name), name)]
+        yield [TITLES.get(name, name), *_cells(found, partial(_size, name=name, like=found.largest_bytes), name)]
     yield ["verdict", *_cells(found, lambda side: side.verdict or "-")]
     yield ["largest batch", *_cells(found, _largest, FIGURES[-1])]
 
@@ -92,20 +92,20 @@ def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = 
     for side in others:
         yield text(side)
         difference = None if figure is None else side.differences.get(figure)
-        yield "" if figure is None or difference is None else _signed(difference, figure)
+        yield "" if figure is None or difference is None else _signed(difference, figure, found.largest_bytes)
 
 
-def _size(side: Side, name: str) -> str:
+def _size(side: Side, name: str, like: int) -> str:
     value = getattr(side, name)
     if value is None:
         return "-"
-    return format_both(value) if name.endswith("_bytes") else f"{value:,}"
+    return format_both(value, like=like) if name.endswith("_bytes") else f"{value:,}"
 
 
-def _signed(difference: int, name: str) -> str:
+def _signed(difference: int, name: str, like: int) -> str:
     if not difference:
         return "0"
-    text = format_bytes(difference) if name.endswith("_bytes") else f"{difference:,}"
+    text = format_bytes(difference, like=like) if name.endswith("_bytes") else f"{difference:,}"
     return text if difference < 0 else f"+{text}"
 
 

@@ -73,6 +73,12 @@ class SideBySide:
     same: dict[str, str]
     questions: tuple[Side, ...]
 
+    @property
+    def largest_bytes(self) -> int:
+        """Return the largest number of bytes among the figures, whose unit a table has."""
+        sizes = [getattr(side, name) for side in self.questions for name in FIGURES if name.endswith("_bytes")]
+        return max((size for size in sizes if size is not None), default=0)
+
     def to_dict(self) -> dict:
         """Dicts, lists and scalars; byte counts are integers."""
         return encode(self)

@@ -70,7 +70,7 @@ def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
     rows = {
         "cell": _cells(found, _cell),
         **{
-            title(name): _cells(found, partial(_figure, name=name), name)
+            title(name): _cells(found, partial(_figure, name=name, like=found.largest_bytes), name)
             for name in FIGURES
             if name != "largest_batch"
         },
@@ -88,18 +88,21 @@ def title(name: str) -> str:
 def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = None) -> list[str]:
     cells = [text(found.questions[0])]
     for side in found.questions[1:]:
-        cells += [text(side), _difference(found.questions[0], side, figure)]
+        cells += [text(side), _difference(found.questions[0], side, figure, found.largest_bytes)]
     return cells
 
 
-def _difference(first: Side, side: Side, figure: str | None) -> str:
-    """A signed difference with its share of the first question's figure ("−1.43 GiB, −49 %"); nothing where there is none."""
+def _difference(first: Side, side: Side, figure: str | None, like: int) -> str:
+    """A signed difference with its share of the first question's figure ("−1.43 GiB, −49 %"); nothing where there is none.
+
+    Bytes have the unit of the number `like`.
+    """
     if figure not in side.differences:
         return ""
     difference, whole = side.differences[figure], getattr(first, figure)
     if not difference:
         return "0"
-    size = format_bytes(abs(difference)) if figure.endswith("_bytes") else f"{abs(difference):,}"
+    size = format_bytes(abs(difference), like=like) if figure.endswith("_bytes") else f"{abs(difference):,}"
     sign = "+" if difference > 0 else MINUS
     return f"{sign}{size}, {sign}{_percent(abs(difference) / whole)}" if whole else f"{sign}{size}"
 
@@ -113,11 +116,11 @@ def _cell(side: Side) -> str:
     return _missing(side) if side.dtype is None else f"{side.dtype}, batch {side.batch:,}"
 
 
-def _figure(side: Side, name: str) -> str:
+def _figure(side: Side, name: str, like: int) -> str:
     value = getattr(side, name)
     if value is None:
         return _missing(side)
-    return format_both(value) if name.endswith("_bytes") else f"{value:,}"
+    return format_both(value, like=like) if name.endswith("_bytes") else f"{value:,}"
 
 
 def _verdict(side: Side) -> str:

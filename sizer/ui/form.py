@@ -16,7 +16,7 @@ import streamlit as st
 from sizer.base.config_json import canonical_config, encode_config
 from sizer.base.errors import RefusedValueError, RequestError
 from sizer.base.versions import OLDEST, format_version
-from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS, WITHOUT_TOWER
 from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, Mode
@@ -34,7 +34,7 @@ from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, pipeline_fields, server_view
 from sizer.ui.fields import OPTIONS, Places, device_title
 from sizer.ui.focus import in_focus, look_at
-from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
+from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, may_read_images_or_sound, sizes_of
 
 MODELS_DEFAULT = "the model's default"
 PYTORCHS_DEFAULT = "PyTorch's default"
@@ -240,7 +240,7 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
             values["outputs"] = "" if chosen == EITHER or asked.get("pp", "1") not in ("", "1") else chosen
         if "attention" not in source.refuses:
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
-        if "inputs" not in source.refuses:
+        if "inputs" not in source.refuses and (may_read_images_or_sound(source) or st.session_state["inputs"] != ALL):
             values["inputs"] = _choose("Inputs", INPUTS, key="inputs", help=INPUTS_HELP)
         if "head" not in source.refuses:
             head_help = "A transformers class, for example LlamaForCausalLM."
@@ -257,7 +257,11 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
 
 def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, str]:
     """Return what of the model is trained, and the fields that the adapter takes."""
-    trains = tuple(part for part in task.trains if source.trace is None or part in TRAINS_OF_DENOISERS)
+    may_have_tower = may_read_images_or_sound(source) or st.session_state["train"] == WITHOUT_TOWER
+    left_out = () if may_have_tower else (WITHOUT_TOWER,)
+    trains = tuple(
+        part for part in task.trains if part not in left_out and (source.trace is None or part in TRAINS_OF_DENOISERS)
+    )
     if st.session_state["train"] not in trains:
         language = source.package == "transformers"
         st.session_state["train"] = next(iter(trains if language else reversed(trains)))

@@ -40,6 +40,13 @@ def sizes_of(source: Source) -> list[str]:
     return [key for key in SIZES if key not in source.refuses and (key in known or st.session_state.get(key))]
 
 
+def may_read_images_or_sound(source: Source) -> bool:
+    """Return whether the chosen model may have a vision or audio tower: presets say so, and other models of transformers may."""
+    if source.entry == "presets":
+        return PRESETS[st.session_state["hf_name"]].modality not in SIZES_OF_MODALITY
+    return source.package == "transformers"
+
+
 def _sizes_of_preset() -> Collection[str]:
     return SIZES_OF_MODALITY.get(PRESETS[st.session_state["hf_name"]].modality, SIZES)
 

@@ -20,6 +20,7 @@ OF_PHASE = {
     "reserved_bytes": "reserved at its end",
 }
 OTHER = "another figure"
+LEAST_PERCENT = 0.0001
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):\d{1,3}", re.ASCII)
 
 
@@ -39,13 +40,17 @@ def device_title(facts: DeviceFacts) -> str:
 
 
 def format_error(error: float | None) -> str:
-    """A signed fraction as a percentage ("+0.4 %", its space one that does not break); "–" where there is none."""
+    """A signed fraction as a percentage ("+0.4 %", its space one that does not break); "–" where there is none.
+
+    An error of less than LEAST_PERCENT reads as that: "0 %" is no error.
+    """
     if error is None:
         return "–"
     if error == 0:
         return "0\N{NO-BREAK SPACE}%"
     percent, sign = abs(100 * error), "+" if error > 0 else "−"
-    size = "<0.01" if percent < 0.01 else f"{percent:,.{2 if percent < 0.1 else 1}f}"
+    decimals = 1 if percent >= 0.1 else 2 if percent >= 0.01 else 4
+    size = f"{max(percent, LEAST_PERCENT):,.{decimals}f}"
     return f"{sign}{size}\N{NO-BREAK SPACE}%"
 
 

@@ -46,6 +46,21 @@ def test_bytes_as_text_in_both_units(n: int, text: str):
 
 
 @pytest.mark.parametrize(
+    ("n", "like", "text"),
+    [
+        (16060522496, 16060522496, "16.06 GB (14.96 GiB)"),
+        (64 * 2**20, 16060522496, "0.0671 GB (0.0625 GiB)"),
+        (0, 16060522496, "0.00 GB (0.00 GiB)"),
+        (3 * 2**40, 2**30, "3,298.53 GB (3,072.00 GiB)"),
+        (-(2**29), 2**30, "-0.537 GB (-0.500 GiB)"),
+        (2**20, 100, "1,048.58 kB (1,024.00 KiB)"),
+    ],
+)
+def test_tables_have_the_unit_of_their_largest_figure(n, like, text):
+    assert format_both(n, like=like) == text
+
+
+@pytest.mark.parametrize(
     ("n", "text"),
     [
         (0, "0"),

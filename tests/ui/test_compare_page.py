@@ -129,8 +129,8 @@ def test_tables_hold_the_figures_of_the_reports(client, open_page):
     share = f"−{100 * difference / first.peak_allocated_bytes:.0f}\N{NO-BREAK SPACE}%"
     assert shown.loc["peak allocated"].tolist() == [
         format_both(first.peak_allocated_bytes),
-        format_both(peak),
-        f"−{format_bytes(difference)}, {share}",
+        format_both(peak, like=first.peak_reserved_bytes),
+        f"−{format_bytes(difference, like=first.peak_reserved_bytes)}, {share}",
     ]
     assert shown.loc["weights"].tolist()[2] == "0"
     assert shown.loc["verdict"].tolist() == ["✓ fits", "✓ fits", ""]
@@ -223,7 +223,7 @@ def test_a_question_without_an_answer_leaves_the_others(monkeypatch, open_page):
     page = open_page("compare", q=[FIRST, SECOND, THIRD])
     assert any(line.startswith("Question 2 has no figures: it cannot be built") for line in texts(page))
     shown = page.dataframe[1].value
-    assert shown.loc["weights", "2"] == "–" and shown.loc["weights", "3"] == "51.11 MB (48.75 MiB)"
+    assert shown.loc["weights", "2"] == "–" and shown.loc["weights", "3"] == "0.0511 GB (0.0476 GiB)"
     assert "x.example" not in markup(page)
     before = len(client.requests)
     page.run()
