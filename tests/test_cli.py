@@ -17,7 +17,7 @@ import pytest
 
 import sizer
 from sizer.__main__ import COMMANDS, main
-from sizer.base.errors import JobError, RequestError
+from sizer.base.errors import JobError, RequestError, TimeLimitError
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.decisions import format_devices, format_levers, format_limits, format_ranks
@@ -573,7 +573,7 @@ class _Stopped:
     partial, progress = limits_for("arch=torchvision:resnet18&dtype=float32&batch=1"), ""
 
     def result(self, timeout: float) -> None:
-        raise JobError("the job was stopped after 120 s (wall clock)")
+        raise TimeLimitError("the job was stopped after 120 s (wall clock)", todo="try a smaller model")
 
     def close(self) -> None:
         pass
@@ -584,7 +584,7 @@ def test_what_a_job_had_found_is_printed_though_it_was_stopped(capsys):
     shown = capsys.readouterr()
     assert status == JobError.exit_status != 0
     assert "Largest batch" in shown.out
-    assert "stopped after 120 s" in shown.err
+    assert "stopped after 120 s" in shown.err and "the same command goes on" in shown.err
 
 
 class _Asked:

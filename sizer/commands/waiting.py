@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sizer.base.errors import SizerError
+from sizer.base.errors import SizerError, TimeLimitError
 from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import query_of
 from sizer.commands.terminal import print_list, terminal_width, to_printable
 from sizer.query.request import check_traced
 from sizer.query.text import format_query, parse_query
+from sizer.service.variables import JOB_SECONDS
 
 if TYPE_CHECKING:
     from sizer.service.client import JobClient
@@ -108,6 +109,9 @@ def print_growing(
             ended = error
     plain = encode(found)
     print_list(options, plain if under is None else {under: plain}, map(to_printable, lines(found, terminal_width())))
+    if isinstance(ended, TimeLimitError):
+        todo = f"the same command goes on from here; {JOB_SECONDS.name} gives a job more seconds"
+        raise TimeLimitError(ended.what, todo=todo) from ended
     if ended is not None:
         raise ended
     return 0
