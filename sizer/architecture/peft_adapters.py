@@ -6,9 +6,11 @@ require a gradient (`enable_input_require_grads`, peft/peft_model.py 0.21), whic
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -18,7 +20,7 @@ from torch import nn
 from sizer.architecture.beside import WithFrozenParts
 from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, quote
-from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
+from sizer.catalogue.adapters import ADAPTERS, ATTENTION, PACKAGE, Adapter
 from sizer.catalogue.recipes import ORPO, is_made_by_trl
 from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.query.request import Request
@@ -43,6 +45,17 @@ _LINEAR = (
 )  # torch's, transformers' and what quantises them
 
 
+def import_peft() -> ModuleType:
+    """Return PEFT; Sizer runs without it, too. Raises BuildError if it is not installed."""
+    try:
+        with compiled_when_called():
+            return importlib.import_module(PACKAGE)
+    except ModuleNotFoundError as error:
+        if error.name != PACKAGE:
+            raise
+        raise BuildError("peft is not installed", given="train=adapter", todo="pip install peft") from error
+
+
 def add_adapter(module: nn.Module, request: Request) -> nn.Module:
     """The module wrapped by PEFT, with the adapter that a request asks for: its weights alone are trained.
 
@@ -51,15 +64,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
     if isinstance(module, WithFrozenParts):
         module.replace_trained(add_adapter(module.trained, request))
         return module
-    row = ADAPTERS[request.adapter]
-    try:
-        with compiled_when_called():
-            import peft  # Sizer runs without it, too
-    except ModuleNotFoundError as error:
-        if error.name != "peft":
-            raise
-        todo = "pip install peft"
-        raise BuildError("peft is not installed", given="train=adapter", todo=todo) from error
+    row, peft = ADAPTERS[request.adapter], import_peft()
     task = task_of(module)
     if row.learns_prompt and task is None:
         raise BuildError(

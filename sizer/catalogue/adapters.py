@@ -11,6 +11,7 @@ HEAD, WITHOUT_TOWER = "head", "without-tower"
 TRAINS = {"all": "All of it", WITHOUT_TOWER: "All but its tower", HEAD: "Its head", "adapter": "An adapter"}
 _PARTS = {HEAD: "the head", WITHOUT_TOWER: "all but the tower"}
 PACKAGE = "peft"  # what makes adapters; Sizer runs without it, too
+IMPORT = "sizer.architecture.peft_adapters:import_peft"  # imports it without the compiler
 ALL_LINEAR = "all-linear"  # PEFT's word: every linear layer but the output embeddings (peft/utils/constants.py, 0.21)
 ATTENTION = "attention"
 

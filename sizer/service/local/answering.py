@@ -10,13 +10,13 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from sizer.base.errors import JobError, SizerError
-from sizer.catalogue.adapters import PACKAGE
+from sizer.catalogue.adapters import IMPORT, PACKAGE
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.sources import SOURCES, offered_sources
 from sizer.processes.process import kill_group
@@ -138,9 +138,10 @@ class _Worker:
 
 
 def imports_of(request: Request) -> tuple[str, ...]:
-    """Return the modules that a question needs: the package of its own source, and those of adapters if it trains one."""
+    """Return the modules that a question needs, or functions (MODULE:FUNCTION) that import them: the package of its own source, and
+    that of adapters if it trains one."""
     source = SOURCES[request.source]
-    adapters = (PACKAGE,) if request.train == "adapter" and find_spec(PACKAGE) else ()
+    adapters = (IMPORT,) if request.train == "adapter" and find_spec(PACKAGE) else ()
     # of an optional package that is not installed the job says how to install it
     own = (source.package, source.blueprint.partition(":")[0]) if source.required or find_spec(source.package) else ()
     return (*own, *adapters, *TRACING)
@@ -185,10 +186,11 @@ def prepare(request: Request) -> None:
         with placeholders.hidden("scipy"):
             for name in compiled_for(request):
                 importlib.import_module(name)
-        compile_later = importlib.import_module("sizer.architecture.compile_later")
-        with compile_later.compiled_when_called() if request.compile is None else nullcontext():
-            for name in imports_of(request):
-                importlib.import_module(name)
+        for name in imports_of(request):
+            module, _, function = name.partition(":")
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
     except Exception as error:
         raise explain_import(name, error) from error
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the child
