@@ -89,20 +89,23 @@ class Checkpoints:
         """Stand in for torch.save."""
         pickler = _Pickler(self._on_device)
         data = pickler.pickled(obj)
+        name = _name_of(f)
         if data is None or not any(one.on_device or one.is_meta for one in pickler.kept):
             self._save(obj, f, *args, **kwargs)
+            self._files.forget(name)
             return
-        if isinstance(f, (str, os.PathLike)):
+        if name is not None:
             size_bytes = len(data) + sum({one.storage: one.elements * one.dtype.itemsize for one in pickler.kept}.values())
-            self._keep(f, size_bytes, content=(data, pickler.kept))
+            self._keep(name, size_bytes, content=(data, pickler.kept))
         else:
             self._of_objects[f] = data, pickler.kept
         self._saved()
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Stand in for torch.load: what `save` has kept comes from there, on the device or the host."""
-        if isinstance(f, (str, os.PathLike)):
-            file = self._files.find(f)
+        name = _name_of(f)
+        if name is not None:
+            file = self._files.find(name)
             found = None if file is None else file.content
         else:
             found = self._of_objects.get(f)
@@ -153,6 +156,14 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple
     text = json.dumps(rows).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, 8 + len(text) + end
+
+
+def _name_of(f: Any) -> str | os.PathLike | None:
+    """Return the name of a file, or of the file that an object has opened. None for other objects, such as io.BytesIO."""
+    if isinstance(f, (str, os.PathLike)):
+        return f
+    name = getattr(f, "name", None)
+    return name if isinstance(name, (str, os.PathLike)) and os.path.isfile(name) else None
 
 
 def _moved(leaf: Any, place: str) -> Any:

@@ -69,6 +69,11 @@ class KeptFiles:
             return None
         return found
 
+    def forget(self, name: str | os.PathLike | None) -> None:
+        """Forget the kept file of a name, if there is one: a file was written in its place."""
+        if name is not None:
+            self._files.pop(_absolute(name), None)
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Within the context functions of `os` and `shutil` know the kept files."""

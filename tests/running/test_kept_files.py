@@ -67,3 +67,19 @@ def test_safetensors_reads_the_shapes_again(tmp_path: Path):
     assert files.save_file is save_file and not (tmp_path / "model.safetensors").exists()
     assert load_file(tmp_path / "host.safetensors")["host"].tolist() == [1.0, 1.0]
     assert checkpoints.not_saved == [str(tmp_path / "model.safetensors")]
+
+
+def test_a_checkpoint_saved_to_an_open_file_is_loaded_from_another_one(tmp_path: Path):
+    name = tmp_path / "model.pt"
+    checkpoints = Checkpoints(lambda tensor: tensor.is_meta)
+    with checkpoints.installed():
+        with open(name, "wb") as file:
+            torch.save({"weight": torch.empty(3, 5, device="meta")}, file)
+        with open(name, "rb") as file:
+            assert torch.load(file, map_location="cpu")["weight"].shape == (3, 5)
+        assert torch.load(name, map_location="cpu")["weight"].shape == (3, 5)
+        with open(name, "wb") as file:  # of the host alone, in its place
+            torch.save(torch.ones(2), file)
+        assert torch.load(name).tolist() == [1.0, 1.0]
+    checkpoints.close()
+    assert checkpoints.not_saved == [str(name)]
