@@ -101,6 +101,8 @@ class Recorder(TorchDispatchMode):
             None  # what is noted of blocks beside the log, where somebody wants to know
         )
         self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
+        self.taken_apart: Any = None
+        self.unawaited: dict[int, tuple[Tensor, ...]] = {}
         self.storages = Storages(self.log)
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         blas = self.rules.blas
@@ -123,6 +125,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
+            self.taken_apart = func
             return NotImplemented  # the subclass takes itself apart, and its inner operators come here
         kwargs = kwargs or {}
         if self.compiles and (device := kwargs.get("device")) is not None and device.type == "cuda":

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.tensor import DTensor, Shard
 
 import sizer
 from sizer.base.errors import RequestError, TraceError
@@ -93,6 +94,48 @@ def test_each_rank_holds_its_part(world: int, rank: int, rows: int, biases: int)
     padded = -(-256 // world)
     assert estimate.weights_bytes == 4 * (padded * 256 + padded)
     assert estimate.optimizer_bytes == 2 * 4 * (rows * 256 + biases)
+
+
+_UNIT = 4 * 2**20  # bytes of a local tensor
+
+
+def scattered() -> Callable[[], None]:
+    x = torch.zeros(2**20, device="cuda")
+    operators = torch.ops._c10d_functional
+
+    def step() -> None:
+        out = operators.reduce_scatter_tensor(x * 2, "sum", dist.get_world_size(), dist.group.WORLD.group_name)
+        other = torch.empty_like(x)
+        operators.wait_tensor(out)
+        del other
+
+    return step
+
+
+def test_a_functional_collective_holds_its_input_until_it_is_waited_for() -> None:
+    estimate = sizer.size_step(scattered, gpu=GPU, world=4).estimates[0]
+    # x, its double, a quarter of it, and another tensor of its size; the double would be free without the collective
+    assert estimate.peak_allocated_bytes == 3 * _UNIT + _UNIT // 4
+
+
+def twice_used(distributed: bool) -> Callable[[], None]:
+    mesh = dist.init_device_mesh("cuda", (dist.get_world_size(),))
+    x, grad = (torch.zeros(2**20, device="cuda", requires_grad=needs) for needs in (True, False))
+
+    def step() -> None:
+        whole, given = (DTensor.from_local(one, mesh, [Shard(0)]) if distributed else one.view(-1) for one in (x, grad))
+        torch.autograd.backward([whole * 2, whole * 3], [given, given])
+        x.grad = None
+
+    return step
+
+
+@pytest.mark.parametrize(("distributed", "units"), [(True, 7), (False, 6)])
+def test_gradients_are_added_in_place_unless_they_are_of_a_subclass(distributed: bool, units: int) -> None:
+    estimate = sizer.size_step(lambda: twice_used(distributed), gpu=GPU, world=2).estimates[0]
+    # x, its gradient's start, two outputs and two gradients; the sum of two DTensors is a third one
+    # (can_accumulate_inplace() of torch/csrc/autograd/input_buffer.cpp)
+    assert estimate.peak_allocated_bytes - units * _UNIT in range(0, 4096)
 
 
 def test_code_is_told_of_its_world() -> None:

@@ -22,6 +22,7 @@ from sizer.tracing.meta.host_memory import HostMemory, steps_on
 _ACCELERATOR = torch.device("cuda")
 _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
+_INITIALIZERS = "torch.nn.init"  # some return at once for meta tensors, of which a device's tensor is none
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
 _INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 move inputs
@@ -285,7 +286,9 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         read, is_meta, (on_device, on_host) = own[name], own["is_meta"], told[name]
 
         def get(tensor: Tensor) -> Any:
-            if not (_is_outside(sys._getframe(1)) and _are_devices_sent_to_meta()):
+            frame = sys._getframe(1)
+            outside = _is_outside(frame) or (name == "is_meta" and frame.f_globals.get("__name__") == _INITIALIZERS)
+            if not (outside and _are_devices_sent_to_meta()):
                 return read(tensor)
             with torch._C.DisableTorchFunction():
                 if not is_meta(tensor) or tensor in deferred:

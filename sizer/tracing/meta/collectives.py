@@ -4,7 +4,10 @@ The operators of c10d have no meta kernels; each returns the tensors that it was
 (torch/distributed/_functional_collectives.py) have kernels that allocate on meta what a device does not. Read in PyTorch 2.11 and
 2.15: torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp.
 
-*Known limitation*: NCCL holds what an asynchronous collective was given until it is waited for; here nothing does.
+NCCL holds what a functional collective was given until it is waited for (`stashed_for_allocator_safety_` in ProcessGroupNCCL.cpp,
+`register_work` in Functional.cpp).
+
+*Known limitation*: nothing holds what an asynchronous collective of another kind was given.
 """
 
 from __future__ import annotations
@@ -83,7 +86,24 @@ def all_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
 
 
 def in_place(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_c10d_functional.wait_tensor(tensor), all_reduce_(input, op, group) and their like: what they were given."""
+    """_c10d_functional.all_reduce_(input, op, group) and its like: what they were given."""
+    return args[0]
+
+
+def to_be_awaited(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_c10d_functional.reduce_scatter_tensor(input, ...) and its like: inputs and outputs are held until they are waited for."""
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    outputs = tensors_of([out])
+    for tensor in outputs:
+        recorder.unawaited[torch._C._storage_address(tensor)] = (*tensors_of(args[:1]), *outputs)
+    return out
+
+
+def wait(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_c10d_functional.wait_tensor(tensor) and wait_tensors(tensors): what they were given; what NCCL held is released."""
+    for tensor in tensors_of(args[:1]):
+        recorder.unawaited.pop(torch._C._storage_address(tensor), None)
     return args[0]
 
 
@@ -120,7 +140,11 @@ _C10D = (
     "gather_into_tensor_", "check_for_nan",
 )  # fmt: skip
 _EXCHANGES = ("send", "recv_", "recv_any_source_")
-_IN_PLACE = ("wait_tensor", "wait_tensors", "all_reduce_", "all_reduce_coalesced_", "broadcast_")
+_IN_PLACE = ("all_reduce_", "all_reduce_coalesced_", "broadcast_")
+_AWAITED = (
+    "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+)  # fmt: skip
 
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL = "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
 
@@ -149,6 +173,8 @@ HANDLERS = {
     **{f"c10d.{name}.default": exchange for name in _EXCHANGES},
     "c10d.alltoall_base_.default": all_to_all,
     **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},
+    **{f"_c10d_functional.{name}.default": to_be_awaited for name in _AWAITED},
+    **{f"_c10d_functional.{name}.default": wait for name in ("wait_tensor", "wait_tensors")},
     "_c10d_functional.all_reduce.default": all_reduce,
     "_c10d_functional._wrap_tensor_autograd.default": wrapped,
 }

@@ -7,7 +7,8 @@ and autograd gives up writing into tensors that it alone owns:
   instead of `zeros.scatter_add_(…)`.
 On a device neither happens, so the in-place operator is run where its conditions hold: called by autograd's engine, grad mode off,
 a dense first operand that nobody else holds (for a gradient both the tensor and its storage, can_accumulate_inplace(): one
-that the caller handed to backward() stays as it is).
+that the caller handed to backward() stays as it is). Gradients that are DTensors are subclasses on a device, too: what these run
+on their local tensors is not in place.
 """
 
 from __future__ import annotations
@@ -70,10 +71,17 @@ def _called_by_engine() -> bool:
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
+def _is_of_subclass(recorder: HandlerContext, func: Any) -> bool:
+    """Return True if a tensor subclass runs the operator on its inner tensors."""
+    found = recorder.taken_apart is func
+    recorder.taken_apart = None
+    return found
+
+
 def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`old + new` of two gradients, done in place where the engine would."""
     old, new = args[0], args[1]
-    if kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
+    if _is_of_subclass(recorder, func) or kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
         return NotImplemented
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
@@ -99,7 +107,9 @@ def _node() -> str:
 
 def _write_into_zeros(in_place: Any) -> Any:
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not in_backward() or not recorder.is_unshared(args[0]) or _node() in _COUNTING:
+        if _is_of_subclass(recorder, func) or not in_backward():
+            return NotImplemented
+        if not recorder.is_unshared(args[0]) or _node() in _COUNTING:
             return NotImplemented
         recorder.values.forget(args[0])
         return in_place(*args, **kwargs)
@@ -109,7 +119,7 @@ def _write_into_zeros(in_place: Any) -> Any:
 
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
-    if in_backward() and recorder.is_unshared(args[0]):
+    if not _is_of_subclass(recorder, func) and in_backward() and recorder.is_unshared(args[0]):
         return masks.masked_index(recorder, _aten.index_put_.default, args, kwargs)
     return masks.masked_index(recorder, func, args, kwargs)
 
@@ -118,7 +128,9 @@ def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> A
     """The formulas of these nodes of the graph write with `in_place` where nothing looks like a subclass (FunctionsManual.cpp)."""
 
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not in_backward() or not recorder.is_unshared(args[0]) or _node() not in nodes:
+        if _is_of_subclass(recorder, func) or not in_backward():
+            return otherwise(recorder, func, args, kwargs)
+        if not recorder.is_unshared(args[0]) or _node() not in nodes:
             return otherwise(recorder, func, args, kwargs)
         recorder.values.forget(args[0])
         return in_place(*args, **kwargs)

@@ -22,6 +22,8 @@ class HandlerContext(AbstractContextManager, Protocol):
     batch_size: int  # what is spread over unknown places is spread alike within each sample
     crowded: bool  # whether all other ranks are taken to send this one all that they have
     mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
+    taken_apart: Any  # the latest operator over a tensor subclass, which runs others on its inner tensors
+    unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: what is held until it is waited for
     engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
     def stand_in(self, text: str) -> None:
