@@ -86,6 +86,7 @@ def world_of(
     *,
     groups: Hashable = None,
     backend: str = "fake",
+    local: int = PER_HOST,
     on_no_device: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Iterator[None]:
     """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
@@ -93,8 +94,8 @@ def world_of(
 
     `groups` is the same for worlds whose meshes are alike, None where that is not known: what DTensor has found out in one holds in
     the next. `backend` is what torch.distributed calls its backend: over "fake" the stages of a pipeline ask each other nothing
-    (torch/distributed/pipelining/schedules.py, 2.15), with another name somebody has to answer. `on_no_device` says whether a
-    tensor on meta stands for none of the device.
+    (torch/distributed/pipelining/schedules.py, 2.15), with another name somebody has to answer. `local` is the number of ranks,
+    and of GPUs, of one host. `on_no_device` says whether a tensor on meta stands for none of the device.
 
     Raises RequestError where torch.distributed is initialized already.
     """
@@ -106,10 +107,10 @@ def world_of(
             todo="leave init_process_group() to the step, where it does nothing, or destroy the group before",
         )
     _import_scripted()
-    local_rank = rank % PER_HOST
+    local_rank = rank % local
     with ExitStack() as stack:
-        stack.enter_context(devices_answer(accelerator, local_rank))
-        stack.enter_context(_environment(size, rank, local_rank))
+        stack.enter_context(devices_answer(accelerator, local_rank, count=local))
+        stack.enter_context(_environment(size, rank, local_rank, min(size, local)))
         stack.enter_context(_process_group(size, rank, backend))
         stack.enter_context(_meshes_kept_apart((size, rank, groups) if groups is not None else None))
         for patched in (
@@ -129,9 +130,9 @@ def world_of(
 
 
 @contextmanager
-def _environment(size: int, rank: int, local_rank: int) -> Iterator[None]:
+def _environment(size: int, rank: int, local_rank: int, local: int) -> Iterator[None]:
     """The variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
-    numbers = {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": min(size, PER_HOST)}
+    numbers = {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local}
     texts = {name: str(number) for name, number in numbers.items()}
     with mock.patch.dict(os.environ, texts | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}):
         yield

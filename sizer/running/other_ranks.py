@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import FakeProcessGroup
+
+from sizer.base.errors import TraceError
 
 _ID_BYTES = 128  # of an identifier of NCCL, which is what ranks read from the store
 
@@ -83,6 +89,50 @@ class UniformStore(dist.Store):
     def clone(self) -> UniformStore:
         """Return itself."""
         return self
+
+
+class _Joined:
+    """Stand in for torch.multiprocessing.ProcessContext: the processes have ended."""
+
+    def join(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+
+@contextmanager
+def one_rank(world: int, rank: int, *, all_traced: bool = False) -> Iterator[None]:
+    """Within the context a script that starts a process for each rank, with torch.multiprocessing, runs `rank` in this process.
+
+    A run of one rank cannot join a larger world: the error names `--world`. With `all_traced` it cannot start several processes.
+    """
+    own = torch.multiprocessing.start_processes
+    meet = c10d.rendezvous
+
+    def start_processes(
+        fn: Callable[..., object], args: tuple = (), nprocs: int = 1, join: bool = True, *more: Any, **kwargs: Any
+    ) -> object:
+        if nprocs > world and (world > 1 or all_traced):
+            raise _too_small(f"the script starts {nprocs} processes", world, nprocs)
+        if nprocs > world:  # no ranks, as far as is known: rendezvous says otherwise
+            return own(fn, args, nprocs, join, *more, **kwargs)
+        fn(rank % nprocs, *args)
+        return None if join else _Joined()
+
+    def rendezvous(url: str, own_rank: int = -1, ranks: int = -1, **kwargs: Any) -> Iterator[tuple[dist.Store, int, int]]:
+        joined = int(os.environ.get("WORLD_SIZE", 1)) if ranks == -1 else ranks
+        if joined > world:
+            raise _too_small(f"the script joins a world of {joined} ranks", world, joined)
+        return meet(url, own_rank, ranks, **kwargs)
+
+    with ExitStack() as stack:
+        for place in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            stack.enter_context(mock.patch.object(place, "start_processes", start_processes))
+        if world == 1:
+            stack.enter_context(mock.patch.object(c10d, "rendezvous", rendezvous))
+        yield
+
+
+def _too_small(what: str, world: int, needed: int) -> TraceError:
+    return TraceError(what, given=f"a run of {world}", allowed=f"one rank of {needed}", todo=f"run it with --world {needed}")
 
 
 def install(world: int, rank: int, local: int, driver: ctypes.CDLL) -> None:

@@ -152,8 +152,10 @@ def _trace(command: Command, settings: dict[str, Any], *, gpu: Gpu, reason: str,
 
 def _compare(driver: Outcome, meta: Outcome) -> str:
     """Describe how the routes differ, in words."""
-    if driver.estimate is None or meta.estimate is None:
-        return f"route meta has no figures: {meta.script_message or meta.script_status}"
+    ended = meta.script_status in ("stopped", "completed", driver.script_status)
+    if driver.estimate is None or meta.estimate is None or not ended:
+        first = (meta.script_message or meta.script_status).partition("\n")[0]
+        return f"the figures are those of the driver; route meta has none: {first}"
     pairs = [(driver.estimate.peak_allocated_bytes, meta.estimate.peak_allocated_bytes, "allocated")]
     pairs.append((driver.estimate.peak_reserved_bytes, meta.estimate.peak_reserved_bytes, "reserved"))
     said = (f"{name} {ours:,} and {theirs:,} bytes" for ours, theirs, name in pairs)

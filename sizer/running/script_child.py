@@ -83,6 +83,8 @@ class Run:
         self._values.__enter__()
         self._saves = self.checkpoints.installed()
         self._saves.__enter__()
+        self._ranks = other_ranks.one_rank(self.settings.world, self.settings.rank)
+        self._ranks.__enter__()
         if self.settings.world > 1:
             other_ranks.install(self.settings.world, self.settings.rank, self.settings.local, self.driver)
             messages = Messages(Path(self.settings.messages), self.settings.rank, self.settings.need)

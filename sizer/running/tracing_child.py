@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import multiprocessing.process
 import os
 import pickle
 import sys
@@ -31,6 +32,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sizer.architecture.module_census import take_census
@@ -41,6 +43,7 @@ from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
+from sizer.running.other_ranks import one_rank
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import Settings, main_function, own_traceback
 from sizer.running.small_values import call_site
@@ -234,6 +237,24 @@ def _gather_alike(objects: list[Any], obj: Any, *args: Any, **kwargs: Any) -> No
     objects[:] = [obj] * len(objects)
 
 
+def _start_without_device(process: Any, start: Callable = multiprocessing.process.BaseProcess.start) -> None:
+    """Stand in for multiprocessing.Process.start. Raises TraceError if the process is given tensors of the device."""
+    given = pytree.tree_leaves((process._args, process._kwargs))
+    if any(_holds_device(one) for one in given):
+        raise TraceError(
+            "a process that the script starts is not traced",
+            given=f"tensors of the device for {process.name}",
+            allowed="one process that uses the device",
+            todo="run the script with `sizer run --route driver`",
+        )
+    start(process)
+
+
+def _holds_device(value: object) -> bool:
+    parameters = value.parameters() if isinstance(value, nn.Module) else ()
+    return any(isinstance(one, torch.Tensor) and one.is_meta for one in (value, *parameters))
+
+
 def _refused_trace(*args: Any, **kwargs: Any) -> NoReturn:
     """Stand in for torch.jit.trace, under which sizes are tensors: kernels for meta tensors cannot check these."""
     raise TraceError(
@@ -332,11 +353,15 @@ def _answers(settings: Settings, recorder: Recorder) -> Any:
     with ExitStack() as stack:
         if settings.world > 1:
             on_no_device = recorder.deferred.__contains__
-            stack.enter_context(world_of(settings.world, settings.rank, device, backend="nccl", on_no_device=on_no_device))
+            ranks = (settings.world, settings.rank)
+            stack.enter_context(world_of(*ranks, device, backend="nccl", local=settings.local, on_no_device=on_no_device))
             stack.enter_context(mock.patch.object(dist, "all_gather_object", _gather_alike))
             stack.enter_context(Messages(Path(settings.messages), settings.rank, settings.need).installed())
         else:
             stack.enter_context(devices_answer(device, count=1))
+        stack.enter_context(one_rank(settings.world, settings.rank, all_traced=True))
+        process = multiprocessing.process.BaseProcess
+        stack.enter_context(mock.patch.object(process, "start", functools.partialmethod(_start_without_device)))
         free = (gpu.total_bytes, gpu.total_bytes)
         stack.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda device=None: free))
         stack.enter_context(mock.patch("torch.utils.data._utils.pin_memory.pin_memory", lambda data, device=None: data))

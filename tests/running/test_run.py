@@ -175,6 +175,7 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "speech.py",
         "checks.py",
         "masks.py",
+        "drawn.py",
         pytest.param("recurrent.py", marks=pytest.mark.exhaustive),
     ],
 )
@@ -194,6 +195,20 @@ def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):
 def test_route_meta_counts_ranks_as_the_driver_does(dry_run: DryRunner, script: str, rank: int):
     done = dry_run("--route", "both", "--rank", str(rank), "--", "torchrun", "--nproc_per_node=4", script)
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
+
+
+def test_a_script_that_spawns_its_ranks_runs_one_of_them(dry_run: DryRunner):
+    done = dry_run("--route", "both", "--world", "4", "--rank", "2", "--", "spawned.py")
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
+    assert done.stdout.count("starting 4\n") == 2 and (done.json["world"], done.json["rank"]) == (4, 2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("route", ["driver", "meta"])
+def test_more_ranks_than_asked_for_are_refused_with_the_option(dry_run: DryRunner, tmp_path: Path, route: str):
+    code = "import torch.distributed as dist; dist.init_process_group('nccl', rank=0, world_size=4, init_method='tcp://127.0.0.1:29513')"
+    done = dry_run("--route", route, "--", "python", "-c", code)
+    assert done.status != 0 and "joins a world of 4 ranks" in done.stderr and "--world 4" in done.stderr, done.stderr
 
 
 def test_tokens_are_spread_evenly_over_experts_on_both_routes(dry_run: DryRunner):

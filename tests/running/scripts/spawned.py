@@ -1,0 +1,43 @@
+"""A process for each rank, weights that are drawn on the device, and tensor parallel layers with a residual connection."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048, bias=False), nn.Linear(2048, 512, bias=False)
+
+    def forward(self, inputs):
+        return inputs + self.down(self.up(inputs).relu())
+
+
+def work(rank, world):
+    dist.init_process_group("nccl", rank=rank, world_size=world, init_method="tcp://127.0.0.1:29511")
+    torch.cuda.set_device(rank)
+    mesh = dist.device_mesh.init_device_mesh("cuda", (world,))
+    model = nn.Sequential(Block(), Block()).cuda()
+    for parameter in model.parameters():
+        nn.init.trunc_normal_(parameter, std=0.02)
+    parallelize_module(model, mesh, {"0": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),))})
+    for block in model:
+        plan = {
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        }
+        parallelize_module(block, mesh, plan)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(5):
+        model(torch.randn(64, 64, 512, device="cuda")).to_local().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    count = torch.cuda.device_count()
+    print("starting", count)
+    torch.multiprocessing.spawn(work, args=(count,), nprocs=count)
