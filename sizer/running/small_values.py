@@ -524,6 +524,10 @@ def _to_host(value: Any) -> Any:
             return on_host(leaf.detach())
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf.startswith("cuda")):
             return _HOST
+        if isinstance(leaf, str):
+            return leaf.replace("torch.cuda.", "torch.")
+        if getattr(leaf, "__module__", None) == "torch.cuda" and isinstance(leaf, type):  # a type of tensors
+            return getattr(torch, leaf.__name__)
         return leaf
 
     return pytree.tree_map(convert, value)

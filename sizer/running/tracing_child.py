@@ -289,11 +289,16 @@ def _swaps() -> bool:
 def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
     """Swap two tensors, except for the attributes that Python code has set on them, as on a device.
 
-    `Module._apply` goes on to hold the second one until the next parameter is there; on a device nothing holds the old data.
+    `Module._apply` goes on to hold the second one until the next parameter is there; on a device nothing holds the old data. It
+    takes parameters that a graph or a weak reference knows, as after `weight_norm`; `torch.utils.swap_tensors` does not.
     """
-    swap(first, second)
-    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
-    if sys._getframe(1).f_code.co_name == "_apply" and type(second) in (torch.Tensor, nn.Parameter):
+    applies = sys._getframe(1).f_code.co_name == "_apply"
+    if applies and type(first) is type(second):
+        torch._C._swap_tensor_impl(first, second)
+    else:
+        swap(first, second)
+        first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    if applies and type(second) in (torch.Tensor, nn.Parameter):
         with torch.no_grad():
             second.data = torch.empty(0, dtype=second.dtype, device=second.device)
 

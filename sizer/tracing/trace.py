@@ -40,6 +40,7 @@ from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.cuda_graphs import graphs_seen
 from sizer.tracing.meta.device_optimizers import optimizers_on, state_of
 from sizer.tracing.meta.dtypes import is_refusal, remedy
+from sizer.tracing.meta.graph_order import nodes_numbered_as_on_device
 from sizer.tracing.meta.host_memory import offloading_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.loss_operators import chunked_loss_on, transducers_on
@@ -284,6 +285,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(resizes_seen(recorder.resized))
         stack.enter_context(buckets_seen(recorder.log))
         stack.enter_context(offloading_seen(recorder.host, recorder.leave))
+        if device.kind != "cpu":
+            stack.enter_context(nodes_numbered_as_on_device())
         if device.kind == "cuda":
             stack.enter_context(weights_flattened(recorder.block_of))
         if device.kind == "cpu":

@@ -176,6 +176,7 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "checks.py",
         "masks.py",
         "drawn.py",
+        "typed.py",
         pytest.param("recurrent.py", marks=pytest.mark.exhaustive),
     ],
 )

@@ -37,6 +37,43 @@ _ATTENTION = nn.functional.scaled_dot_product_attention
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
 
+class _OfDevice(type):
+    """The kind of `torch.cuda.FloatTensor` and its like, which make tensors of the device (torch/csrc/utils/tensor_new.cpp)."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, device: object = None) -> Tensor:
+        """Make a tensor of a size, of data or of another tensor."""
+        first = args[0] if len(args) == 1 else None
+        if isinstance(first, Tensor):
+            return first.view_as(first)
+        if first is None or isinstance(first, (int, torch.Size)):
+            return torch.empty(first if isinstance(first, torch.Size) else args or (0,), dtype=cls.dtype, device=_ACCELERATOR)
+        return torch.tensor(first, dtype=cls.dtype, device=_ACCELERATOR)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Tensor) and value.is_meta and value.dtype == cls.dtype
+
+
+_LEGACY = {
+    torch.float32: "FloatTensor", torch.float64: "DoubleTensor", torch.float16: "HalfTensor", torch.bfloat16: "BFloat16Tensor",
+    torch.uint8: "ByteTensor", torch.int8: "CharTensor", torch.int16: "ShortTensor", torch.int32: "IntTensor",
+    torch.int64: "LongTensor", torch.bool: "BoolTensor",
+}  # fmt: skip
+_TYPES: dict[str, Any] = {name: _OfDevice(name, (), {"dtype": dtype}) for dtype, name in _LEGACY.items()}
+
+
+def _type_named(given: object) -> tuple[torch.device, torch.dtype] | None:
+    """Return the device and the dtype of a type of tensors, such as "torch.cuda.FloatTensor"; None for others."""
+    if isinstance(given, _OfDevice):
+        return _ACCELERATOR, given.dtype
+    text = given if isinstance(given, str) else f"{getattr(given, '__module__', '')}.{getattr(given, '__name__', '')}"
+    place, _, name = text.rpartition(".")
+    if name not in _TYPES or place not in ("torch", "torch.cuda"):
+        return None
+    return _CPU if place == "torch" else _ACCELERATOR, _TYPES[name].dtype
+
+
 def _names_device(args: tuple, kwargs: dict | None) -> bool:
     return any(isinstance(one, (str, int, torch.device)) for one in (*args[1:2], (kwargs or {}).get("device")))
 
@@ -77,14 +114,23 @@ class OnMeta(TorchFunctionMode):
         if func in (Tensor.cuda, Tensor.xpu):
             self._check_single(map(_numbered, (*args[1:], *(kwargs or {}).values())))
             return self._to_device(args[0])
+        if func is Tensor.type and self._has_place(args[0]) and args[0].dtype in _LEGACY and len(args) == 1 and not kwargs:
+            return f"torch.{'' if args[0] in self._host else 'cuda.'}{_LEGACY[args[0].dtype]}"
+        if func is Tensor.type and (named := _type_named(args[1] if len(args) > 1 else (kwargs or {}).get("dtype"))):
+            return self.__torch_function__(Tensor.to, types, (args[0], *named))
         if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # an attribute of a tensor, say: the most calls
             if func is Tensor.cpu and args[0] in self._host:
                 return args[0]
+            if func is Tensor.numpy and args[0].is_meta and args[0] in self._host:  # a large one
+                with _disable_current_modes():
+                    return torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu").numpy()
             if func is Tensor.pin_memory:  # without a driver: a copy on the host
                 with self._host.told(True, pinned=True):
                     return args[0].clone()
             return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
         kwargs = kwargs or {}
+        if self._host.is_default_elsewhere and kwargs.get("device") is None and func in _device_constructors():
+            kwargs = kwargs | {"device": _ACCELERATOR}
         if func in _UNFILLED and self._makes_on_host(func, args, kwargs):
             return self._empty(func, args, kwargs)
         if pinned := bool(kwargs.get("pin_memory")):
@@ -322,8 +368,34 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
     def current_accelerator(*args: Any, **kwargs: Any) -> torch.device | None:
         return _ACCELERATOR if _is_outside(sys._getframe(1)) else current(*args, **kwargs)
 
+    set_type, set_device, get_device_of_default = torch.set_default_tensor_type, torch.set_default_device, torch.get_default_device
+
+    def set_default_device(device: object) -> None:
+        """Stand in for torch.set_default_device, whose own mode is below this trace's, and would be asked after it."""
+        host.is_default_elsewhere = str(device).partition(":")[0] == _ACCELERATOR.type
+        set_device(None if host.is_default_elsewhere else device)
+
+    def get_default_device() -> torch.device:
+        return _FIRST if host.is_default_elsewhere and _is_outside(sys._getframe(1)) else get_device_of_default()
+
+    def set_default_tensor_type(kind: object) -> None:
+        """Stand in for torch.set_default_tensor_type, of which PyTorch makes a dtype and a device."""
+        named = _type_named(kind)
+        host.is_default_elsewhere = named is not None and named[0] is _ACCELERATOR
+        if host.is_default_elsewhere and named is not None:
+            torch.set_default_dtype(named[1])
+        else:
+            set_type(kind)
+
     answers: dict[str, Any] = {name: answer(name) for name in own}
     with (
+        mock.patch.multiple(torch.cuda, **_TYPES),
+        mock.patch.multiple(
+            torch,
+            set_default_tensor_type=set_default_tensor_type,
+            set_default_device=set_default_device,
+            get_default_device=get_default_device,
+        ),
         mock.patch.object(torch.accelerator, "current_accelerator", current_accelerator),
         mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
         mock.patch.multiple(Tensor, create=True, **answers),

@@ -1,0 +1,72 @@
+"""The order of nodes that a backward pass adds to autograd's graph (`create_graph=True`), as on a device.
+
+The engine runs the ready node with the highest sequence number first (torch/csrc/autograd/engine.cpp, ReadyQueue). A thread counts
+the nodes that it creates (ATen/SequenceNumber.cpp): the engine's thread of a device begins at 0, so its nodes run after those of
+the forward pass. Backward passes over meta tensors run in the caller's thread. Read in PyTorch 2.15.
+
+*Known limitation*: the caller's thread counts the nodes of backward passes, too, which it does not on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
+
+
+@contextmanager
+def nodes_numbered_as_on_device() -> Iterator[None]:
+    """Within the context nodes that backward passes create have the numbers of a thread of their own."""
+    run = torch.autograd.graph._engine_run_backward
+    created = 0  # nodes of backward passes
+
+    def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal created
+        first = _get_sequence_nr()
+        results = run(outputs, *args, **kwargs)
+        if len(args) > 2 and args[2]:  # create_graph, in the calls of torch.autograd
+            gradients = results if results and not kwargs.get("accumulate_grad") else _gradients_of(outputs)
+            for node in _reachable((one.grad_fn for one in gradients if one is not None), first):
+                node._set_sequence_nr(node._sequence_nr() - first + created)
+        created += _get_sequence_nr() - first
+        return results
+
+    with (
+        mock.patch.object(torch.autograd.graph, "_engine_run_backward", run_backward),
+        mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
+    ):
+        yield
+
+
+def _reachable(roots: Iterable[Any], first: int) -> list[Any]:
+    """Return the nodes with numbers from `first` on that are connected to some nodes by such ones; leaves have no number."""
+    found: dict[Any, None] = {}
+    left = [*roots]
+    while left:
+        node = left.pop()
+        if node is None or node in found or hasattr(node, "variable") or node._sequence_nr() < first:
+            continue
+        found[node] = None
+        left += [other for other, _ in node.next_functions]
+    return [*found]
+
+
+def _gradients_of(outputs: Iterable[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of the leaves that tensors were computed from."""
+    return [node.variable.grad for node in _all_nodes(output.grad_fn for output in outputs) if hasattr(node, "variable")]
+
+
+def _all_nodes(roots: Iterable[Any]) -> dict[Any, None]:
+    found: dict[Any, None] = {}
+    left = [*roots]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            left += [other for other, _ in node.next_functions]
+    return found
