@@ -292,6 +292,8 @@ def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch
     `Module._apply` goes on to hold the second one until the next parameter is there; on a device nothing holds the old data. It
     takes parameters that a graph or a weak reference knows, as after `weight_norm`; `torch.utils.swap_tensors` does not.
     """
+    if first is second:
+        return
     applies = sys._getframe(1).f_code.co_name == "_apply"
     if applies and type(first) is type(second):
         torch._C._swap_tensor_impl(first, second)

@@ -205,6 +205,19 @@ def test_a_script_that_spawns_its_ranks_runs_one_of_them(dry_run: DryRunner):
 
 
 @pytest.mark.exhaustive
+def test_route_meta_refuses_processes_that_share_the_device(dry_run: DryRunner):
+    code = """
+import torch, torch.multiprocessing as mp
+model = torch.nn.Linear(8, 8).cuda().share_memory()
+print(model(torch.ones(2, 8, device="cuda")).shape)
+mp.Process(target=print, args=(model,)).start()
+"""
+    done = dry_run("--route", "meta", "--", "python", "-c", code)
+    assert done.status == 3 and "torch.Size([2, 8])" in done.stdout, done.stderr
+    assert "a process that the script starts is not traced" in done.stderr and "--route driver" in done.stderr
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("route", ["driver", "meta"])
 def test_more_ranks_than_asked_for_are_refused_with_the_option(dry_run: DryRunner, tmp_path: Path, route: str):
     code = "import torch.distributed as dist; dist.init_process_group('nccl', rank=0, world_size=4, init_method='tcp://127.0.0.1:29513')"

@@ -124,6 +124,8 @@ class OnMeta(TorchFunctionMode):
             if func is Tensor.numpy and args[0].is_meta and args[0] in self._host:  # a large one
                 with _disable_current_modes():
                     return torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu").numpy()
+            if func is Tensor.share_memory_ and args[0].is_meta:  # as of every tensor on CUDA
+                return args[0]
             if func is Tensor.pin_memory:  # without a driver: a copy on the host
                 with self._host.told(True, pinned=True):
                     return args[0].clone()
