@@ -22,7 +22,7 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.greedy_generation import OnToken, generate
 from sizer.architecture.peft_adapters import base_of
 from sizer.catalogue.recipes import TRANSFORMERS
-from sizer.recipes.losses import fused_head, prepared
+from sizer.recipes.losses import fused_head, prepared, unfrozen
 
 BETA = 0.04  # of a reference; any other than 0 takes the same
 PADDING, END, WORD = 0, 1, 2  # tokens of completions, none of which ends early
@@ -64,7 +64,8 @@ class GroupSteps:
             self._hooks.enter_context(fused_head(reference, ("log_probs",)))
         for model in (policy, reference):
             if model is not None and cast is not None:
-                self._hooks.enter_context(mock.patch.object(model, "forward", prepared(model.forward, cast)))
+                within = unfrozen(model, cast) if model is reference else cast
+                self._hooks.enter_context(mock.patch.object(model, "forward", prepared(model.forward, within)))
         prompts = example.kwargs["prompts"]
         self._prompts, self._new, self._on_token = passes * prompts, new, on_token
         self._generates = by == TRANSFORMERS

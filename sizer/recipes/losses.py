@@ -168,6 +168,28 @@ def prepared(forward: Callable[..., Any], cast: Callable[[], AbstractContextMana
     return convert_outputs_to_fp32(under_autocast)
 
 
+def unfrozen(model: nn.Module, cast: Callable[[], AbstractContextManager]) -> Callable[[], AbstractContextManager]:
+    """Return a function like `cast` within whose context the weights of a frozen model require gradients.
+
+    TRL does not freeze a reference, so that autocast keeps the casts of its weights until the end of a forward pass
+    (can_try_cache in ATen/autocast_mode.cpp, 2.15).
+    """
+
+    @contextmanager
+    def within() -> Iterator[None]:
+        parameters = [one for one in model.parameters() if one.is_floating_point() and not one.requires_grad]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        try:
+            with cast():
+                yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+
+    return within
+
+
 @contextmanager
 def fused_head(model: nn.Module, outputs: tuple[str, ...]) -> Iterator[None]:
     """Within the context a model's forward pass can compute log-probabilities in chunks by TRL's add_fused_lm_head."""

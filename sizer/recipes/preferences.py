@@ -40,7 +40,7 @@ from sizer.catalogue.recipes import (
     cached_texts,
     is_contrastive,
 )
-from sizer.recipes.losses import fused_head, is_causal, prepared
+from sizer.recipes.losses import fused_head, is_causal, prepared, unfrozen
 
 # What the heads of the trainers' policies compute.
 _OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
@@ -345,5 +345,6 @@ def _trainer(
             stack.enter_context(fused_head(reference, ("log_probs",)))
         for model in (policy, reference):
             if cast is not None and model is not None:
-                stack.enter_context(mock.patch.object(model, "forward", prepared(model.forward, cast)))
+                within = unfrozen(model, cast) if model is reference else cast
+                stack.enter_context(mock.patch.object(model, "forward", prepared(model.forward, within)))
         yield trainer, inputs

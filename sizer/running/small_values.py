@@ -39,7 +39,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sizer.tracing.values.iterations import iterations_assumed
-from sizer.tracing.values.stand_ins import spread
+from sizer.tracing.values.stand_ins import CHOICES, spread, spread_tokens
 
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
 FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
@@ -67,7 +67,6 @@ _CHOOSING: dict[Any, tuple[int, int | None]] = {
     **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), (1, None)),
     **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
 }
-CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
 _FROM_VOCABULARY = frozenset({torch.argmax, Tensor.argmax, torch.topk, Tensor.topk})  # tokens of greedy and of beam search
 _DRAWING = frozenset({torch.multinomial, Tensor.multinomial})
 _SEGMENTED = frozenset({torch.segment_reduce})
@@ -244,12 +243,9 @@ class Values(TorchFunctionMode):
         return values.is_cuda and values in self._spread and not values.dtype.is_floating_point
 
     def _draw(self, places: Tensor, size: int) -> None:
-        """Spread tokens over a vocabulary, each in the middle of its share: special tokens are at a vocabulary's ends."""
-        if not _is_small(places) or not places.numel():
-            return
-        count = min(places.numel(), size)
-        numbers = torch.arange(places.numel(), device="cpu") % count
-        self._spread_over(places, (2 * numbers + 1) * size // (2 * count))
+        """Spread tokens over a vocabulary."""
+        if _is_small(places) and places.numel():
+            self._spread_over(places, spread_tokens(places.numel(), size))
 
     def _spread_over(self, places: Tensor, chosen: Tensor) -> None:
         on_host(places).copy_(chosen.view(places.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.estimator import estimate, estimate_cell
 from sizer.query.text import format_query, parse_query
 from sizer.recipes import preferences
+from sizer.recipes.losses import unfrozen
 from sizer.recipes.preferences import (
     WithReference,
     check_objective,
@@ -109,6 +111,15 @@ def test_the_reference_beside_a_policy_stays_frozen_and_in_evaluation():
     assert policy.training and not both.reference.training
     assert {name for name, p in both.named_parameters() if p.requires_grad} == {"policy.0.weight", "policy.0.bias"}
     assert policy_of(both) is policy and policy_of(policy) is policy
+
+
+def test_the_weights_of_a_reference_require_gradients_where_autocast_asks():
+    reference = nn.Linear(2, 2).requires_grad_(False)
+    reference.register_parameter("packed", nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False))
+    entered = []
+    with unfrozen(reference, lambda: nullcontext(entered.append(True)))():
+        assert entered and [p.requires_grad for p in reference.parameters()] == [True, True, False]
+    assert not any(p.requires_grad for p in reference.parameters())
 
 
 def _requested(keys: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -136,8 +136,9 @@ def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner)
     assert "with assumed counts" in done.stdout and done.figures["gradients_bytes"] == 0
 
 
-def test_tokens_that_nothing_computed_do_not_end_a_generation(dry_run: DryRunner, tmp_path: Path):
-    done = dry_run("--", "generating.py", str(tmp_path))
+@pytest.mark.parametrize("route", ["driver", "meta"])
+def test_tokens_that_nothing_computed_do_not_end_a_generation(dry_run: DryRunner, tmp_path: Path, route: str):
+    done = dry_run("--route", route, "--", "generating.py", str(tmp_path))
     assert done.status == 0, done.stderr
     # in the middle of four shares of 8,000 tokens: (2 * number + 1) * 8,000 / 8
     tokens = "[1000, 3000, 5000, 7000]"

@@ -22,7 +22,7 @@ from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.tracing.values.boxes import KEPT, MATCHED
 from sizer.tracing.values.masks import EVERY, LISTED
-from sizer.tracing.values.stand_ins import EVENLY, FINITE, NONZERO, spread
+from sizer.tracing.values.stand_ins import DRAWN, EVENLY, FINITE, NONZERO, spread, spread_tokens
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.known import known, under
 from tests.tracing.models import text
@@ -65,6 +65,27 @@ def test_the_largest_of_unknown_values(
     assert not recorder.notes  # nothing depends on it yet
     under(recorder, chosen.tolist)
     assert list(recorder.notes) == [EVENLY]
+
+
+# in the middle of two shares of 6,000 tokens
+TOKENS: list[tuple[str, Callable[[], Tensor], list]] = [
+    ("multinomial", lambda: torch.multinomial(unknown(2, 6000), 1), [[1500], [4500]]),
+    ("multinomial of few", lambda: torch.multinomial(unknown(4), 2), [1, 3]),
+    ("argmax", lambda: unknown(2, 6000).argmax(dim=-1), [1500, 4500]),
+    ("topk", lambda: unknown(1, 6000).topk(2)[1], [[1500, 4500]]),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "expected"), TOKENS, ids=[case[0] for case in TOKENS])
+def test_tokens_are_spread_over_a_vocabulary(recorder: Recorder, name: str, code: Callable[[], Tensor], expected: list) -> None:
+    chosen = under(recorder, code)
+    assert known(recorder, chosen) == expected and not recorder.notes
+    assert not under(recorder, lambda: (chosen == 0).any().item())  # no end of a sequence
+    assert list(recorder.notes) == [DRAWN]
+
+
+def test_more_tokens_than_a_vocabulary_has_begin_anew() -> None:
+    assert spread_tokens(5, 2).tolist() == [0, 1, 0, 1, 0]
 
 
 def test_a_list_of_numbers_as_an_index_counts_up(recorder: Recorder) -> None:

@@ -10,6 +10,9 @@ choice takes the next k of n places after those of row r - 1, starting anew with
 which could have happened (k different places in every row), every expert gets the same number of tokens, give or take one, and
 from then on the places are known, so that loops over experts, their masks and their capacities agree with each other. It is
 noted where something comes to depend on it: grouped matrix products do not.
+
+Tokens that are drawn (`multinomial`), or chosen from so many places that these are a vocabulary, are spread over it, so that a
+generation does not end early.
 """
 
 from __future__ import annotations
@@ -220,6 +223,29 @@ def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
     return places.view(*rest, chosen).movedim(-1, dim).contiguous()
 
 
+CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
+DRAWN = "tokens that the model chooses were taken to be spread over the vocabulary, so that no sequence ends early"
+_FROM_VOCABULARY = (_aten.argmax, _aten.topk)  # greedy and beam search
+
+
+def spread_tokens(count: int, size: int) -> Tensor:
+    """Return `count` tokens of a vocabulary of `size`, int64, each in the middle of its share.
+
+    Special tokens are at a vocabulary's ends.
+    """
+    shares = min(count, size)
+    numbers = torch.arange(count, device="cpu") % shares
+    return (2 * numbers + 1) * size // (2 * shares)
+
+
+def draw(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`multinomial(weights [.., n], samples)`: drawn places are spread over all n, as tokens of a vocabulary."""
+    out = func(*args, **kwargs)
+    if out.device.type == "meta" and 0 < out.numel() <= LARGEST_ASSUMED:
+        recorder.values.assume(out, spread_tokens(out.numel(), args[0].shape[-1]).view(out.shape), DRAWN)
+    return out
+
+
 def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`topk(values [.., n, ..], k, dim)`, `argmax(values, dim)`, `max(values, dim)` and their opposites; unknown places are
     spread evenly."""
@@ -237,6 +263,9 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
         return out  # the place in the whole tensor
     dim %= values.dim()
     size = values.shape[dim]
+    if func.overloadpacket in _FROM_VOCABULARY and size > CHOICES:
+        recorder.values.assume(places, spread_tokens(places.numel(), size).view(places.shape), DRAWN)
+        return out
     shape = [*values.shape]
     shape[dim] = places.numel() * size // values.numel()
     real = spread(torch.Size(shape), dim, size, recorder.batch_size)
@@ -275,6 +304,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.masked_fill.Tensor: masked_fill,
     _aten.masked_fill_.Tensor: masked_fill,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: finite_check,
+    _aten.multinomial.default: draw,
     **dict.fromkeys(
         (_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), choose
     ),
