@@ -311,9 +311,7 @@ class Values(TorchFunctionMode):
             tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
             masks = [mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))]
         elif func in _SCATTERED:
-            tensor, mask = args[0], kwargs["mask"] if "mask" in kwargs else args[1]
-            mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
-            masks = [mask] if self._is_true(mask) or (self._is_known(mask) and mask in self._spread) else []
+            return self._scattered(args, kwargs, func)
         elif func in _INDEXED or func in _PUT:
             masks = [leaf for leaf in pytree.tree_leaves(args[1]) if _is_mask(leaf)]
         else:
@@ -334,6 +332,15 @@ class Values(TorchFunctionMode):
             return int(on_host(mask.detach()).count_nonzero())
         self.assumed[f"{call_site()}: {func.__name__} selects all {mask.numel():,} elements"] += 1
         return mask.numel()
+
+    def _scattered(self, args: tuple, kwargs: dict, func: Any) -> list[int] | None:
+        """Return how many elements of the source are written, which its gradient counts; None if it has no gradient."""
+        tensor = args[0] if args else kwargs["input"]
+        mask, source = (kwargs[name] if name in kwargs else args[at] for at, name in ((1, "mask"), (2, "source")))
+        if not (torch.is_grad_enabled() and source.requires_grad):
+            return None
+        mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
+        return [min(self._selected(mask, func), source.numel())]
 
     def _boxes(self, boxes: Tensor) -> int:
         self.assumed[f"{call_site()}: nms keeps all {boxes.shape[0]:,} boxes"] += 1

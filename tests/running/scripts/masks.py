@@ -18,6 +18,8 @@ for _ in range(3):
     targets = torch.zeros_like(hidden)
     targets[masked] = states.detach()
     targets[~masked] = 0.0
+    late, empty = torch.rand(4, 100, device="cuda") > 0.5, torch.zeros(4, 100, device="cuda")
+    large += sum(empty.masked_scatter(late, source.sum(-1)).mean() for source in (states, hidden))
     (nn.functional.cross_entropy(logits, tokens[masked]) + large + (targets * hidden).mean()).backward()
     optimizer.step()
     optimizer.zero_grad()
