@@ -145,6 +145,13 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             allowed="accumulate=1: a step in the backward pass drops each gradient before the next pass",
             todo="remove it, or accumulate",
         )
+    if request.step == IN_BACKWARD and request.optimizer == "none":
+        yield Refusal(
+            key="step",
+            given=f"{request.step!r} with optimizer=none",
+            allowed=f"{IN_BACKWARD} with an optimizer, which steps there",
+            todo="remove it, or choose an optimizer",
+        )
     if is_library(request.loss) and gpu.backend != "cuda":
         yield Refusal(
             key="loss",

@@ -61,8 +61,8 @@ def check_liger(asked: bool, module: nn.Module) -> None:
     raise RequestError(
         f"liger: the installed {PACKAGE} has no layers for the type {kind}",
         given="1",
-        allowed=f"types of transformers that it has, such as {suggest(kind, _types()) or 'llama'}",
-        todo="remove it",
+        allowed="types of transformers that it has, such as llama",
+        todo=suggest(kind, _types()) or "remove it",
     )
 
 

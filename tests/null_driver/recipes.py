@@ -2,18 +2,24 @@
 
 python -m tests.null_driver.recipes [NAME…]
 
-records what recipes.json lacks, each query in a process of its own (`--one QUERY`).
+records what recipes.json lacks, each query in a process of its own (`--one QUERY`). Queries of APART are recorded again with
+storages that TRL's offloading tells apart (`--apart QUERY`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import subprocess
 import sys
+import weakref
 from importlib.metadata import version
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
@@ -130,28 +136,57 @@ QUERIES |= {
 }
 
 
+# TRL's offloading knows storages by their addresses, which the allocator gives again to others. Sizer tells storages apart.
+APART = ("rtx-4090/offload-dpo", "rtx-4090/layers-offload", "h100-80gb/layers-offload")
+
+
+def _run(name: str, option: str) -> dict:
+    """Return what a process prints of a query, with `failure` None if it did not fail."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.null_driver.recipes", option, QUERIES[name]],
+        cwd=ROOT,
+        env={**os.environ, **null_environment(HARDWARE[name.partition("/")[0]]), **UNCOMPILED},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failure": done.stderr[-300:]}
+
+
 def main(names: list[str]) -> None:
     """Record what the file lacks."""
     kept = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     for name in names or QUERIES:
         if name in kept:
             continue
-        gpu, _, kind = name.partition("/")
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.null_driver.recipes", "--one", QUERIES[name]],
-            cwd=ROOT,
-            env={**os.environ, **null_environment(HARDWARE[gpu]), **UNCOMPILED},
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failure": done.stderr[-300:]}
+        kind = name.partition("/")[2]
+        found = _run(name, "--one")
+        if found["failure"] is None and name in APART:
+            found["apart"] = _run(name, "--apart")
+            found["failure"] = found["apart"].pop("failure")
         print(name, found, flush=True)
         if found.pop("failure") is None:
             packages = ("torch", "transformers", *((PACKAGES[kind],) if kind in PACKAGES else ()))
             versions = {one: version(one).split("+")[0] for one in packages}
             kept[name] = {**found, "query": QUERIES[name], "versions": versions}
             RECORDED.write_text(json.dumps(dict(sorted(kept.items())), indent=2) + "\n", encoding="utf-8")
+
+
+def tell_storages_apart() -> None:
+    """Have TRL's offloading know each storage by a number that no other storage has had."""
+    from trl.models import activation_offloading
+
+    numbers: dict[int, tuple[int, weakref.ref]] = {}
+    numbered = itertools.count(1)
+
+    def key_of(tensor: Tensor) -> tuple[int, torch.dtype]:
+        storage = tensor.untyped_storage()
+        if (address := storage._cdata) not in numbers:
+            number = next(numbered) * 2**40  # more than the bytes of any storage
+            numbers[address] = number, weakref.ref(storage, lambda _: numbers.pop(address))
+        return numbers[address][0] + tensor.storage_offset(), tensor.dtype
+
+    activation_offloading._get_unique_tensor_key = key_of
 
 
 def one(query: str) -> None:
@@ -165,4 +200,6 @@ def one(query: str) -> None:
 
 
 if __name__ == "__main__":
-    one(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:])
+    if sys.argv[1:2] == ["--apart"]:
+        tell_storages_apart()
+    one(sys.argv[2]) if sys.argv[1:2] in (["--one"], ["--apart"]) else main(sys.argv[1:])
