@@ -172,7 +172,7 @@ def _with_loss(loss: str) -> Change:
     """Return the change to a loss that computes no more logits at once than it needs, where its package is installed."""
 
     def change(request: Request, known: Counted) -> Request | None:
-        if known.vocabulary is None or request.loss != FULL:
+        if known.vocabulary is None or request.loss != FULL or (known.changes_logits and loss != TRL):
             return None
         row = LOSSES.get(loss)
         if row is not None and row.module is not None and (not find_spec(row.module) or find_gpu(request.gpu).backend != "cuda"):

@@ -9,6 +9,7 @@ from sizer.allocator.snapshot import write_snapshot
 from sizer.base.errors import BuildError, RequestError
 from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.recipes import TORCH, TRL
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import SAME
 from sizer.decision.pipeline_levers import describe_part, remedies
@@ -18,6 +19,7 @@ from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_one_rank
 from sizer.query.text import format_query
+from sizer.report.census import Counted
 from sizer.report.peak import STAY, PeakReport, find_peak
 from sizer.tape.loops import repeated_events, written
 
@@ -52,7 +54,7 @@ def peak(
     if request.is_pipeline:
         yield from _with_remedies(report, request, cells)
         return
-    report = replace(report, remedy=describe_logits(report, cells.counted(request).vocabulary))
+    report = replace(report, remedy=describe_logits(report, cells.counted(request)))
     try:
         estimate = cells.estimate(request)
         yield replace(report, script=write_script(request, cells.tracer(request), estimate=estimate))
@@ -60,14 +62,15 @@ def peak(
         yield replace(report, no_script=str(error))
 
 
-def describe_logits(report: PeakReport, vocabulary: int | None) -> str:
+def describe_logits(report: PeakReport, known: Counted) -> str:
     """Return how much of a peak are logits of a language model and their gradients; empty if less than a tenth is."""
+    vocabulary = known.vocabulary
     held = sum(row.bytes for row in report.tensors if vocabulary in row.shape[-1:] and row.category not in STAY)
     share = held / report.allocated_bytes
     if vocabulary is None or share < 0.1:
         return ""
     what = f"Logits and their gradients are {format_bytes(held)} of the peak ({share:.0%})"
-    return f"{what}: a loss in chunks (loss=torch) keeps less."
+    return f"{what}: a loss in chunks (loss={TRL if known.changes_logits else TORCH}) keeps less."
 
 
 def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterator[PeakReport]:

@@ -24,7 +24,7 @@ from sizer.estimating.work import blueprint_of, plan_of
 from sizer.query.request import Request
 from sizer.recipes.evaluation import check_evaluation
 from sizer.recipes.liger import check_liger, has_layers
-from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
+from sizer.recipes.losses import change_of, check_loss, losses_beside, vocabulary_of
 from sizer.recipes.offloading import check_offloading
 from sizer.recipes.preferences import check_objective, policy_of
 from sizer.report.census import Counted
@@ -103,6 +103,7 @@ class Model:
             notes=(*blueprint.notes, *blueprint.describe(whole), *losses_beside(request.loss, vocabulary)),
             uncounted=blueprint.uncounted,
             vocabulary=vocabulary,
+            changes_logits=vocabulary is not None and change_of(module) is not None,
             has_liger=_is_fine_tuning(request) and has_layers(module),
             smallest=request.batch_step,
         )

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, RequestError
-from sizer.catalogue.recipes import FULL, LOSSES, TORCH, chunks_of
+from sizer.catalogue.recipes import FULL, LOSSES, TORCH, TRL, chunks_of
 
 IGNORED = -100  # transformers' label of tokens without a loss
 # What some models do to logits after the head (transformers 5.24): a loss that computes its own logits leaves it out.
+# TRL's does the same to its logits (add_fused_lm_head in trl/trainer/utils.py, 1.16).
 _CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 
 LossOf = Callable[[nn.Module, Example], Tensor]
@@ -33,7 +34,7 @@ def loss_of(loss: str, blueprint: Blueprint) -> LossOf:
     """
     if loss == FULL:
         return blueprint.loss
-    compute = _trl if loss == "trl" else _of_states(_STATES.get(loss) or _chunked(chunks_of(loss) or 1))
+    compute = _trl if loss == TRL else _of_states(_STATES.get(loss) or _chunked(chunks_of(loss) or 1))
     return lambda module, example: compute(base_of(module), example)
 
 
@@ -42,7 +43,7 @@ def check_loss(loss: str, module: nn.Module) -> None:
 
     Raises:
         BuildError: Its package is not installed, or this PyTorch does not have it.
-        RequestError: The module has no language model's head, or changes its logits after the head.
+        RequestError: The module has no language model's head, or changes its logits after the head, as no loss but TRL's does.
     """
     if loss == FULL:
         return
@@ -63,19 +64,19 @@ def check_loss(loss: str, module: nn.Module) -> None:
             allowed="a class such as LlamaForCausalLM, or loss=full",
             todo="leave loss out",
         )
-    if changed := _change_of(model):
+    if loss != TRL and (changed := change_of(model)):
         raise RequestError(
             f"loss: {type(model).__name__} changes its logits after the head ({changed})",
             given=repr(loss),
-            allowed="full",
-            todo="leave loss out",
+            allowed="full, trl",
+            todo="ask for loss=trl",
         )
 
 
 def vocabulary_of(module: nn.Module) -> int | None:
     """Return the number of logits of a token if the module's loss can be computed without all of them, else None."""
     model = base_of(module)
-    return model.config.get_text_config().vocab_size if is_causal(model) and not _change_of(model) else None
+    return model.config.get_text_config().vocab_size if is_causal(model) else None
 
 
 def losses_beside(loss: str, vocabulary: int | None) -> Iterator[str]:
@@ -84,8 +85,11 @@ def losses_beside(loss: str, vocabulary: int | None) -> Iterator[str]:
         yield "the loss is computed from all logits, as by transformers' Trainer; TRL's SFTTrainer computes it in chunks (loss=trl)"
 
 
-def _change_of(model: nn.Module) -> str | None:
-    """Return the name of what a model does to its logits after the head."""
+def change_of(module: nn.Module) -> str | None:
+    """Return the name of what a causal language model does to its logits after the head, None if it leaves them or is another."""
+    model = base_of(module)
+    if not is_causal(model):
+        return None
     text = model.config.get_text_config()
     return next((name for name in _CHANGES if getattr(text, name, None) not in (None, 1, 1.0)), None)
 

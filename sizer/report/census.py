@@ -69,7 +69,8 @@ class Counted:
 
     `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
     `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits
-    (sizer.recipes.losses). With `has_liger` the step can have Liger's layers (sizer.recipes.liger). The other fields are the
+    (sizer.recipes.losses). With `changes_logits` the model scales or caps its logits, which of these losses TRL's alone does. With
+    `has_liger` the step can have Liger's layers (sizer.recipes.liger). The other fields are the
     Blueprint's.
     """
 
@@ -82,4 +83,5 @@ class Counted:
     smallest: int = 1
     refusal: str = ""
     vocabulary: int | None = None
+    changes_logits: bool = False
     has_liger: bool = False

@@ -129,6 +129,13 @@ GATED = {"model_type": "gemma2", "hidden_size": 512, "intermediate_size": 1536, 
 GELU = f"arch=config:{encode_config(json.dumps(GATED))}&batch=2&seq=64"
 QUERIES["rtx-4090/layers-gelu"] = f"{GELU}&dtype=bfloat16&liger=1&gpu=rtx-4090"
 PACKAGES |= dict.fromkeys((*LAYERS, "layers-gelu"), "liger-kernel")
+SCALED = {"model_type": "cohere", "num_attention_heads": 4, **{name: size for name, size in GATED.items() if name != "model_type"}}
+SCALES = f"arch=config:{encode_config(json.dumps(SCALED))}&batch=2&seq=64"
+QUERIES |= {  # logits that the model caps or scales, as TRL's loss does
+    "rtx-4090/trl-capped": f"{GELU}&dtype=bfloat16&loss=trl&gpu=rtx-4090",
+    "h100-80gb/trl-scaled": f"{SCALES}&dtype=amp-bfloat16&loss=trl&gpu=h100-80gb",
+}
+PACKAGES |= dict.fromkeys(("trl-capped", "trl-scaled"), "trl")
 LLAVA = f"arch=config:{encode_config(json.dumps(TINY['llava']))}&batch=2&seq=32&gpu=h100-80gb"
 QUERIES |= {
     "h100-80gb/without-tower": f"{LLAVA}&dtype=bfloat16&train=without-tower",

@@ -152,6 +152,28 @@ def test_a_loss_needs_the_head_of_a_language_model():
         parse_query("arch=torchvision:resnet18&loss=torch")
 
 
+@pytest.mark.parametrize(("loss", "takes"), [("torch", False), ("chunked:4", False), ("full", True), ("trl", True)])
+def test_logits_that_a_model_caps_are_those_of_its_own_loss_and_of_trls(loss: str, takes: bool):
+    text = mock.Mock(final_logit_softcapping=30.0, logit_scale=None, vocab_size=11)
+    model = mock.Mock(spec=_Model, config=mock.Mock(**{"get_text_config.return_value": text}))
+    with mock.patch.object(losses, "is_causal", lambda one: True), mock.patch.object(losses, "find_spec", lambda name: 1):
+        assert losses.change_of(model) == "final_logit_softcapping" and losses.vocabulary_of(model) == 11
+        if takes:
+            losses.check_loss(loss, model)
+        else:
+            with pytest.raises(RequestError, match=r"after the head \(final_logit_softcapping\).*, allowed full, trl"):
+                losses.check_loss(loss, model)
+
+
+def test_a_lever_changes_the_loss_of_a_model_that_caps_its_logits_to_trls_alone():
+    row = next(lever for lever in LEVERS if lever.key == "loss")
+    known = mock.Mock(vocabulary=11, changes_logits=True)
+    assert row.change(parse_query(GPT2), known) is None
+    known.changes_logits = False
+    changed = row.change(parse_query(GPT2), known)
+    assert changed is not None and changed.loss != "full"
+
+
 def test_a_loss_whose_package_is_missing_says_how_to_install_it():
     with (
         mock.patch.object(losses, "find_spec", lambda name: None),
