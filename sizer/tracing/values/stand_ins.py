@@ -224,7 +224,7 @@ def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
 
 
 CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
-DRAWN = "tokens that the model chooses were taken to be spread over the vocabulary, so that no sequence ends early"
+DRAWN = "choices among more than 4,096 places, such as tokens, were taken to be spread evenly, so that no sequence ends early"
 _FROM_VOCABULARY = (_aten.argmax, _aten.topk)  # greedy and beam search
 
 
