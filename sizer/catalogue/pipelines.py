@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +19,7 @@ VAES = ("tiling", "slicing")
 PIPELINE_OUTPUTS = ("image", "video", "latent")
 OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "transformer_2")
 MAX_FRAMES = 1_000
+FRAMES = ("video_length", "num_frames")  # what calls name the frames of a video
 # What diffusers' example scripts encode before the training: all, prompts (the VAE stays), latents (the text encoders stay), none.
 CACHED = ALL_CACHED, PROMPTS_CACHED, LATENTS_CACHED, NOTHING_CACHED = ("all", "prompts", "latents", "none")
 
@@ -24,3 +27,12 @@ CACHED = ALL_CACHED, PROMPTS_CACHED, LATENTS_CACHED, NOTHING_CACHED = ("all", "p
 def is_pipeline_preset(name: str) -> bool:
     """Return True if a preset has this name. diffusers need not be installed, and no preset is read."""
     return _NAME.fullmatch(name) is not None and (PRESETS / f"{name}.json").is_file()
+
+
+@functools.cache
+def makes_images(name: str) -> bool:
+    """Return True for a preset whose call takes no frames; False for a preset of videos, and for another name."""
+    if not is_pipeline_preset(name):
+        return False
+    call = json.loads((PRESETS / f"{name}.json").read_text(encoding="utf-8"))["call"]
+    return not any(frames in call for frames in FRAMES)

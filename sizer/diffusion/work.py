@@ -17,7 +17,7 @@ from torch import nn
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.pipelines import CAST
+from sizer.catalogue.pipelines import CAST, FRAMES
 from sizer.diffusion.building import build_pipeline
 from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _USUAL_SIZE = (512, 512)  # of an image for a pipeline that tells none
 DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
 _SIZES = ("height", "width")
-_FRAMES = ("video_length", "num_frames")
 _IMAGES = ("image", "mask_image", "control_image")  # arguments that are given images
 _CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
 
@@ -208,7 +207,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
             ask("image", "x".join(map(str, request.image_size)), **sizes)
         _check_size(pipe, request.image_size)
     if request.frames is not None:
-        name = next((name for name in _FRAMES if name in taken), _FRAMES[-1])
+        name = next((name for name in FRAMES if name in taken), FRAMES[-1])
         ask("frames", request.frames, **{name: request.frames})
     if request.sequence_length is not None and "max_sequence_length" in taken:
         call["max_sequence_length"] = request.sequence_length
@@ -256,7 +255,7 @@ def sizes_of(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int]
         return found if type(found) is int else None
 
     height, width = (value(name) or (usual * _factor(pipe) if type(usual) is int else None) for name in _SIZES)
-    frames = next((value(name) for name in _FRAMES if name in taken), None)
+    frames = next((value(name) for name in FRAMES if name in taken), None)
     return {"image_size": None if height is None or width is None else (height, width), "frames": frames}
 
 

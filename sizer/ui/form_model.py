@@ -9,6 +9,7 @@ import streamlit as st
 from sizer.base.config_json import MAX_CONFIG_BYTES, query_of_adapter
 from sizer.base.errors import ConfigError, SizerError
 from sizer.base.units import MIB
+from sizer.catalogue.pipelines import makes_images
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
 from sizer.catalogue.tasks import task_of
@@ -62,11 +63,15 @@ def _forget_what_does_not_fit() -> None:
     forget(["head", *(key for key in SIZES if key not in _sizes_of_preset())])
 
 
+def _forget_frames() -> None:
+    forget(["pipe_frames"] if makes_images(st.session_state.get("diffusers_name", "")) else [])
+
+
 def _ask_name(source: Source, names: Names) -> str:
     key = f"{source.key}_name"
     st.session_state.setdefault(key, EXAMPLE_NAME)
     options = sorted({*names.get(source.key, ()), st.session_state[key]})
-    return st.selectbox("Model", options, key=key, on_change=look_at, args=(None,), **KEEP)
+    return st.selectbox("Model", options, key=key, on_change=_forget_frames, **KEEP)
 
 
 def _ask_preset(source: Source, names: Names) -> str:

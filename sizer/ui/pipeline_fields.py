@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import streamlit as st
 
-from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES
+from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES, makes_images
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.ui.form_model import KEEP
@@ -57,7 +57,9 @@ def facts(request: Request) -> Iterator[str]:
 
 
 def ask_frames() -> dict[str, str]:
-    """Return the frames of a video that the form states."""
+    """Return the frames of a video that the form states; a preset of images has no field, unless a link has set its value."""
+    if makes_images(st.session_state.get("diffusers_name", "")) and not st.session_state["pipe_frames"]:
+        return {}
     return {"frames": st.text_input("Frames", key="pipe_frames", placeholder=USUAL, help=KEYS["frames"].allowed, **KEEP)}
 
 

@@ -23,6 +23,7 @@ from tests.ui.reports import peak_for
 
 Answer = Callable[[Request], Report]
 NAMES = ("alexnet", "resnet18", "resnet50", "vit_b_16")
+PIPELINES = ("hunyuan-video", "sd1.5")
 
 
 class ScriptedJob:
@@ -113,7 +114,9 @@ class ScriptedClient:
 
     def submit_models(self) -> ScriptedJob:
         rows = [{"name": name, "family": "test"} for name in NAMES]
-        return ScriptedJob(lambda: {"torchvision": rows, "timm": [*rows, {"name": "convnext_tiny", "family": "test"}]})
+        pipelines = [{"name": name, "family": "test"} for name in PIPELINES]
+        timm = [*rows, {"name": "convnext_tiny", "family": "test"}]
+        return ScriptedJob(lambda: {"torchvision": rows, "timm": timm, "diffusers": pipelines})
 
     def _peak(self, request: Request) -> PeakReport:
         if isinstance(self._answer, SizerError):

@@ -104,6 +104,21 @@ def test_a_field_of_a_pipeline_changes_its_question(client, open_page):
     assert request.adapter_targets == ("to_k", "to_q", "to_v", "to_out.0")
 
 
+@pytest.mark.parametrize(("name", "offered"), [("flux.1-dev", False), ("wan2.1-t2v-14b", True), ("latte", True)])
+def test_frames_are_asked_of_videos_alone(client, open_page, name, offered):
+    page = open_page(arch=f"diffusers:{name}")
+    assert ("pipe_frames" in {field.key for field in page.text_input}) == offered
+
+
+def test_another_model_forgets_the_frames_that_it_does_not_take(client, open_page):
+    page = open_page(arch="diffusers:wan2.1-t2v-14b", frames="49")
+    page.selectbox(key="diffusers_name").set_value("hunyuan-video").run()
+    assert client.requests[-1].frames == 49
+    page.selectbox(key="diffusers_name").set_value("sd1.5").run()
+    assert client.requests[-1].frames is None
+    assert "pipe_frames" not in {field.key for field in page.text_input}
+
+
 def test_every_mode_is_a_task():
     assert {task.mode for task in TASKS.values()} == set(MODES)
     assert [task_of("training", train) for train in ("all", "adapter", "head")] == ["training", "fine-tuning", "fine-tuning"]
