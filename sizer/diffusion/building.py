@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from sizer.base.errors import BuildError, quote
-from sizer.diffusion.bundle import SCHEDULER, TOKENIZER, Bundle, Part
+from sizer.diffusion.bundle import GUIDER, SCHEDULER, TOKENIZER, Bundle, Part, needs_inputs
 from sizer.diffusion.tokens import UnknownImages, UnknownWords, UnknownWordsAndImages
 
 WORDS = 60  # tokens of a prompt for which nothing else is known
 LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
+IMAGES = ("image", "mask_image", "control_image", "control_mask")  # arguments of a call that are given images
+_GIVEN = ("self", "prompt", *IMAGES)
 
 
 def build_pipeline(
@@ -30,9 +32,13 @@ def build_pipeline(
 
     Raises:
         BuildError: diffusers is missing or has no such pipeline, or a part or its config is refused by its class.
+        ConfigError: The pipeline's call needs inputs that are not made here.
     """
     diffusers = diffusers_installed()
-    kind = _class(diffusers, bundle.pipeline, "pipeline")
+    kind = pipeline_class(bundle)
+    required = [name for name in _required(kind) if name not in _GIVEN]
+    if required:
+        raise needs_inputs(bundle.pipeline, f"{', '.join(required)}, which are not made here")
     _do_without_ftfy(kind)
     made: dict[str, Any] = dict.fromkeys(bundle.absent + bundle.left_out) | dict(bundle.options)
     for part in bundle.parts:
@@ -40,7 +46,7 @@ def build_pipeline(
             made[part.name] = None
         elif part.has_weights:
             made[part.name] = build_part(part, torch.float32 if part.name in bundle.float32 else dtype)
-        elif "Scheduler" in part.kind:
+        elif "Scheduler" in part.kind or GUIDER in part.kind:
             with torch.device("cpu"):  # its tables go through numpy
                 made[part.name] = _class(diffusers, part.kind, SCHEDULER).from_config(dict(part.config))
         elif "Tokenizer" in part.kind or TOKENIZER in part.name:
@@ -49,13 +55,38 @@ def build_pipeline(
             made[part.name] = _processor(bundle, part, tokens)
     accepted = inspect.signature(kind.__init__).parameters
     try:
-        return kind(**{name: value for name, value in made.items() if name in accepted})
-    except (TypeError, ValueError) as error:
+        pipe = kind(**{name: value for name, value in made.items() if name in accepted})
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
         raise BuildError(
             f"{bundle.pipeline} refuses these parts",
-            given=quote(str(error), 300),
-            todo="check model_index.json, and the keys of `without`",
+            given=quote(" ".join(str(error).split()), 300),
+            todo="install it" if isinstance(error, ImportError) else "check model_index.json, and the keys of `without`",
         ) from error
+    template = getattr(pipe, "prompt_template_encode_start_idx", 0)  # tokens that are cut off once they are encoded
+    for words in (one for one in made.values() if isinstance(one, UnknownWords)):
+        if isinstance(template, int) and words.words <= template:
+            words.words += template
+    return pipe
+
+
+def pipeline_class(bundle: Bundle) -> Any:
+    """Return the class of a pipeline.
+
+    Raises:
+        BuildError: diffusers is missing or has no such class.
+    """
+    return _class(diffusers_installed(), bundle.pipeline, "pipeline")
+
+
+def reads_images(bundle: Bundle) -> bool:
+    """Return True if a pipeline's call starts from images: it requires one, or the name of its class says so."""
+    return bundle.reads_images or any(name in IMAGES for name in _required(pipeline_class(bundle)))
+
+
+def _required(kind: Any) -> list[str]:
+    """Return the arguments that a pipeline's call cannot do without."""
+    parameters = inspect.signature(kind.__call__).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
 
 
 def diffusers_installed() -> Any:
@@ -97,9 +128,10 @@ def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
     """
     import transformers
 
-    kind = _class(transformers if part.library == "transformers" else diffusers_installed(), part.kind, f"class for {part.name}")
+    kind = _class(_library(part.library), part.kind, f"class for {part.name}")
+    loaded_by_transformers = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     try:
-        if part.library == "transformers":
+        if loaded_by_transformers:
             module = kind(kind.config_class.from_dict(dict(part.config)))
         else:
             module = kind.from_config(dict(part.config))
@@ -112,10 +144,21 @@ def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
     return as_loaded(module.eval().requires_grad_(False), dtype)
 
 
+def _library(name: str) -> Any:
+    """Return the module that has a part's class: a package, or a folder of diffusers' pipelines."""
+    import transformers
+
+    diffusers = diffusers_installed()
+    if name in ("diffusers", "transformers"):
+        return diffusers if name == "diffusers" else transformers
+    old = getattr(diffusers.pipelines, "deprecated", None)
+    return getattr(diffusers.pipelines, name, None) or getattr(old, name, None) or diffusers
+
+
 def _tokenizer(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords:
     encoder = next((one for one in bundle.parts if one.name == part.name.replace(TOKENIZER, "text_encoder")), None)
     config = {} if encoder is None else {**encoder.config, **dict(encoder.config.get("text_config") or {})}
-    longest = part.config.get("model_max_length")
+    longest = part.config.get("model_max_length") or config.get("max_position_embeddings")  # CLIP reads no longer prompt
     return UnknownWords(
         model_max_length=min(longest if isinstance(longest, int) else LONGEST, LONGEST),
         words=tokens or bundle.prompt_tokens.get(part.name, WORDS),
@@ -123,10 +166,10 @@ def _tokenizer(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords:
     )
 
 
-def _processor(bundle: Bundle, part: Part, tokens: int | None) -> UnknownImages | UnknownWordsAndImages | None:
-    """Return the processor of an image encoder; None if a call encodes no image so (a safety checker's is left out)."""
-    if not bundle.reads_images:
-        return None
+def _processor(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords | UnknownImages | UnknownWordsAndImages | None:
+    """Return the processor of a prompt or of an image encoder; None if the call reads no image and this reads nothing else."""
+    if not reads_images(bundle):
+        return None if part.kind.endswith(("ImageProcessor", "ImageProcessorFast")) else _tokenizer(bundle, part, tokens)
     if part.kind.startswith("Qwen2VL"):
         config = next((one.config for one in bundle.parts if one.name == "text_encoder"), {})
         return UnknownWordsAndImages(
@@ -136,13 +179,20 @@ def _processor(bundle: Bundle, part: Part, tokens: int | None) -> UnknownImages 
     return None if encoder is None else UnknownImages(side=encoder.config.get("image_size", 224))
 
 
+def is_of_transformers(module: nn.Module) -> bool:
+    """Return True for a model that transformers loads, also one of a class that diffusers defines."""
+    import transformers
+
+    return isinstance(module, transformers.PreTrainedModel)
+
+
 def as_loaded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast a module in place as `from_pretrained(torch_dtype=dtype)` does, and return it; tied weights stay tied.
 
     Both libraries keep some weights in float32: diffusers in any dtype, transformers in float16 alone. transformers leaves buffers
     that no checkpoint holds as they were made (diffusers 0.42 and transformers 5.24, modeling_utils.py).
     """
-    from_diffusers = type(module).__module__.startswith("diffusers")
+    from_diffusers = not is_of_transformers(module)
     kept = set(getattr(module, "_keep_in_fp32_modules", None) or ())
     if not from_diffusers and dtype != torch.float16:
         kept = set()

@@ -14,18 +14,24 @@ from sizer.base.errors import ConfigError, RefusedValueError, quote, suggest
 from sizer.catalogue.pipelines import DENOISERS, PRESETS
 
 INDEX = "model_index.json"
-LIBRARIES = ("diffusers", "transformers")
+# What an index names as a part's library: a package, or a folder of diffusers' pipelines with classes of its own.
+LIBRARIES = (
+    *("diffusers", "transformers", "ace_step", "audioldm2", "deepfloyd_if", "kandinsky", "kolors", "latent_diffusion", "ltx"),
+    *("ltx2", "shap_e", "stable_audio", "stable_audio_3", "stable_diffusion", "wuerstchen"),
+)
 EXAMPLE = "write for example arch=diffusers:flux.1-dev"
 PRESETS_ALLOWED = "a pipeline that `python -m sizer models` lists, a hub id org/name, or the JSON files of a pipeline"
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
-_NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
-# In the names of pipelines whose calls are given images, and of those that need a video or other inputs.
+GUIDER = "Guidance"
+_NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler", GUIDER)
+# In the names of pipelines whose calls are given images, even if they take none; and of those that need a video or other inputs.
 _READS_IMAGES = (
-    *("Img2Img", "ImageToVideo", "Image2Video", "ControlNet", "FluxControl", "Inpaint", "QwenImageEdit", "Kontext", "FluxFill"),
+    *("Img2Img", "ImageToVideo", "Image2Video", "Control", "Adapter", "Inpaint", "Edit", "Kontext", "FluxFill"),
 )
 _NOT_CALLED = (
     *("VideoToVideo", "Video2Video", "Redux", "Upscale", "Depth2Img", "Pix2Pix", "Condition", "EditPlus", "EditInpaint"),
-    *("LEdits", "GlmImage", "Layered"),
+    *("LEdits", "GlmImage", "Layered", "FunControl", "AnimateControl", "AnimateDiffControlNet", "SparseControlNet", "VACE"),
+    *("DiffEdit", "HunyuanVideoImageToVideo", "VisualCloze", "OmniGen"),
 )
 CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
 
@@ -41,12 +47,12 @@ class Part:
 
     @property
     def has_weights(self) -> bool:
-        """Return False for tokenizers, processors and schedulers."""
+        """Return False for tokenizers, processors, schedulers and guiders."""
         return has_weights(self.kind)
 
 
 def has_weights(kind: str) -> bool:
-    """Return False for the class of a tokenizer, a processor or a scheduler."""
+    """Return False for the class of a tokenizer, a processor, a scheduler or a guider."""
     return not any(word in kind for word in _NO_WEIGHTS)
 
 
@@ -56,6 +62,8 @@ def file_of(name: str, kind: str) -> str | None:
         return f"{name}/config.json"
     if "Scheduler" in kind:
         return f"{name}/scheduler_config.json"
+    if GUIDER in kind:
+        return f"{name}/guider_config.json"
     return f"{name}/tokenizer_config.json" if "Tokenizer" in kind else None
 
 
@@ -85,7 +93,7 @@ class Bundle:
 
     @property
     def reads_images(self) -> bool:
-        """Return True if the pipeline's call starts from images."""
+        """Return True if the name of the pipeline says that its call starts from images."""
         return any(word in self.pipeline for word in _READS_IMAGES)
 
     @property
@@ -152,17 +160,12 @@ def read_bundle(files: Mapping[str, Any], *, title: str = "", **usual: Any) -> B
         )
     kind = index["_class_name"]
     if any(word in kind for word in _NOT_CALLED):
-        raise ConfigError(
-            f"{kind} needs inputs that are not made here, such as a video",
-            given=quote(kind),
-            allowed="pipelines of text, of an image, or of an image and a mask, to images and videos",
-            todo="ask for another pipeline of the same model",
-        )
+        raise needs_inputs(kind, "inputs that are not made here, such as a video or several images")
     parts, absent, left_out, options = [], [], [], {}
     for name, value in index.items():
         if name.startswith("_"):
             continue
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not all(isinstance(one, str | None) for one in value):
             options[name] = value
         elif len(value) == 2 and value[1] is None:
             absent.append(name)
@@ -178,6 +181,16 @@ def read_bundle(files: Mapping[str, Any], *, title: str = "", **usual: Any) -> B
         left_out=tuple(left_out),
         options=options,
         **usual,
+    )
+
+
+def needs_inputs(pipeline: str, inputs: str) -> ConfigError:
+    """Return the error for a pipeline whose call needs other inputs than a prompt, an image and a mask."""
+    return ConfigError(
+        f"{pipeline} needs {inputs}",
+        given=quote(pipeline),
+        allowed="pipelines of text, of an image, or of an image and a mask, to images and videos",
+        todo="ask for another pipeline of the same model: change _class_name in model_index.json",
     )
 
 

@@ -8,7 +8,7 @@ import time
 from sizer.architecture.hub_files import CONNECT_SECONDS, fetch_files, folder_address
 from sizer.base.config_json import MAX_CONFIG_BYTES, MAX_INTEGER, read_object
 from sizer.base.errors import ConfigError, HubError
-from sizer.diffusion.bundle import INDEX, LIBRARIES, file_of
+from sizer.diffusion.bundle import CHECKER, INDEX, LIBRARIES, file_of
 
 TOTAL_SECONDS = 20.0  # for all files
 MOST_PARTS = 32
@@ -42,7 +42,7 @@ def fetch_bundle(
     folder = folder_address(repo_id, revision, endpoint)
     limits = {"connect_seconds": connect_seconds}
     index = _read(repo_id, INDEX, fetch_files(repo_id, folder, (INDEX,), total_seconds=total_seconds, **limits)[INDEX])
-    parts = [(name, *value) for name, value in index.items() if isinstance(value, list) and len(value) == 2]
+    parts = [(name, *value) for name, value in index.items() if isinstance(value, list) and len(value) == 2 and name != CHECKER]
     known = [file_of(name, kind) for name, library, kind in parts if library in LIBRARIES and isinstance(kind, str)]
     paths = [path for path in known if path is not None]
     if len(paths) > MOST_PARTS:

@@ -14,6 +14,7 @@ from torch import nn
 from sizer.architecture.beside import trained_part
 from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import CAST, DENOISERS
+from sizer.diffusion.building import is_of_transformers
 
 NF4, NF4_TWICE, INT8 = "nf4", "nf4-dq", "int8"
 BITSANDBYTES: dict[str, dict[str, Any]] = {
@@ -98,7 +99,7 @@ def _quantised(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
     from sizer.architecture import quantizers  # imports transformers' quantizers
 
     quantizers.import_bitsandbytes(f"weights={how}")
-    if type(part).__module__.startswith("diffusers"):
+    if not is_of_transformers(part):
         return _by_diffusers(part, how, dtype)
     config = {"quant_method": "bitsandbytes", **BITSANDBYTES[how]}
     made = quantizers.replace_layers(part, config, str(dtype).removeprefix("torch."), given=f"weights={how}")

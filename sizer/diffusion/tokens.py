@@ -16,7 +16,7 @@ class UnknownWords:
     """
 
     padding_side = "right"
-    pad_token, pad_token_id, bos_token_id = "<pad>", 0, 1
+    pad_token, eos_token, pad_token_id, bos_token_id = "<pad>", "</s>", 0, 1
     added_tokens_encoder: dict[str, int] = {}  # noqa: RUF012 (an attribute of every tokenizer, which is read only)
 
     def __init__(self, *, model_max_length: int, words: int, vocabulary: int) -> None:

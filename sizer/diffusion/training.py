@@ -26,7 +26,7 @@ from sizer.architecture.quantizers import import_bitsandbytes
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.weights import WEIGHTS
-from sizer.diffusion.building import build_part, build_pipeline, diffusers_installed
+from sizer.diffusion.building import build_part, build_pipeline, diffusers_installed, reads_images
 from sizer.diffusion.bundle import SCHEDULER, Bundle, Part
 from sizer.diffusion.encoding import Encoding, arguments_before, encoding_of
 from sizer.diffusion.placing import denoiser_of, load_replaced, place, replace_layers
@@ -56,7 +56,7 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
         raise RequestError("arch", given=f"diffusers:{request.name}", allowed=allowed, todo="ask for one of these")
     diffusers_installed()
     bundle = bundle_of(request, config)
-    if bundle.reads_images:
+    if reads_images(bundle):
         raise RequestError(
             "mode",
             given=f"'training' with {bundle.pipeline}",

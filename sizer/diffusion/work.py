@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from sizer.architecture.module_census import take_census
-from sizer.base.errors import RequestError
+from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST, FRAMES
-from sizer.diffusion.building import build_pipeline
+from sizer.diffusion.building import IMAGES, build_pipeline, reads_images
 from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _USUAL_SIZE = (512, 512)  # of an image for a pipeline that tells none
 DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
 _SIZES = ("height", "width")
-_IMAGES = ("image", "mask_image", "control_image")  # arguments that are given images
 _CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
 
 
@@ -58,7 +57,7 @@ def count(
     census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
     told = ", ".join(
         [f"{name}={value}" for name, value in call.items() if isinstance(value, int | float)]
-        + [f"{name}={image.height}x{image.width}" for name, image in call.items() if name in _IMAGES]
+        + [f"{name}={image.height}x{image.width}" for name, image in call.items() if name in IMAGES]
     )
     notes = [
         f"{bundle.pipeline} is called with {told}.",
@@ -132,6 +131,7 @@ def trace(
             devices_told(host, deferred),
             _phases_marked(pipe, recorder),
             torch.no_grad(),
+            _remedied(bundle, pipe, call, recorder),
         ):
             pipe(**call)
         recorder.log.mark(AFTER)
@@ -201,7 +201,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
         call |= {"prompt": ["a prompt"] * batch} if several is None else {several: batch}
     if request.image_size is not None:
         sizes = dict(zip(_SIZES, request.image_size, strict=True))
-        if bundle.reads_images and not set(_SIZES) & taken.keys():
+        if reads_images(bundle) and not set(_SIZES) & taken.keys():
             call |= sizes  # the image tells
         else:
             ask("image", "x".join(map(str, request.image_size)), **sizes)
@@ -215,7 +215,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
         call |= _guidance(taken, request.guidance, call)
     if request.output is not None:
         call["output_type"] = "latent" if request.output == "latent" else "pt"
-    if bundle.reads_images:
+    if reads_images(bundle):
         call |= _images(pipe, taken, call)
     return {name: value for name, value in call.items() if name in taken}
 
@@ -232,7 +232,10 @@ def _images(pipe: Any, taken: Any, call: dict[str, Any]) -> dict[str, Any]:
     image = Image.new("RGB", (width, height))
     strength = call.get("strength") or (taken["strength"].default if "strength" in taken else 1.0)
     steps = next(n for n in itertools.count(DENOISING_STEPS) if int(n * strength) >= DENOISING_STEPS)
-    return dict.fromkeys((name for name in _IMAGES if name in taken), image) | {"num_inference_steps": steps}
+    given: dict[str, Any] = dict.fromkeys((name for name in IMAGES if name in taken), image)
+    if steps != DENOISING_STEPS and "intermediate_timesteps" in taken:  # of SCM, for two steps alone (pipelines/sana, 0.42)
+        given["intermediate_timesteps"] = None
+    return given | {"num_inference_steps": steps}
 
 
 def _guidance(taken: Any, guided: bool, call: dict[str, Any]) -> dict[str, Any]:
@@ -300,6 +303,27 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
         yield
     if begun:
         end()
+
+
+@contextmanager
+def _remedied(bundle: Bundle, pipe: Any, call: dict[str, Any], recorder: Recorder) -> Iterator[None]:
+    """Say of a call that fails what to ask for: tiling of a VAE that needs it, or other inputs than those that are made here."""
+    try:
+        with explained(recorder):
+            yield
+    except TraceError as error:
+        others = [name for name in inspect.signature(type(pipe).__call__).parameters if _is_input(name) and name not in call]
+        todo = f"this call of {bundle.pipeline} has no {', no '.join(others)}" if others else error.todo
+        if "without tiling" in str(error):
+            todo = "ask for vae=tiling"
+        raise TraceError(error.what, given=error.given, allowed=error.allowed, todo=todo) from error
+
+
+def _is_input(name: str) -> bool:
+    """Return True if the name of a call's argument says that it is an image, a video, a mask or sound."""
+    return name.split("_")[-1] in ("image", "images", "video", "videos", "mask", "frames", "controls", "hint", "audio") and (
+        "attention_mask" not in name and "prompt" not in name and not name.startswith("num_")
+    )
 
 
 def _note_end(recorder: Recorder, phase: str) -> None:

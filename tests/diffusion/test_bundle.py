@@ -12,7 +12,7 @@ import pytest
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import PART_NAME
-from sizer.diffusion.bundle import INDEX, preset_data, preset_names, read_bundle, read_preset
+from sizer.diffusion.bundle import INDEX, file_of, preset_data, preset_names, read_bundle, read_preset
 from sizer.estimating.estimator import estimate
 from sizer.query.text import format_query, parse_query
 from sizer.tape.tape import PIPELINE_PHASES
@@ -44,12 +44,25 @@ def files_of(name: str) -> dict:
         ({INDEX: {"_class_name": "FluxPipeline", "vae": ["diffusers"]}}, "vae"),
         ({INDEX: {"_class_name": "WanVideoToVideoPipeline"}}, "WanVideoToVideoPipeline needs inputs"),
         ({INDEX: {"_class_name": "FluxPriorReduxPipeline"}}, "FluxPriorReduxPipeline needs inputs"),
+        ({INDEX: {"_class_name": "QwenImageEditPlusPipeline"}}, "QwenImageEditPlusPipeline needs inputs"),
+        ({INDEX: {"_class_name": "HunyuanVideoImageToVideoPipeline"}}, "HunyuanVideoImageToVideoPipeline needs inputs"),
+        ({INDEX: {"_class_name": "CogVideoXFunControlPipeline"}}, "CogVideoXFunControlPipeline needs inputs"),
+        ({INDEX: {"_class_name": "WanVACEPipeline"}}, "WanVACEPipeline needs inputs"),
     ],
 )
 def test_a_bundle_that_lacks_a_file_is_refused_by_its_name(changed: dict, said: str) -> None:
     files = {path: content for path, content in (files_of("flux.1-dev") | changed).items() if content is not None}
     with pytest.raises(ConfigError, match=said):
         read_bundle(files)
+
+
+def test_lists_of_numbers_are_options_and_classes_of_pipelines_are_parts() -> None:
+    index = {"_class_name": "Krea2Pipeline", "layers": [0, 1], "text_encoder": ["kolors", "ChatGLMModel"]}
+    index |= {"guider": ["diffusers", "ClassifierFreeGuidance"]}
+    bundle = read_bundle({INDEX: index, "text_encoder/config.json": {}})
+    assert bundle.options == {"layers": [0, 1]}
+    assert bundle.with_weights == ("text_encoder",)
+    assert file_of("guider", "ClassifierFreeGuidance") == "guider/guider_config.json"
 
 
 def test_pasted_files_are_read_as_their_preset_is() -> None:

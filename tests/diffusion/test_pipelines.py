@@ -9,14 +9,17 @@ import csv
 import json
 import os
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from sizer.base.config_json import encode_config
-from sizer.base.errors import RequestError
+from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import CAST
-from sizer.diffusion.bundle import preset_names
+from sizer.diffusion.building import build_pipeline, reads_images
+from sizer.diffusion.bundle import INDEX, preset_names, read_bundle
 from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
@@ -184,6 +187,39 @@ def test_pasted_files_and_their_preset_take_the_same_bytes() -> None:
     pasted = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
     row, preset = estimated(pasted), estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}")
     assert row.phases == preset.phases
+
+
+def test_files_without_a_tokenizers_config_take_the_same_bytes() -> None:
+    files = {path: content for path, content in files_of("sd1.5").items() if not path.startswith("tokenizer")}
+    query = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
+    assert estimated(query).phases == estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}").phases  # CLIP reads 77 tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("MarigoldDepthPipeline", True),
+        ("Kandinsky5I2IPipeline", True),
+        ("StableDiffusionAdapterPipeline", True),
+        ("FluxPipeline", False),
+        ("Flux2Pipeline", False),  # which takes one, and needs none
+    ],
+)
+def test_a_call_that_requires_an_image_is_given_one(name: str, reads: bool) -> None:
+    assert reads_images(read_bundle({INDEX: {"_class_name": name}})) == reads
+
+
+@pytest.mark.parametrize(("name", "needs"), [("DiTPipeline", "class_labels"), ("LucyEditPipeline", "video")])
+def test_a_call_that_requires_other_inputs_is_refused_by_their_names(name: str, needs: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} needs {needs}"):
+        build_pipeline(read_bundle({INDEX: {"_class_name": name}}), torch.bfloat16)
+
+
+def test_a_package_that_a_pipeline_lacks_is_named() -> None:
+    if find_spec("sentencepiece") is not None:
+        pytest.skip("sentencepiece is installed, which Kolors needs")
+    with pytest.raises(BuildError, match="sentencepiece"):
+        build_pipeline(read_bundle({INDEX: {"_class_name": "KolorsPipeline"}}), torch.bfloat16)
 
 
 def measured() -> list[dict[str, str]]:
