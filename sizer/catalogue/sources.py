@@ -174,6 +174,8 @@ def _read_config(value: str) -> dict[str, str | None]:
 
 
 def _read_pipeline(value: str) -> dict[str, str | None]:
+    if len(value) <= _LONGEST_PRESET and "ip-adapter" in value.lower().replace("_", "-"):
+        raise RefusedValueError("pipelines without IP-Adapter, which is not built", "ask for its pipeline: arch=diffusers:sdxl")
     if "/" in value:  # base64url has none
         return _read_hub(value, "diffusers:stabilityai/stable-diffusion-xl-base-1.0")
     if len(value) > _LONGEST_PRESET:

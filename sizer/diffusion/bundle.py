@@ -212,12 +212,26 @@ def _read_part(files: Mapping[str, object], name: str, value: list) -> Part:
             todo="code of a repository is never run: ask for a pipeline of diffusers' own classes",
         )
     library, kind = value
+    if kind == "MultiControlNetModel":
+        raise ConfigError(
+            f"{name} is several ControlNets",
+            given=quote(kind),
+            allowed="one ControlNet, such as ControlNetModel",
+            todo=f"write its class in {INDEX}, and keep the config of one of them",
+        )
     found = {
         PurePosixPath(path).name: content
         for path, content in files.items()
         if PurePosixPath(path).parent.name == name and isinstance(content, dict)
     }
     part = Part(name=name, library=library, kind=kind, config=next(iter(found.values()), {}))
+    if part.config.get("encoder_hid_dim_type") == "ip_image_proj" or "ip_adapter" in name:
+        raise ConfigError(
+            f"{name} belongs to an IP-Adapter, which is not built",
+            given=quote(kind),
+            allowed="the pipeline without it",
+            todo="copy the files again from the pipeline's repository, where no adapter was loaded",
+        )
     if part.has_weights and "config.json" not in found:
         raise ConfigError(
             f"{name}/config.json is missing",

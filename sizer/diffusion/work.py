@@ -64,6 +64,8 @@ def count(
         f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
     ]
     notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
+    if "image_encoder" in parts and not reads_images(bundle):
+        notes.append("image_encoder is built, and not called: it is of an IP-Adapter, which is not built.")
     if INT8 in dict(request.part_weights).values():
         notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
     return census, tuple(notes), sizes_of(pipe, call)

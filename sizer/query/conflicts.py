@@ -300,6 +300,13 @@ def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
             allowed="adapters of layers: a denoiser has no prompt to learn",
             todo="ask for adapter=lora",
         )
+    if trains and request.part_weights:
+        yield Refusal(
+            key="weights",
+            given=f"{KEYS['weights'].write(request)!r} with mode={request.mode}",
+            allowed="checkpoint, full, nf4, nf4-dq, int8 of the denoiser: diffusers' scripts train with no others",
+            todo="ask for weights=nf4&train=adapter",
+        )
     if WEIGHTS[request.weights].config.get("quant_method") not in (None, BITSANDBYTES):
         yield Refusal(
             key="weights",

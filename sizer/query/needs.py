@@ -209,7 +209,7 @@ def of_ranks(request: Request) -> str:
 def of_weights(request: Request) -> str:
     """Return what quantised weights need: they are not trained."""
     if request.part_weights:
-        return of_pipeline_calls(request)
+        return of_diffusion(request)
     if request.server_weights is not None:
         return of_engines("weights")(request)
     if MODES[request.mode].serves:

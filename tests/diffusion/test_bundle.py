@@ -48,6 +48,9 @@ def files_of(name: str) -> dict:
         ({INDEX: {"_class_name": "HunyuanVideoImageToVideoPipeline"}}, "HunyuanVideoImageToVideoPipeline needs inputs"),
         ({INDEX: {"_class_name": "CogVideoXFunControlPipeline"}}, "CogVideoXFunControlPipeline needs inputs"),
         ({INDEX: {"_class_name": "WanVACEPipeline"}}, "WanVACEPipeline needs inputs"),
+        ({INDEX: {"_class_name": "FluxPipeline", "controlnet": ["diffusers", "MultiControlNetModel"]}}, "several ControlNets"),
+        ({INDEX: {"_class_name": "FluxPipeline", "ip_adapter": ["diffusers", "IPAdapter"]}}, "ip_adapter belongs to an IP-Adapter"),
+        ({"transformer/config.json": {"encoder_hid_dim_type": "ip_image_proj"}}, "transformer belongs to an IP-Adapter"),
     ],
 )
 def test_a_bundle_that_lacks_a_file_is_refused_by_its_name(changed: dict, said: str) -> None:
@@ -110,6 +113,8 @@ def test_what_is_asked_of_a_pipeline_is_written_as_it_is_read(asked: str) -> Non
     ("query", "key"),
     [
         ("arch=diffusers:flux.3", "arch"),
+        ("arch=diffusers:sdxl-ip-adapter", "arch"),
+        ("arch=diffusers:h94/IP-Adapter", "arch"),
         (f"{FLUX}&mode=generate", "mode"),
         (f"{FLUX}&offload=1", "offload"),
         (f"{FLUX}&offload=group-block:0", "offload"),

@@ -128,7 +128,8 @@ def test_sample_a_batch_of_cogvideox_is_of_prompts() -> None:
     [
         ("&offload=model", "offload: given 'model' without mode=inference"),
         ("&vae=tiling", "vae: given 'tiling' without mode=inference"),
-        ("&weights=transformer:nf4&train=adapter", "weights: given 'transformer:nf4' without mode=inference"),
+        ("&weights=transformer:nf4&train=adapter", "weights: given 'transformer:nf4' with mode=training"),
+        ("&weights=fp8-cast&train=adapter", "weights: given 'fp8-cast' with mode=training"),
         ("&weights=nf4", "weights: given 'nf4' without train=adapter"),
         ("&weights=fp8&train=adapter", "weights: given 'fp8' with a diffusers architecture"),
         ("&train=head", "train: given 'head' with a diffusers architecture"),
