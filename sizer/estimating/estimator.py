@@ -392,7 +392,9 @@ class Estimator:
             return self.tape(dtype, batch)
         tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
         tracer.share_model(self._tracer)
-        return tracer.trace_cell("bfloat16" if self._is_like_bfloat16(dtype) else dtype, batch).resolve(self._oracle)
+        if self._traced[dtype].family.lines:  # which are kept, of float16 perhaps those of bfloat16
+            return tracer.trace(dtype, (batch,)).family.at(batch, self._oracle)
+        return tracer.trace_cell(dtype, batch).resolve(self._oracle)
 
     def _is_cut_short(self, traced: Traced) -> bool:
         """Return whether a trace that failed has left some batch sizes without cells, and not all."""

@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("arch=hf:gpt2", "dtype: given float32,bfloat16.* name one, such as dtype=float32 . batch: given 1,2,4"),
+        ("arch=hf:gpt2", "dtype: given float32,bfloat16.* name one, such as dtype=float32\nbatch: given 1,2,4"),
         ("arch=hf:gpt2&dtype=float32&batch=1,2", "batch: given 1,2, allowed one; name one, such as batch=1"),
         ("arch=hf:gpt2&dtype=float33&batch=1", "float33"),
     ],
