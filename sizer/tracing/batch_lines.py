@@ -98,8 +98,9 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
 def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | None) -> AffineTape | PerSampleTape:
     """Return the tape over the batch size from two traces, the second cut short if the steps repeat each other.
 
-    Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. A PerSampleTape is
-    checked here. Raises NotAffineError and TraceError.
+    Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. If the tape at
+    batch 1, `begun`, shows that samples have blocks of their own, the second is whole at once. A PerSampleTape is checked here.
+    Raises NotAffineError and TraceError.
     """
     if known.has_samples_apart:
         return _fit_whole(at, batches, known)

@@ -9,7 +9,6 @@ import csv
 import json
 import os
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ import torch
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import CAST
-from sizer.diffusion.building import build_pipeline, reads_images
+from sizer.diffusion.building import build_pipeline, diffusers_installed, reads_images
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle
 from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
@@ -215,9 +214,18 @@ def test_a_call_that_requires_other_inputs_is_refused_by_their_names(name: str, 
         build_pipeline(read_bundle({INDEX: {"_class_name": name}}), torch.bfloat16)
 
 
-def test_a_package_that_a_pipeline_lacks_is_named() -> None:
-    if find_spec("sentencepiece") is not None:
-        pytest.skip("sentencepiece is installed, which Kolors needs")
+class _Lacking:
+    """A pipeline without a package that it needs, as diffusers' placeholder of it is (diffusers/utils/dummy_*_objects.py)."""
+
+    def __init__(self, **parts: object) -> None:
+        raise ImportError("KolorsPipeline requires the sentencepiece library")
+
+    def __call__(self, prompt: str = "") -> None:
+        """Take what the pipeline takes."""
+
+
+def test_a_package_that_a_pipeline_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diffusers_installed(), "KolorsPipeline", _Lacking)
     with pytest.raises(BuildError, match="sentencepiece"):
         build_pipeline(read_bundle({INDEX: {"_class_name": "KolorsPipeline"}}), torch.bfloat16)
 
