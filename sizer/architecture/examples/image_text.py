@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.image_processing_utils import select_best_resolution
 
 from sizer.architecture.examples import vision
 from sizer.architecture.examples.example_spec import ExampleSpec, floats, ones, read, zeros
@@ -29,6 +28,8 @@ from sizer.architecture.examples.multimodal_inputs import (
 
 def tiles(spec: ExampleSpec) -> MultimodalInput:
     """LLaVA-NeXT's way: the whole image and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
+    from transformers.image_processing_utils import select_best_resolution  # which imports torchvision
+
     side = _square(read(spec.config, "vision_config.image_size", default=spec.sides))
     rows, columns = select_best_resolution(spec.sides, spec.config.image_grid_pinpoints)
     count = 1 + (rows // side[0]) * (columns // side[1])

@@ -10,7 +10,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -48,6 +48,8 @@ _REPLAY = "sizer.service.local.replaying:run"
 _REPLAYS = ("sizer.estimating.estimator", "sizer.service.local.replaying")
 # Cells times bytes that are kept, from which on compiled replays are faster together with their import
 _WORTH_COMPILING = 2**20
+# The same for cells that are not traced yet, of sources whose tapes are of some thousand events
+_SHORT, _CELLS_WORTH_COMPILING = ("torchvision", "timm"), 3
 
 
 def answer(
@@ -86,7 +88,7 @@ def answer(
                 return found["answer"]
     if prepares:
         show("importing torch")
-        prepare(request)
+        prepare(request, task)
     for _ in range(MOST_RUNS):
         if (found := worker.run(job)) is not None:
             return found
@@ -168,8 +170,8 @@ def prepare_replay(request: Request, kept: Mapping[str, bytes]) -> None:
         gc.enable()
 
 
-def prepare(request: Request) -> None:
-    """Import what a question needs. The collector is off meanwhile: it would look at every object of torch again and again.
+def prepare(request: Request, task: str) -> None:
+    """Import what a question of a task needs. The collector is off meanwhile: it would look at all objects of torch repeatedly.
 
     Raises:
         JobError: A module could not be imported.
@@ -183,9 +185,14 @@ def prepare(request: Request) -> None:
             placeholders.install()
         else:  # the compiler needs the real modules
             importlib.import_module(name := _COMPILER)
-        with placeholders.hidden("scipy"):
+        with placeholders.hidden("scipy"), placeholders.hidden("numba") if _is_short(request, task) else nullcontext():
             for name in compiled_for(request):
                 importlib.import_module(name)
+        # PEFT takes for granted that transformers has imported DTensor
+        alone = request.world == 1 and request.train != "adapter"
+        if alone and SOURCES[request.source].package == "transformers":
+            name = "transformers"
+            placeholders.import_undistributed()
         for name in imports_of(request):
             module, _, function = name.partition(":")
             imported = importlib.import_module(module)
@@ -195,6 +202,12 @@ def prepare(request: Request) -> None:
         raise explain_import(name, error) from error
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the child
     gc.enable()
+
+
+def _is_short(request: Request, task: str) -> bool:
+    """Return True if plain Python replays sooner than Numba is imported."""
+    cells = len(request.dtypes) * len(request.batches)
+    return task in REPLAYED and request.source in _SHORT and cells < _CELLS_WORTH_COMPILING
 
 
 def _versions() -> dict[str, str]:
