@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sizer.base.errors import TraceError
+from sizer.base.errors import JobError, SizerError, TraceError
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import terminal_width
-from sizer.commands.waiting import MakeClient, answers_alone, shown_progress, wait
+from sizer.commands.waiting import MakeClient, answers_alone, raise_ended, shown_progress, wait
 from sizer.service.kept_reports import REPORT, KeptReports, is_whole
 from sizer.service.tape_folder import default_folder
 
@@ -52,17 +53,29 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         print(text, end="")
         return 0
     if (report := kept.find(query)) is not None or not answers_alone(make_client):
-        text, failures, fits = _ask_server(query, report, form, width, kept, make_client)
+        found = _ask_server(query, report, form, width, kept, make_client)
     else:
-        text, failures, fits = _ask_worker(query, form, width, kept)
-    print(text, end="")
-    if failures:
+        found = _ask_worker(query, form, width, kept)
+    print(found.text, end="")
+    if found.ended is not None:
+        raise_ended(found.ended, "above is what it had found")
+    if found.failures:
         raise TraceError(
             "the model was counted, but no step could be traced",
-            given=", ".join(failures),
-            todo=next(iter(failures.values())),
+            given=", ".join(found.failures),
+            todo=next(iter(found.failures.values())),
         )
-    return NO_FIT if judges and not fits else 0
+    return NO_FIT if judges and not found.fits else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A report's text, its failures if no step could be traced, whether all fits, and the error that ended it early."""
+
+    text: str
+    failures: dict[str, str]
+    fits: bool
+    ended: SizerError | None = None
 
 
 def _form(options: argparse.Namespace) -> str:
@@ -71,8 +84,9 @@ def _form(options: argparse.Namespace) -> str:
     return "explained" if options.explain else "text"
 
 
-def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> tuple[str, dict[str, str], bool]:
-    """Return what a worker makes: a report's text, its failures if no step could be traced, and whether all fits."""
+def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> _Found:
+    """Return what a worker makes."""
+    from sizer.processes.wire import error_from_wire
     from sizer.service.local.asking import ask
 
     with shown_progress() as show:
@@ -80,23 +94,32 @@ def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> 
     if answer["report"] is not None:
         kept.keep_text(query, REPORT, answer["report"])
         kept.keep_text(query, f"{form}-{width}", answer["text"])
-    return answer["text"], answer["failures"], answer["fits"]
+    ended = None if answer["ended"] is None else error_from_wire(answer["ended"])
+    return _Found(text=answer["text"], failures=answer["failures"], fits=answer["fits"], ended=ended)
 
 
 def _ask_server(
     query: str, report: Report | None, form: str, width: int | None, kept: KeptReports, make_client: MakeClient
-) -> tuple[str, dict[str, str], bool]:
+) -> _Found:
     """Return the same of a report that is known in another form, or that a job server makes."""
     from sizer.commands.report_text import format_as
 
+    ended = None
     if report is None:
         with contextlib.closing(make_client()) as client:
-            report = wait(client.submit(query))
+            job = client.submit(query)
+            try:
+                report = wait(job)
+            except JobError as error:
+                if job.partial is None or not job.partial.estimates:
+                    raise
+                report, ended = job.partial, error
         kept.keep(query, report)
     text = format_as(report, form, width)
     if is_whole(report):
         kept.keep_text(query, f"{form}-{width}", text)
-    return text, report.failures if not report.estimates else {}, report.all_fit
+    failures = {} if report.estimates else report.failures
+    return _Found(text=text, failures=failures, fits=report.all_fit, ended=ended)
 
 
 COMMANDS = {"estimate": (add_arguments, run)}

@@ -1,8 +1,10 @@
 """The worker of the command `estimate`: make the report on one query, and write it as text in the form that was asked for.
 
     stdin    {"query": ..., "config_text": null, "form": "json", "width": null}
-    stdout   {"progress": ...}, {"answer": {"text": ..., "report": encoded or null, "failures": {...}, "fits": true}} or
-             {"error": ...}
+    stdout   {"progress": ...}, {"answer": {"text": ..., "report": encoded or null, "failures": {...}, "fits": true, "ended": null}}
+             or {"error": ...}
+
+`ended` is the error that ended the job early; the text is then of what it had found.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 
 from sizer.base.errors import JobError, SizerError
 from sizer.processes.child import write
@@ -31,10 +34,7 @@ def main() -> None:
 
     try:
         message = from_line(sys.stdin.buffer.readline())
-        data = answer(
-            "estimate", message["query"], message["config_text"], settings, lambda text: say({"progress": text})
-        )
-        say({"answer": _present(data, message["form"], message["width"])})
+        say({"answer": _answer(message, settings, lambda text: say({"progress": text}))})
     except SizerError as error:
         say({"error": error_to_wire(error)})
     except BrokenPipeError:
@@ -45,22 +45,39 @@ def main() -> None:
     os._exit(0)
 
 
-def _present(data: dict, form: str, width: int | None) -> dict:
-    """Return a report's text, its encoded data if it is whole, its failures if no step was traced, and whether all fits."""
+def _answer(message: dict, settings: Settings, show: Callable[[str], None]) -> dict:
+    """Return the answer to a message: what a job had found if it was ended."""
+    form, width = message["form"], message["width"]
+    parts: list[dict] = []
+    try:
+        data = answer("estimate", message["query"], message["config_text"], settings, show, show_part=parts.append)
+    except JobError as error:
+        if not any(part["estimates"] for part in parts):
+            raise
+        return _present(parts, form, width) | {"ended": error_to_wire(error)}
+    return _present([data], form, width)
+
+
+def _present(parts: Sequence[dict], form: str, width: int | None) -> dict:
+    """Return the text of a report that came in parts, its encoded data if it is whole, its failures if no step was traced, and
+    whether all fits."""
     from sizer.base.codec import DecodeError
     from sizer.commands.report_text import format_as
     from sizer.report.report import Report
     from sizer.service.kept_reports import is_whole
 
     try:
-        report = Report.from_dict(data)
+        report, *later = map(Report.from_dict, parts)
     except DecodeError as error:
         raise JobError(f"the job's answer is not what was expected ({str(error)[:200]})") from None
+    for part in later:
+        report = part.after(report)
     return {
         "text": format_as(report, form, width),
-        "report": json.dumps(data) if is_whole(report) else None,
+        "report": json.dumps(parts[-1]) if is_whole(report) else None,
         "failures": report.failures if not report.estimates else {},
         "fits": report.all_fit,
+        "ended": None,
     }
 
 

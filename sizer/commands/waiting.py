@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sizer.base.errors import SizerError, TimeLimitError
 from sizer.catalogue.modes import MODES
@@ -109,9 +109,14 @@ def print_growing(
             ended = error
     plain = encode(found)
     print_list(options, plain if under is None else {under: plain}, map(to_printable, lines(found, terminal_width())))
-    if isinstance(ended, TimeLimitError):
-        todo = f"the same command goes on from here; {JOB_SECONDS.name} gives a job more seconds"
-        raise TimeLimitError(ended.what, todo=todo) from ended
     if ended is not None:
-        raise ended
+        raise_ended(ended, "the same command goes on from here")
     return 0
+
+
+def raise_ended(ended: SizerError, found: str) -> NoReturn:
+    """Raise the error that ended a job after something was printed; `found` says what that is if time was the limit."""
+    if isinstance(ended, TimeLimitError):
+        todo = f"{found}; {JOB_SECONDS.name} gives a job more seconds"
+        raise TimeLimitError(ended.what, todo=todo) from ended
+    raise ended

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from sizer.base import errors
 from sizer.base.errors import Refusal, RequestError
@@ -46,6 +47,17 @@ def report(job: dict, channel) -> dict:
     request = parse_query(job["query"])
     failures = {"float16": "nobody can trace this"} if "float16" in request.dtypes else {}
     return report_for(request, failures=failures).to_dict()
+
+
+def found_one_by_one(job: dict, channel) -> dict:
+    """Tells a report of one cell after the other, and then holds."""
+    from sizer.base.codec import encode
+    from tests.ui.reports import report_for
+
+    request = parse_query(job["query"])
+    for batch in request.batches:
+        channel.partial(encode(replace(report_for(replace(request, batches=(batch,))), pending=request.dtypes)))
+    return hold(None, channel.progress)
 
 
 def hold_always(job: dict, channel) -> dict:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from sizer.__main__ import main
+from sizer.base.errors import TimeLimitError
 from sizer.estimating.estimator import estimate
+from sizer.processes.wire import error_to_wire
 from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.service.tape_folder import FOLDER_VARIABLE
@@ -180,6 +182,29 @@ def answered(call: str, tapes: Path | str = "") -> str:
 )
 def test_every_end_of_a_child_is_an_answer(call, said):
     assert said in answered(call)
+
+
+STOPPED = """
+from sizer.commands.estimate_worker import _answer
+from sizer.service.settings import Settings
+settings = Settings(function="tests.service.scripted:found_one_by_one", readable=({tests!r},), tapes="", wall_seconds=3)
+message = {{"query": {query!r}, "config_text": None, "form": "csv", "width": None}}
+found = _answer(message, settings, lambda text: None)
+print([line.split(",")[:2] for line in found["text"].splitlines()], found["report"], found["ended"]["kind"])
+"""
+
+
+def test_what_a_job_had_found_is_shown_when_it_is_ended(monkeypatch, capsys):
+    said = run_python(STOPPED.format(tests=TESTS, query="arch=torchvision:resnet18&dtype=float32&batch=1,2"))
+    assert said == "[['dtype', 'batch'], ['float32', '1'], ['float32', '2']] None TimeLimitError\n"
+
+    ended = {"text": "a report\n", "report": None, "failures": {}, "fits": True, "ended": error_to_wire(TimeLimitError("long"))}
+    monkeypatch.setattr("sizer.service.local.asking.ask", lambda *asked: ended)
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    assert main(["estimate", SMALL]) == TimeLimitError.exit_status
+    printed = capsys.readouterr()
+    assert printed.out == "a report\n"
+    assert "SIZER_JOB_SECONDS" in printed.err
 
 
 def test_a_cell_that_was_kept_is_not_made_again_after_a_crash_of_the_file(tmp_path):

@@ -59,6 +59,7 @@ def answer(
     settings: Settings,
     show: Callable[[str], None],
     *,
+    show_part: Callable[[dict], None] | None = None,
     prepares: bool = True,
 ) -> dict:
     """Return the plain data of a task's result (`sizer.service.tasks`) on one question.
@@ -69,6 +70,7 @@ def answer(
         config_text: The config of an architecture from the hub.
         settings: Limits, the folder of tapes, and the function that the child calls.
         show: Called with each line of progress.
+        show_part: Called with the data of what is new of the result so far.
         prepares: False for a function that needs no torch.
 
     Raises:
@@ -78,8 +80,8 @@ def answer(
     access = access_of(task, query, config_text, edition_of(_versions()))
     folder = TapeFolder(settings.tapes) if settings.tapes else None
     kept = access.readable(folder.read(access.architecture)) if folder and access else {}
-    job = {"task": task, "query": query, "config_text": config_text, "partials": False, "kept": kept}
-    worker = _Worker(settings, access, folder, show)
+    job = {"task": task, "query": query, "config_text": config_text, "partials": show_part is not None, "kept": kept}
+    worker = _Worker(settings, access, folder, show, show_part)
     if prepares and task in REPLAYED and kept and request.compile is None:
         show("replaying what is kept")
         prepare_replay(request, kept)
@@ -101,9 +103,15 @@ class _Worker:
     """Runs children for one question, keeps what they trace, and tells how the last one ended."""
 
     def __init__(
-        self, settings: Settings, access: Access | None, folder: TapeFolder | None, show: Callable[[str], None]
+        self,
+        settings: Settings,
+        access: Access | None,
+        folder: TapeFolder | None,
+        show: Callable[[str], None],
+        show_part: Callable[[dict], None] | None,
     ) -> None:
         self._settings, self._access, self._folder, self._show = settings, access, folder, show
+        self._show_part = show_part
         self._failure: JobError | None = None
         self._status = 0
 
@@ -121,6 +129,8 @@ class _Worker:
                     _keep(self._folder, self._access, message["keep"])
                 elif "progress" in message:
                     self._show(message["progress"])
+                elif "partial" in message and self._show_part is not None:
+                    self._show_part(message["partial"])
                 elif "error" in message:
                     raise error_from_wire(message["error"])
                 elif "result" in message:
