@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.sources import SOURCES
@@ -15,12 +16,13 @@ from sizer.decision.serving import served_ranks
 from sizer.distributed.described_gpus import PER_HOST
 from sizer.estimating.kept import Kept
 from sizer.estimating.model import Progress
-from sizer.query.request import Request, check_eager
+from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query, parse_query
 from sizer.report.decision import RankReport, RankRow, with_largest
 from sizer.report.weighing import weigh_peak
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
+WHOLE = "does not fit: each holds weights and gradients of"
 PIPELINES = (
     8,
 )  # hosts that layers are split among: every kind of stage is traced, of an 8B in some five seconds for each number
@@ -69,7 +71,7 @@ def ranks(
     while left:
         way, *left = left
         report_progress(f"{way.title} on {way.gpus}, {len(asked) - len(left)} of {len(asked)}")
-        row = _row(way, cells)
+        row = hopeless(way, report.rows) or _row(way, cells)
         if way.request.pp > 1 and row.cell is None:
             left = [other for other in left if other.request.pp < way.request.pp]
         report = replace(report, rows=(*report.rows, row), pending=_queries(left))
@@ -124,7 +126,7 @@ def _with_changes(
     report: RankReport, request: Request, asked: list[Way], cells: Cells, progress: Progress
 ) -> Iterator[RankReport]:
     """Yield the report with rows of the smallest change that makes the work fit, on the fewest GPUs on which it then does."""
-    traced = {(row.gpus, row.title) for row in report.rows if row.cell is not None}
+    traced = {(row.gpus, row.title) for row in report.rows if row.cell is not None or row.reason.startswith(WHOLE)}
     for change in changes(request, cells):
         if change.title == CHECKPOINTING:
             continue  # tried already
@@ -205,9 +207,26 @@ def _queries(asked: list[Way]) -> tuple[str, ...]:
     return tuple(format_query(way.request) for way in asked)
 
 
+def _untraced(way: Way) -> RankRow:
+    return RankRow(
+        parallel=way.request.parallel, title=way.title, gpus=way.gpus, query=format_query(way.request)
+    )
+
+
+def hopeless(way: Way, rows: Iterable[RankRow]) -> RankRow | None:
+    """Return the row of a way that surely does not fit, as on fewer GPUs each rank holds more than its device has of what the way
+    does not share; None if that is not known. It takes seconds to trace a deep model for each number of GPUs."""
+    fewer = next((row for row in rows if row.parallel == way.request.parallel and row.at_peak and not row.change), None)
+    if way.request.parallel != "zero1" or fewer is None:
+        return None
+    whole = sum(fewer.at_peak.get(kind, 0) for kind in ("parameter", "gradient"))
+    if whole <= gpu_of(way.request).total_bytes:
+        return None
+    return replace(_untraced(way), reason=f"{WHOLE} {format_bytes(whole)}")
+
+
 def _row(way: Way, cells: Cells) -> RankRow:
-    query = format_query(way.request)
-    row = RankRow(parallel=way.request.parallel, title=way.title, gpus=way.gpus, query=query)
+    row = _untraced(way)
     try:
         asked = checked(way.request)
         return replace(

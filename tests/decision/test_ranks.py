@@ -11,10 +11,10 @@ import pytest
 from sizer.base.codec import decode, encode
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
-from sizer.decision.ranks import ranks, ways
+from sizer.decision.ranks import hopeless, ranks, ways
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
-from sizer.report.decision import RankReport, describe_fewest
+from sizer.report.decision import RankReport, RankRow, describe_fewest
 from tests.decision.questions import TWO_LAYERS, anew
 from tests.tracing.models import LLAMA
 
@@ -58,6 +58,23 @@ def test_a_row_is_what_asking_for_it_gives(grown):
             assert row.cell == anew(row.query), row.title
         assert sum(row.at_peak.values()) == pytest.approx(row.cell.peak_allocated_bytes, rel=0.01)
         assert list(row.at_peak.values()) == sorted(row.at_peak.values(), reverse=True)
+
+
+def test_a_way_that_keeps_more_whole_than_a_device_has_is_not_traced_for_more_gpus():
+    request = parse_query("arch=hf:qwen3-0.6b&seq=64&dtype=float32&batch=1&gpu=custom:2GiB@8.0")
+    by_zero1 = {way.gpus: way for way in ways(request) if way.request.parallel == "zero1"}
+    whole = 596_049_920 * 4
+    first = RankRow(parallel="zero1", title="ZeRO-1", gpus=2, query="", at_peak={"parameter": whole, "gradient": whole})
+    row = hopeless(by_zero1[8], [first])
+    assert (row.gpus, row.cell, row.title) == (8, None, "ZeRO-1")
+    assert row.reason.startswith("does not fit")
+    assert len(row.reason) <= 60  # of a table's column
+    assert estimate(parse_query(row.query)).estimates[0].fits is False
+    for other in (first, replace(first, change="with checkpointing"), replace(first, parallel="ddp")):
+        smaller = replace(other, at_peak={"parameter": 2**30, "gradient": 2**30})
+        assert hopeless(by_zero1[8], [smaller]) is None
+    assert hopeless(by_zero1[8], [replace(first, change="with checkpointing")]) is None
+    assert hopeless(next(way for way in ways(request) if way.request.parallel == "fsdp"), [first]) is None
 
 
 def test_the_largest_batch_is_that_of_the_fewest_that_fit(grown):
