@@ -17,7 +17,7 @@ from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
-EVERY = 24  # exhaustive tests to one that CI runs
+EVERY, EVERY_BROWSER = 48, 3  # exhaustive tests to one that CI runs, and those in a browser
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
     "browser", "decision", "null_driver",
@@ -49,17 +49,19 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --exhaustive and --full."""
-    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set one in 24 of these runs")
+    """Add --exhaustive, --full and --one-in."""
+    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set some of these run")
+    parser.addoption("--one-in", type=int, default=1, help="run one in so many tests, by their names")
     parser.addoption("--full", action="store_true", help="run tests that need packages outside of requirements.txt, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of SLOW. Leave out tests marked exhaustive or full, unless an option asks for them; CI samples the former."""
+    one_in = config.getoption("one_in")
     everything, full, in_ci = config.getoption("exhaustive"), config.getoption("full"), bool(os.environ.get("CI"))
 
     def runs(item: pytest.Item) -> bool:
-        if item.get_closest_marker("full") and not full:
+        if (item.get_closest_marker("full") and not full) or not _is_one_in(one_in, item.nodeid):
             return False
         return everything or not item.get_closest_marker("exhaustive") or (in_ci and is_sampled(item.nodeid))
 
@@ -73,8 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_sampled(name: str) -> bool:
-    """Return True if CI runs an exhaustive test: one in EVERY by its name, and all in a browser. `.ci/full` runs all of them."""
-    return name.startswith("tests/browser/") or crc32(name.encode()) % EVERY == 0
+    """Return True if CI runs an exhaustive test: one in EVERY by its name, more in a browser. `.ci/full` runs all of them."""
+    return _is_one_in(EVERY_BROWSER if name.startswith("tests/browser/") else EVERY, name)
+
+
+def _is_one_in(count: int, name: str) -> bool:
+    return crc32(name.encode()) % count == 0
 
 
 class OneWorkerAFile(LoadScopeScheduling):
