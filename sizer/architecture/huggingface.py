@@ -9,7 +9,6 @@ import sys
 import warnings
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from sizer.architecture.sizes import (
 from sizer.architecture.special_tokens import with_special_tokens
 from sizer.base.config_json import read_config
 from sizer.base.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
+from sizer.base.versions import installed
 from sizer.catalogue.modes import MODES, TEXT
 from sizer.catalogue.presets import find_preset
 from sizer.query.request import Request
@@ -279,7 +279,7 @@ def _attention_note(cls: type[PreTrainedModel], attention: str) -> tuple[str, ..
 
 def _repair_note(cls: type[PreTrainedModel]) -> tuple[str, ...]:
     repaired = cls.__name__ in REPAIRS and "outputs.image_outputs" in inspect.getsource(cls.forward)
-    return (REPAIRED.format(version=version("transformers"), name=cls.__name__),) if repaired else ()
+    return (REPAIRED.format(version=installed("transformers"), name=cls.__name__),) if repaired else ()
 
 
 def _loss(module: nn.Module, example: Example) -> Tensor:

@@ -45,11 +45,22 @@ def format_version(one: Version) -> str:
 
 
 @cache
+def installed(package: str) -> str:
+    """Return the version of an installed package, which importlib.metadata looks for by parsing all that the package says.
+
+    Raises:
+        PackageNotFoundError: There is no such package.
+    """
+    from importlib.metadata import distribution  # slow to import, and a kept answer does not need it
+
+    found = distribution(package)
+    line = re.search(r"^Version: (\S+)$", found.read_text("METADATA") or "", re.MULTILINE)
+    return found.version if line is None else line[1]
+
+
 def installed_version() -> Version:
     """The installed PyTorch's (major, minor)."""
-    from importlib.metadata import version  # slow to import, and a kept answer does not need it
-
-    major, minor = version("torch").split(".")[:2]
+    major, minor = installed("torch").split(".")[:2]
     return int(major), int(minor)
 
 

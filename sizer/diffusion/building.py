@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Collection
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from sizer.base.errors import BuildError, quote
+from sizer.base.versions import installed
 from sizer.diffusion.bundle import GUIDER, SCHEDULER, TOKENIZER, Bundle, Part, needs_inputs
 from sizer.diffusion.tokens import UnknownImages, UnknownWords, UnknownWordsAndImages
 
@@ -113,7 +113,7 @@ def _class(library: Any, name: str, what: str) -> Any:
     kind = getattr(library, name, None)
     if kind is None:
         raise BuildError(
-            f"the installed {library.__name__} {version(library.__name__)} has no such {what}",
+            f"the installed {library.__name__} {installed(library.__name__)} has no such {what}",
             given=quote(name),
             todo=f"upgrade {library.__name__}, or check model_index.json",
         )

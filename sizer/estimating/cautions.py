@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from sizer.base import versions as pytorch
@@ -30,7 +29,7 @@ def versions() -> dict[str, str]:
 def _read_versions() -> dict[str, str]:
     extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
     packages = ("torch", *(source.package for source in offered_sources()), *extras)
-    return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
+    return {"sizer": pytorch.SIZER, **{name: pytorch.installed(name) for name in packages}}
 
 
 def target(device: Device) -> dict[str, str]:

@@ -82,6 +82,9 @@ def _states(folder: str) -> Iterator[tuple[str, int, int, int, int]]:
             yield entry.path, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
-def edition_of(versions: Mapping[str, str]) -> str:
-    """Return a text for all that answers depend on except the question: versions of packages, and this package's code and data."""
-    return json.dumps([dict(versions), code_digest()])
+def edition_of(versions: Mapping[str, str], folder: str = "") -> str:
+    """Return a text for all that answers depend on except the question: versions of packages, and this package's code and data.
+
+    With a folder the digest of these is kept there.
+    """
+    return json.dumps([dict(versions), kept_digest(Path(folder)) if folder else code_digest()])

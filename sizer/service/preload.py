@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from sizer.base.errors import JobError, SizerError
+from sizer.base.versions import installed
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.query.text import parse_query
 
@@ -70,7 +71,7 @@ def explain_import(name: str, error: Exception) -> JobError:
 
 def _installed(name: str) -> str:
     try:
-        return importlib.metadata.version(name)
+        return installed(name)
     except importlib.metadata.PackageNotFoundError:
         return "(not installed)"
 

@@ -113,11 +113,12 @@ def postpone(tape: Tape, positions: Mapping[int, int]) -> tuple[Tape, Callable[[
         The tape, and the function from a position of its old order to that of the new one. The tape itself if nothing moves,
         or if it has loops, whose steps are written once.
     """
+    if not positions or tape.loops:
+        return tape, lambda position: position
     order = np.asarray(tape.order, np.int64)
-    released = {~int(order[at]): int(at) for at in np.flatnonzero(order < 0)} if positions and not tape.loops else {}
-    moved = {
-        released[block]: position for block, position in positions.items() if released.get(block, position) < position
-    }
+    at = _places(tape, ~order)
+    released = {block: int(at[block]) for block in positions if block < len(at) and at[block] >= 0}
+    moved = {released[block]: position for block, position in positions.items() if released.get(block, position) < position}
     if not moved:
         return tape, lambda position: position
     keys = 2 * np.arange(len(order)) + 1
@@ -129,6 +130,14 @@ def postpone(tape: Tape, positions: Mapping[int, int]) -> tuple[Tape, Callable[[
         return int(np.searchsorted(ascending, 2 * position))
 
     return replace(_at_other_positions(tape, moved_to), order=array("q", order[new].tobytes())), moved_to
+
+
+def _places(tape: Tape, events: np.ndarray) -> np.ndarray:
+    """Return by block its position among events, in which other events are negative; -1 if it is none of them."""
+    found: np.ndarray = np.full(len(tape.sizes), -1)
+    positions = np.flatnonzero(events >= 0)
+    found[events[positions]] = positions
+    return found
 
 
 def _at_other_positions(tape: Tape, moved_to: Callable[[int], int]) -> Tape:
@@ -150,10 +159,10 @@ def _release_positions(tape: Tape, *, across_steps: bool) -> dict[int, int]:
     end = _end_of_step(tape)
     if end is None or not tape.outputs:
         return {}
-    at = {event: position for position, event in enumerate(tape.order) if event >= 0}
+    at = _places(tape, np.asarray(tape.order, np.int64))
     # The last step ends with the tape: before its last event, so that outputs are no part of what is left.
     known = [
-        max((at[block] for block in blocks), default=0) + 1 for blocks in tape.outputs
+        max((int(at[block]) for block in blocks), default=0) + 1 for blocks in tape.outputs
     ]  # where each pass has returned
     found: dict[int, int] = {}
     for number, blocks in enumerate(zip(tape.outputs, tape.graphs, strict=True)):

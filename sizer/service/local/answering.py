@@ -12,10 +12,10 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from sizer.base.errors import JobError, SizerError
+from sizer.base.versions import installed
 from sizer.catalogue.adapters import IMPORT, PACKAGE
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.sources import SOURCES, offered_sources
@@ -77,7 +77,7 @@ def answer(
         SizerError: The error of the job, or why it ended without a result.
     """
     request = parse_query(query)
-    access = access_of(task, query, config_text, edition_of(_versions()))
+    access = access_of(task, query, config_text, edition_of(_versions(), settings.tapes))
     folder = TapeFolder(settings.tapes) if settings.tapes else None
     kept = access.readable(folder.read(access.architecture)) if folder and access else {}
     job = {"task": task, "query": query, "config_text": config_text, "partials": show_part is not None, "kept": kept}
@@ -223,7 +223,7 @@ def _is_short(request: Request, task: str) -> bool:
 def _versions() -> dict[str, str]:
     """Return the versions of all packages that answers depend on."""
     extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
-    return {name: version(name) for name in ("torch", *(source.package for source in offered_sources()), *extras)}
+    return {name: installed(name) for name in ("torch", *(source.package for source in offered_sources()), *extras)}
 
 
 def _keep(folder: TapeFolder, access: Access, kept: dict) -> None:
