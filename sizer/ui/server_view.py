@@ -193,13 +193,14 @@ def budget_chart(served: Served) -> alt.LayerChart:
         rows.append({"part": name, "start": start / GIB, "end": (start + size) / GIB, "size": GIBIBYTES.text(size)})
         start += size
     colours = alt.Scale(domain=list(parts), range=[BAR[name] for name in parts])
+    legend = alt.Legend(orient="bottom", title=None, columns=3)  # a phone has room for three
     bars = (
         alt.Chart(pd.DataFrame(rows))
         .mark_rect()
         .encode(
             x=alt.X("start:Q", title="GiB", scale=alt.Scale(domain=[0, max(start, served.budget_bytes) / GIB], nice=False)),
             x2="end:Q",
-            color=alt.Color("part:N", scale=colours, legend=alt.Legend(orient="bottom", title=None)),
+            color=alt.Color("part:N", scale=colours, legend=legend),
             tooltip=[alt.Tooltip("part:N"), alt.Tooltip("size:N")],
         )
     )
