@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -71,7 +71,8 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
     }
     sizes = np.asarray(tape.sizes, np.int64)
     # a library's answers are on no line: they stay as they are
-    grows = ~np.isin(step.blocks, [block for query in tape.size_queries for block in query.blocks])
+    asked = np.fromiter(chain.from_iterable(query.blocks for query in tape.size_queries), np.int64)
+    grows = ~np.isin(step.blocks, asked)
     return Repetition(
         count=loop.count,
         events=np.asarray(tape.order[loop.begin : loop.end], np.int64),

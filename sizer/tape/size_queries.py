@@ -62,15 +62,21 @@ class AffineSizeQuery:
 
 
 def by_block(queries: Iterable[SizeQuery]) -> dict[int, Asked]:
-    """Kind, words and numbers for each block that has a size query."""
-    return {block: (q.kind, q.words, q.numbers) for q in queries for block in q.blocks}
+    """Kind, words and numbers for each block that has a size query, the same object for all blocks of a query."""
+    found: dict[int, Asked] = {}
+    for query in queries:
+        found.update(dict.fromkeys(query.blocks, (query.kind, query.words, query.numbers)))
+    return found
 
 
 def gather(by_block: dict[int, Asked]) -> tuple[SizeQuery, ...]:
     """The size queries of blocks, equal ones once."""
     blocks: dict[Asked, list[int]] = {}
+    known: dict[int, list[int]] = {}  # by the number of an object: many blocks share one, which takes long to hash
     for block, query in by_block.items():
-        blocks.setdefault(query, []).append(block)
+        if (found := known.get(id(query))) is None:
+            found = known[id(query)] = blocks.setdefault(query, [])
+        found.append(block)
     return tuple(
         SizeQuery(kind=kind, words=words, numbers=numbers, blocks=tuple(places))
         for (kind, words, numbers), places in blocks.items()
@@ -91,8 +97,13 @@ def fit_size_queries(
         raise ValueError(f"block {block} has a size query at only one of the batches {batches[0]} and {batches[1]}")
     step = batches[1] - batches[0]
     blocks: dict[tuple, list[int]] = {}
-    for block, (kind, words, before) in first.items():
-        other_kind, other_words, after = second[block]
+    known: dict[tuple[int, int], list[int]] = {}  # by the numbers of two objects, as in `gather`
+    for block, query in first.items():
+        other = second[block]
+        if (found := known.get((id(query), id(other)))) is not None:
+            found.append(block)
+            continue
+        (kind, words, before), (other_kind, other_words, after) = query, other
         slopes = tuple([(b - a) // step for a, b in zip(before, after, strict=False)])
         on_line = len(before) == len(after) and all(
             a + slope * step == b for a, slope, b in zip(before, slopes, after, strict=True)
@@ -103,7 +114,8 @@ def fit_size_queries(
                 f"{other_kind} {other_words} {after} at batch {batches[1]}"
             )
         constant = tuple([a - slope * batches[0] for a, slope in zip(before, slopes, strict=True)])
-        blocks.setdefault((kind, words, constant, slopes), []).append(block)
+        found = known[id(query), id(other)] = blocks.setdefault((kind, words, constant, slopes), [])
+        found.append(block)
     return tuple(
         AffineSizeQuery(kind=kind, words=words, constant=constant, per_item=slopes, blocks=tuple(places))
         for (kind, words, constant, slopes), places in blocks.items()

@@ -91,8 +91,10 @@ class _Traces:
 def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
     """Return operators and modules of the blocks that are never released."""
     order = np.asarray(tape.order, np.int64)
-    lasting = np.setdiff1d(np.arange(len(tape.sizes)), ~order[order < 0]).tolist()
-    return Counter((tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]) for block in lasting)
+    lasting = np.ones(len(tape.sizes), np.bool_)
+    lasting[~order[order < 0]] = False
+    blocks = np.flatnonzero(lasting).tolist()
+    return Counter((tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]) for block in blocks)
 
 
 def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | None) -> AffineTape | PerSampleTape:
