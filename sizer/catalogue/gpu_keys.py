@@ -15,7 +15,7 @@ from functools import cache
 
 from sizer.base.errors import RefusedValueError, did_you_mean, letters, suggest
 from sizer.catalogue.contexts import Context, context_between
-from sizer.catalogue.gpus import GPUS, RANGED, Gpu
+from sizer.catalogue.gpus import GPUS, RANGED, Gpu, read_rows
 
 CUSTOM = "custom"
 EXAMPLE = "custom:24GiB@8.9"
@@ -23,6 +23,8 @@ CAPABILITIES: tuple[tuple[int, int], ...] = tuple(
     sorted({gpu.capability for gpu in GPUS.values() if gpu.maker == "NVIDIA" and gpu.capability is not None})
 )
 
+_MAKERS = ("", "nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "oam")
+_SAME_MEMORY, _SIMILAR_MEMORY = 0.003, 0.05  # shares by which a reported memory may differ
 _UNITS = {"MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
 _FORM = re.compile(
     r"custom:([0-9]{1,7}(?:\.[0-9]{1,3})?) ?(MiB|GiB|MB|GB)@([0-9]{1,2})\.([0-9])", re.ASCII | re.IGNORECASE
@@ -54,6 +56,42 @@ def find_gpu(key: str) -> Gpu:
 @cache
 def _by_letters() -> dict[str, str]:
     return {letters(key): key for key in GPUS}
+
+
+def key_of_driver(name: str, total_bytes: int | None = None) -> str | None:
+    """Return the key of a device by the name that a driver prints, None if the catalogue has none.
+
+    Args:
+        name: Such as "NVIDIA A100-SXM4-80GB"; separators do not count.
+        total_bytes: Memory of the device if it is known, which decides between sizes of one name.
+    """
+    known = {letters(row["driver_name"]): row["key"] for row in read_rows() if row["driver_name"]}
+    found = known.get(letters(name)) or _key_of_words(name, total_bytes)
+    if found is None or total_bytes is None:
+        return found
+    return found if abs(GPUS[found].total_bytes / total_bytes - 1) <= _SIMILAR_MEMORY else None
+
+
+def _key_of_words(name: str, total_bytes: int | None) -> str | None:
+    """Return the key that the first words of a name are, alone or with its memory; of several sizes the nearest."""
+    words = [word for word in re.split(r"[\s_-]+", name.lower()) if word not in _MAKERS]
+    sizes = [word for word in words if re.fullmatch(r"[0-9]{1,4}gb", word)]
+    begins = [words[:count] for count in range(len(words), 0, -1)]
+    for begin in (*begins, *(begin + sizes for begin in begins)):
+        if (found := _by_letters().get(letters("".join(begin)))) is not None:
+            return found
+    model = letters("".join(words))
+    alike = [key for key in GPUS if model and re.fullmatch(rf"{re.escape(model)}[0-9]+gb", letters(key))]
+    if len(alike) > 1 and total_bytes is not None:
+        alike.sort(key=lambda key: abs(GPUS[key].total_bytes - total_bytes))
+        return alike[0]
+    return alike[0] if len(alike) == 1 else None
+
+
+def keys_of_memory(total_bytes: int) -> list[str]:
+    """Return the keys of NVIDIA's and AMD's devices whose memory is within 0.3 % of a size, the nearest first."""
+    far = {key: abs(gpu.total_bytes / total_bytes - 1) for key, gpu in GPUS.items() if gpu.maker in ("NVIDIA", "AMD")}
+    return sorted((key for key in far if far[key] <= _SAME_MEMORY), key=lambda key: far[key])
 
 
 def is_custom(key: str) -> bool:

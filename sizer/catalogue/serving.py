@@ -8,6 +8,7 @@ AUTO = "auto"
 KV_DTYPES = (AUTO, "fp8")
 APIS = ("server", "offline")
 SAMPLERS = (AUTO, "sort", "triton", "flashinfer")
+SWITCHES = (AUTO, "0", "1")
 # Layouts that a server quantises to, or finds in a checkpoint; "checkpoint" and "full" are values of sizer.catalogue.weights.
 LAYOUTS = ("awq", "gptq", "fp8", "w8a8", "mxfp4")
 MAX_SEQS = 65_536
@@ -38,7 +39,10 @@ _ROWS = (
         title="vLLM",
         oldest=(0, 9, 0),
         newest=(0, 33, 0),
-        takes=(*_SHARED, "api", "sampler", "kv_bytes", "outside", "graphs", "kv", "tp", "engine_version", "weights"),
+        takes=(
+            *(*_SHARED, "api", "sampler", "prefix_caching", "kv_bytes", "outside", "graphs", "kv", "tp"),
+            *("engine_version", "weights"),
+        ),
     ),
     Engine(
         key="sglang",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sizer.base.config_json import canonical_config, decode_config
 from sizer.base.errors import ConfigError, HubError, RefusedValueError, RequestError, letters
 from sizer.catalogue.pipelines import is_pipeline_preset
-from sizer.catalogue.presets import find_preset
+from sizer.catalogue.presets import find_preset, list_presets
 
 Entry = Literal["names", "presets", "repository", "config"]
 
@@ -30,6 +30,8 @@ HUB_ADDRESS = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)/?(.*)", re.ASCII | re.IGNORECASE
 )
 _OF_REVISION = re.compile(r"(?:tree|(?:blob|resolve|raw)(?=/.+/config\.json$))/(.+?)(?:/config\.json)?/?", re.ASCII)
+_TUNED = re.compile(r"-(?:instruct|chat|it|base)$")
+_QUANTISED = re.compile(r"[-_](?:fp8(?:-dynamic)?|awq|gptq(?:-int[48])?|w8a8)$")
 EXAMPLE = "write for example arch=torchvision:resnet50"
 
 
@@ -118,6 +120,27 @@ def find_source(text: str) -> tuple[str, str] | None:
     if TORCHVISION_NAME.fullmatch(plain := letters(text)) and text.lower().replace("-", "") == plain:
         return "torchvision", plain  # ResNet-50
     return ("timm", text) if TIMM_NAME.fullmatch(text) else None
+
+
+def arch_of(repository: str) -> str | None:
+    """Return the architecture of a repository as a query names it: a preset if it has one; None for another text.
+
+    A folder is a preset if its name is that of the preset's repository, also with the layout of quantised weights at its end.
+    """
+    known = {preset.hub_id.lower(): preset.key for preset in list_presets()}
+    if (cached := re.search(r"models--([\w.-]{1,96}?)--([\w.-]{1,96})(?:/|$)", repository)) is not None:
+        repository = f"{cached[1]}/{cached[2]}"
+    text = repository.strip().lower().rstrip("/")
+    tuned = _TUNED.sub("", text)
+    if (key := known.get(text) or known.get(tuned)) is not None:
+        return f"hf:{key}"
+    if REPO_ID.fullmatch(repository):
+        return f"hub:{repository}"
+    folder = text.rpartition("/")[2]
+    names = {name.rpartition("/")[2]: key for name, key in known.items()}
+    plain = _QUANTISED.sub("", folder)
+    found = next((names[one] for one in (folder, plain, _TUNED.sub("", plain)) if one in names), None)
+    return f"hf:{found}" if found else None
 
 
 def _read_torchvision(value: str) -> dict[str, str | None]:

@@ -15,10 +15,10 @@ from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
 
 
-def add_query(parser: argparse.ArgumentParser, help: str) -> None:
+def add_query(parser: argparse.ArgumentParser, help: str, *, is_optional: bool = False) -> None:
     """Add the query, a flag for each of its keys, and `--config`, all of which `query_of` reads."""
-    parser.usage = "%(prog)s QUERY [--KEY VALUE ...] [OPTION ...]"
-    parser.add_argument("query", metavar="QUERY", help=help)
+    parser.usage = f"%(prog)s {'[QUERY]' if is_optional else 'QUERY'} [--KEY VALUE ...] [OPTION ...]"
+    parser.add_argument("query", metavar="QUERY", help=help, **({"nargs": "?", "default": ""} if is_optional else {}))
     parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json, or its folder, in the place of arch")
     keys = parser.add_argument_group("keys of QUERY", "each is a flag or a part of QUERY: --seq 2048 is &seq=2048")
     for key in _flags():

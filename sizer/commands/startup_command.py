@@ -1,4 +1,7 @@
-"""The command `startup`: what a server's startup log or error says, and how the plan for the same flags differs."""
+"""The command `startup`: what a server's startup log or error says, and how the plan for the same flags differs.
+
+The command that starts a server is read in the place of a log, and planned.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,18 @@ from sizer.base.errors import RequestError, quote
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient, wait
-from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, read_startup, refitted
-from sizer.serving.words import headline
+from sizer.serving.launch import Launch, is_launch, read_launch, with_command
+from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
+from sizer.serving.words import headline, sum_line
 
 STDIN = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, 'the model and the device: "arch=hf:qwen3-8b&gpu=a100-40gb"; flags are read from the log')
-    parser.add_argument("--log", metavar="FILE", default=STDIN, help="the log, or - for stdin (default)")
+    example = '"arch=hf:qwen3-8b&gpu=a100-40gb"'
+    add_query(parser, f"what the log does not say, or says otherwise, such as the device: {example}", is_optional=True)
+    parser.add_argument("--log", metavar="FILE", default=STDIN, help="the log, or the server's command; - for stdin (default)")
     parser.add_argument("--json", action="store_true", help="print the figures and the differences as JSON")
 
 
@@ -31,23 +36,63 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     Raises:
         RequestError: The log is of another program, or cannot be read.
     """
-    log = read_startup(_read(options.log))
-    query = _joined(query_of(options), log)
+    text = _read(options.log)
+    if is_launch(text) and not is_startup(text):
+        return _answer_launch(options, make_client, read_launch(text))
+    log = with_command(read_startup(text), text)
+    query, missing = _joined(query_of(options), log)
     _ask(options, query)
     with contextlib.closing(make_client()) as client:
         report = wait(client.submit(query))
     lines, constants = compare(log, report.serve), refitted(log, report.serve)
     if options.json:
         data = {"engine": log.engine, "figures": log.figures, "failure": log.failure, "query": query, "differences": lines}
-        print(json.dumps(data | {"refitted": constants}))
+        print(json.dumps(data | {"refitted": constants, "missing": missing, "remarks": log.remarks()}))
         return 0
-    said = [f"The log: {log.engine}{f', {log.failure}' if log.failure else ''}", *(f"  {line}" for line in lines)]
+    said = [f"The log: {log.engine}{f', {log.failure}' if log.failure else ''}"]
+    said += [f"  {line}" for line in (*lines, *log.remarks(), *missing)]
     asked = [f"The plan: {headline(report.serve)}", f"The question: {query}"]
     if constants:
         keys = "&".join(f"{key}={value}" for key, value in constants.items())
         asked.append(f"With this machine's own constants: {query}&{keys}")
     print(to_printable("\n".join([*said, *asked])))
     return 0
+
+
+def _answer_launch(options: argparse.Namespace, make_client: MakeClient, launch: Launch) -> int:
+    """Print what a command that starts a server was read as, and its plan.
+
+    Raises:
+        RequestError: Neither the command nor the query names a model.
+    """
+    query = query_of(options).removeprefix("?")
+    own = _keys(query)
+    if "arch" not in own and launch.arch is None:
+        given = f"the folder {quote(launch.model)}" if launch.model else "no model"
+        raise RequestError("the command's model is not known", given=given, todo="write arch=hf:… or hub:…")
+    items = ({} if launch.arch is None else {"arch": launch.arch}) | dict(launch.items)
+    read = [f"{key}={value}" for key, value in items.items() if key not in own]
+    query = "&".join([*read, *([query] if query else [])])
+    _ask(options, query)
+    with contextlib.closing(make_client()) as client:
+        report = wait(client.submit(query))
+    missing = [] if "gpu" in own else [f"device: a command does not name it, {report.gpu.key} is taken; write gpu="]
+    if options.json:
+        data = {"engine": launch.engine, "query": query, "read": dict(launch.read), "unmatched": launch.unmatched}
+        print(json.dumps(data | {"missing": missing}))
+        return 0
+    said = [f"The command: {launch.title}", *(f"  {given} → {means}" for given, means in launch.read)]
+    said += [f"  not counted: {line}" for line in launch.unmatched]
+    said += [f"  {line}" for line in missing]
+    said += [f"The plan: {headline(report.serve)}", f"  {sum_line(report.serve)}", f"The question: {query}"]
+    print(to_printable("\n".join(said)))
+    return 0
+
+
+def _keys(query: str) -> set[str]:
+    """Return the keys that a query has."""
+    own = {item.partition("=")[0] for item in query.split("&") if item}
+    return own | ({"arch"} if query and "=" not in query.partition("&")[0] else set())  # "qwen3-8b" alone
 
 
 def _ask(options: argparse.Namespace, query: str) -> None:
@@ -58,11 +103,21 @@ def _ask(options: argparse.Namespace, query: str) -> None:
     options.query = query
 
 
-def _joined(query: str, log: StartupLog) -> str:
-    """Return the query with the log's flags, except those that it has itself."""
-    own = {item.partition("=")[0] for item in query.removeprefix("?").split("&")}
+def _joined(query: str, log: StartupLog) -> tuple[str, list[str]]:
+    """Return the query with what the log says, except keys that it has itself, and a line for each thing that neither says.
+
+    Raises:
+        RequestError: Neither names a model.
+    """
+    query = query.removeprefix("?")
+    own = _keys(query)
+    missing = log.missing(own)
+    if "arch" not in own and log.arch is None:
+        raise RequestError("the log's model is not known", given=missing[0].partition("; ")[0], todo="write arch=hf:… or hub:…")
+    found = {"arch": log.arch, "gpu": log.gpu}
+    items = [f"{key}={value}" for key, value in found.items() if key not in own and value is not None]
     read = [item for item in log.query().split("&") if item.partition("=")[0] not in own]
-    return "&".join([query.removeprefix("?"), *read])
+    return "&".join([*items, *([query] if query else []), *read]), missing
 
 
 def _read(name: str) -> str:

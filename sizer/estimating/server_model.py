@@ -20,6 +20,7 @@ _ENCODER = re.compile(r"(?:^|\.)(visual|vision|audio|image)|(?:^|\.)encoder\.")
 _GROUPED = re.compile(r"\.(?:experts)\.")
 SERVED_ITEMSIZE = 2  # vllm/config/model.py, dtype="auto": float32 checkpoints are served in a 16-bit dtype
 POOLERS = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta-v2", "modernbert", "mpnet")
+IMAGE_ROPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # model types whose rotations have sections for images
 ENCODER_DECODERS = ("t5", "bart", "mt5", "umt5", "mbart", "pegasus", "marian")
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -69,7 +70,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         intermediate=_first(facts, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden,
         positions=positions,
         rotary=_rotary(facts, ropes, head),
-        rotary_rows=tuple(_rotary_rows(ropes, positions)),
+        rotary_rows=tuple(_rotary_rows(ropes, positions, of_images=model_type.startswith(IMAGE_ROPES))),
         weights=weights,
         layers=layers,
         experts=experts,
@@ -147,8 +148,10 @@ def _rotary(facts: Mapping[str, Any], ropes: Mapping[str, Any], head: int) -> in
     return int(head * float(nested.get("partial_rotary_factor") or facts.get("partial_rotary_factor") or 1))
 
 
-def _rotary_rows(ropes: Mapping[str, Any], positions: int) -> Iterator[int]:
+def _rotary_rows(ropes: Mapping[str, Any], positions: int, *, of_images: bool = False) -> Iterator[int]:
     """Yield the rows of each table of rotations: of a scaled one the tokens after scaling, of one for images four times as many.
+
+    Some configs of Qwen3-VL leave out the sections of images, which transformers' class then has by default.
 
     Source: vllm/model_executor/layers/rotary_embedding, linear_scaling_rope.py, yarn_scaling_rope.py, mrope.py; vLLM 0.33.
     """
@@ -156,7 +159,7 @@ def _rotary_rows(ropes: Mapping[str, Any], positions: int) -> Iterator[int]:
     for rope in nested:
         kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor") or 1
         original = _first(rope, "original_max_position_embeddings") or positions
-        if rope.get("mrope_section"):
+        if rope.get("mrope_section") or of_images:
             yield positions * 4
         elif kind in ("linear", "dynamic"):
             yield round(positions * factor)

@@ -182,7 +182,8 @@ def _checkpoint(request: Request, config: Mapping[str, Any] | None) -> Mapping[s
 def _profiled(flags: Flags) -> Flags:
     """Return the flags with those at one value that the profile run does not depend on."""
     return replace(
-        flags, util=1.0, max_model_len=1, layout=None, kv="auto", pp=1, kv_bytes=None, used_bytes=0, total_bytes=0, marlin=False
+        flags, util=1.0, max_model_len=1, layout=None, kv="auto", pp=1, kv_bytes=None, used_bytes=0, total_bytes=0, marlin=False,
+        prefix_caching=True
     )
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from sizer.catalogue.presets import PRESETS
-from sizer.catalogue.sources import REPO_ID
+from sizer.catalogue.sources import arch_of
 from sizer.pasted.plain_text import as_flag, as_number, as_text
 from sizer.pasted.question import Draft
 
@@ -60,15 +59,6 @@ def model(draft: Draft, name: str, value: object) -> bool:
         return False  # a folder
     draft.take(f"{name}: {text}", arch=arch)
     return True
-
-
-def arch_of(repository: str) -> str | None:
-    """Return the architecture of a repository as a query names it: a preset if it has one; None for the path of a folder."""
-    known = {preset.hub_id.lower(): preset.key for preset in PRESETS.values()}
-    tuned = re.sub(r"-(instruct|chat|it|base)$", "", repository.lower())
-    if (key := known.get(repository.lower()) or known.get(tuned)) is not None:
-        return f"hf:{key}"
-    return f"hub:{repository}" if REPO_ID.fullmatch(repository) else None
 
 
 def number(key: str, *, least: int = 1) -> Reader:

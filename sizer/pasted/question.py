@@ -18,11 +18,12 @@ class Question:
     """A config as a question. `items` are keys of a query with their values; `arch` is missing if the config names no model.
 
     `read` are the lines that were understood, `assumed` what was taken where the config is silent, `unmatched` the lines that have
-    no counterpart here, and `irrelevant` how many lines change no memory.
+    no counterpart here, and `irrelevant` how many lines change no memory. `kind` is a "config", or a "command" of a server.
     """
 
     title: str
     items: dict[str, str]
+    kind: str = "config"
     read: tuple[Line, ...] = ()
     assumed: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()

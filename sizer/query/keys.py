@@ -50,7 +50,7 @@ from sizer.catalogue.recipes import (
     TRANSFORMERS,
 )
 from sizer.catalogue.schedules import SCHEDULES
-from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
+from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS, SWITCHES
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.needs import (
@@ -880,6 +880,12 @@ KEYS: dict[str, Key] = {
         choice(SAMPLERS),
         allowed=f"{', '.join(SAMPLERS)}: how tokens are drawn in the profile run, with mode=serve",
         needs=of_engines("sampler"),
+    ),
+    "prefix_caching": _field(
+        "prefix_caching",
+        choice(SWITCHES),
+        allowed=f"{', '.join(SWITCHES)}: whether prefixes stay in the cache, for which vLLM keeps one more of each state",
+        needs=of_engines("prefix_caching"),
     ),
     "kv_bytes": _field(
         "kv_bytes",

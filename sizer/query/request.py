@@ -131,6 +131,7 @@ class Request:
     enforce_eager: bool = False
     api: str = "server"
     sampler: str = "auto"
+    prefix_caching: str = "auto"
     kv_bytes: int | None = None
     used: int = 0
     outside: int | None = None

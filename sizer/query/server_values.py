@@ -26,6 +26,10 @@ _UNITS = {
 }
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?B)?", re.ASCII | re.IGNORECASE)
 _MAX_BYTES = 2**50
+_KV_NAMES = {
+    **dict.fromkeys(("fp8e4m3", "fp8e5m2", "fp8inc"), "fp8"),
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), AUTO),
+}
 
 
 def read_engine(text: str) -> str:
@@ -62,8 +66,8 @@ def read_tokens(text: str) -> int:
 
 
 def read_length(text: str) -> int | str:
-    """The longest request in tokens, or "auto" for the longest that fits."""
-    return AUTO if text.lower() == AUTO else read_tokens(text)
+    """The longest request in tokens, or "auto" (vLLM's -1, too) for the longest that fits."""
+    return AUTO if text.lower() in (AUTO, "-1") else read_tokens(text)
 
 
 def read_size(text: str) -> int:
@@ -102,7 +106,7 @@ def format_want(want: tuple[int, int]) -> str:
 
 def read_kv(text: str) -> str:
     """The dtype of a server's KV cache."""
-    return choice(KV_DTYPES, {"fp8e4m3": "fp8", "bf16": AUTO, "bfloat16": AUTO})(text)
+    return choice(KV_DTYPES, _KV_NAMES)(text)
 
 
 def read_layout(text: str) -> dict[str, object]:

@@ -97,7 +97,9 @@ def answer_vllm(
         requests_at_once_high=at_once(plan.high.requests_at_once),
         longest=longest_of(plan, architecture, max(architecture.positions, flags.max_model_len)),
         starts=plan.starts,
-        command=vllm_command(model, flags, quantizes=flags.layout != architecture.quantization),
+        command=vllm_command(
+            model, flags, quantizes=flags.layout != architecture.quantization, has_states=architecture.has_states
+        ),
         message=server_message(plan, architecture),
         want=wanted(plan, architecture, want) if want is not None else None,
         levers=find_levers(changes, flags, outcome),

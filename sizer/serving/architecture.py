@@ -71,3 +71,8 @@ class Architecture:
     encoder_tokens: int = 0
     vision: tuple[int, int] | None = None
     uncounted: tuple[str, ...] = ()
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether a layer keeps a state of each request."""
+        return any(layer.kind == STATE for layer in self.layers)

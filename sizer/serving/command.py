@@ -7,7 +7,7 @@ import shlex
 from sizer.serving.flags import Flags
 
 
-def vllm_command(model: str, flags: Flags, *, quantizes: bool) -> str:
+def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool = False) -> str:
     """Return `vllm serve` with every flag.
 
     Args:
@@ -15,6 +15,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool) -> str:
         flags: The flags of the plan.
         quantizes: True if the weights are in another layout than the checkpoint's. vLLM quantises to FP8 as it loads; of other
             layouts a checkpoint is needed.
+        has_states: True for a model with states, whose prefixes are not cached unless that is asked for.
     """
     words = [
         *("vllm", "serve", model),
@@ -34,6 +35,8 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool) -> str:
         words += [name, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if flags.ep else []
     words += ["--kv-cache-dtype", flags.kv] if flags.kv != "auto" else []
+    if flags.prefix_caching == has_states:
+        words.append("--enable-prefix-caching" if flags.prefix_caching else "--no-enable-prefix-caching")
     words += ["--enforce-eager"] if flags.eager else []
     words += ["--quantization", "fp8"] if quantizes and flags.layout == "fp8" else []
     return shlex.join(words)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.serving import ENGINES, format_release
+from sizer.catalogue.serving import AUTO, ENGINES, format_release
 from sizer.query.request import Request
 from sizer.serving.architecture import Architecture
 from sizer.serving.rules import Release, Rules, rules_of
@@ -24,6 +24,7 @@ class Flags:
 
     `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
     Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
+    `prefix_caching` matters for models with states alone.
     """
 
     release: Release
@@ -88,6 +89,7 @@ class Flags:
             "kv_cache_memory_bytes": self.kv_bytes,
             "block_size": self.block,
             "quantization": self.layout,
+            "enable_prefix_caching": self.prefix_caching,
             "sampler": self.sampler,
             "usage": "offline" if self.offline else "server",
             "vocabulary": self.vocabulary,
@@ -150,6 +152,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     tokens = request.max_num_batched_tokens or tokens
     layout = layout_of(request, architecture)
     _check_layout(layout, architecture)
+    # vllm/config/model.py, is_prefix_caching_supported, 0.10.2 to 0.33: off by default for models with states
+    prefixes = not architecture.has_states if request.prefix_caching == AUTO else request.prefix_caching == "1"
     marlin = layout == "mxfp4" and (release < (0, 12, 0) or (gpu.capability or HOPPER) < HOPPER)
     return Flags(
         release=release,
@@ -169,6 +173,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         offline=offline,
         sampler=rules.sampler if request.sampler == "auto" else request.sampler,
         marlin=marlin,
+        prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,
         outside_bytes=request.outside,

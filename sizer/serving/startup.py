@@ -6,12 +6,14 @@ Read: vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5, as they print it; colours, process
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sizer.base.errors import RequestError
+from sizer.base.errors import RequestError, quote
 from sizer.base.units import GIB
+from sizer.catalogue.gpu_keys import key_of_driver, keys_of_memory
 from sizer.catalogue.serving import ENGINES
+from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
 
 MAX_CHARACTERS = 4_000_000
@@ -21,22 +23,36 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[0-9][0-9,]*(?:\.[0-9]+)?)"
 
 # Of each figure the texts that hold it, the newest wording first. What may repeat is bounded: a stranger's text is searched.
+_DEVICE = (
+    r"device_name=([A-Za-z][\w -]{1,60}?)(?:\.json|,)",
+    r"Found GPU0 ([A-Za-z][\w -]{1,60}?) which is of",
+    r"GPU 0: ([A-Za-z][\w -]{1,60}?)(?: \(UUID|\s*\n|\s*$)",
+    r"\|\s{1,4}0\s{2,4}([A-Za-z][\w -]{1,40}?)(?:\.\.\.)?\s{2,30}(?:On|Off) ",
+)
 _VLLM: dict[str, tuple[str, ...]] = {
-    "engine_version": (r"LLM engine \(v([0-9][0-9.]*)", r"vLLM API server version v?([0-9][0-9.]*)"),
-    "model": (r"engine \(v[^)]{0,40}\) with config:.{0,40}?model='([^']{1,300})'", r"'model(?:_tag)?': '([^']{1,300})'"),
+    "engine_version": (
+        r"LLM engine \(v([0-9][0-9.]*)",
+        r"vLLM API server version v?([0-9][0-9.]*)",
+        r"\]\s.{0,60}? version v?([0-9]+\.[0-9]+\.[0-9]+)",
+    ),
+    "model": (r"engine \(v[^)]{0,60}\) with config:\s.{0,40}?model='([^']{1,300})'", r"'model(?:_tag)?': '([^']{1,300})'"),
     "max_model_len": (r"max_seq_len=([0-9]+)", r"Using max model len ([0-9]+)", r"'max_model_len': ([0-9]+)"),
-    "tp": (r"tensor_parallel_size=([0-9]+)",),
-    "pp": (r"pipeline_parallel_size=([0-9]+)",),
-    "dp": (r"data_parallel_size=([0-9]+)",),
-    "layout": (r"quantization=([\w-]+)",),
-    "enforce_eager": (r"enforce_eager=(True|False)",),
-    "kv": (r"kv_cache_dtype=([\w.]+)",),
+    "tp": (r"tensor_parallel_size'?[=:] ?([0-9]+)",),
+    "pp": (r"pipeline_parallel_size'?[=:] ?([0-9]+)",),
+    "dp": (r"data_parallel_size'?[=:] ?([0-9]+)",),
+    "ep": (r"enable_expert_parallel'?[=:] ?(True)",),
+    "layout": (r"\bquantization'?[=:] ?'?(?!None)([\w-]+)",),
+    "enforce_eager": (r"enforce_eager'?[=:] ?(True|False)",),
+    "kv": (r"kv_cache_dtype'?[=:] ?'?([\w.]+)",),
+    "kv_bytes": (r"kv_cache_memory_bytes'?[=:] ?([0-9]+)",),
+    "prefix_caching": (r"enable_prefix_caching=(True|False)",),
+    "page_tokens": (r"Setting attention block size to ([0-9]+) tokens",),
     "max_num_batched_tokens": (r"max_num_batched_tokens'?[=:] ?([0-9]+)",),
     "max_num_seqs": (r"max_num_seqs'?[=:] ?([0-9]+)", r"warming up sampler with ([0-9]+) dummy requests"),
     "util": (
         r"'gpu_memory_utilization': ([0-9.]+)",
         r"gpu-memory-utilization[= ]([0-9.]+)",
-        r"memory utilization \(([0-9.]+),",
+        r"memory utilization (?:is )?\(([0-9.]+),",
     ),
     "weights_gib": (
         r"(?:Model loading|Loading model weights) took ([0-9.]+) Gi?B",
@@ -45,32 +61,66 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "cache_gib": (r"Available KV cache memory: (-?[0-9.]+) GiB", r"reserved for KV Cache is (-?[0-9.]+)GiB"),
     "kv_tokens": (rf"(?:GPU )?KV cache size: {_NUMBER} tokens",),
     "requests_at_once": (r"Maximum concurrency for [0-9,]+ tokens per request: ([0-9.]+)x",),
+    "profile_gib": (r"([0-9.]+) GiB for peak activation", r"PyTorch activation peak memory takes ([0-9.]+)GiB"),
+    "outside_gib": (r"([0-9.]+) GiB for non-torch memory", r"non_torch_memory takes ([0-9.]+)GiB"),
     "graphs_gib": (
         r"Graph capturing finished in [0-9]+ secs, took (-?[0-9.]+) GiB",
         r"Estimated CUDA graph memory: (-?[0-9.]+) GiB",
     ),
+    "encoder_items": (r"profiled with ([0-9]+) \w+ items? of the maximum feature size",),
     "sampler": (r"(Using FlashInfer for top-p)", r"(FlashInfer is not available)"),
     "needed_gib": (r"\(([0-9.]+) GiB KV\s+cache is needed",),
     "available_gib": (r"available KV cache\s+memory \((-?[0-9.]+) GiB\)",),
     "longest": (r"estimated maximum model length is ([0-9]+)",),
     "free_gib": (r"Free memory on device[^(]{0,40}\(([0-9.]+)/[0-9.]+ GiB\)",),
-    "total_gib": (r"Free memory on device[^(]{0,40}\([0-9.]+/([0-9.]+) GiB\)",),
+    "total_gib": (r"Free memory on device[^(]{0,40}\([0-9.]+/([0-9.]+) GiB\)", r"total_gpu_memory \(([0-9.]+)GiB\)"),
     "share_gib": (r"memory utilization (?:is )?\([0-9.]+, ([0-9.]+) GiB\)",),
+    "architecture": (r"Resolved architecture: (\w{1,80})",),
+    "device": _DEVICE,
 }
 _SGLANG: dict[str, tuple[str, ...]] = {
-    "model": (r"model_path='([^']{1,300})'",),
-    "max_model_len": (r"context_len=([0-9]+)",),
-    "tp": (r"tp_size=([0-9]+)",),
+    "engine_version": (
+        r"\bsglang(?:[-_ ]version)?[=: ]{1,3}v?([0-9]+\.[0-9]+\.[0-9]+)",
+        r"lmsysorg/sglang:v?([0-9]+\.[0-9]+\.[0-9]+)",
+    ),
+    "model": (r"model_path='([^']{1,300})'", r"\"model_path\": ?\"([^\"]{1,300})\""),
+    "max_model_len": (r"context_len=([0-9]+)", r"context_length=([0-9]+)"),
+    "tp": (r"\btp_size=([0-9]+)",),
+    "pp": (r"\bpp_size=([0-9]+)",),
+    "dp": (r"\bdp_size=([0-9]+)",),
     "util": (r"mem_fraction_static=([0-9.]+)",),
+    "layout": (r"\bquantization='([\w-]+)'", r"\bquant=(?!None)([\w-]+)"),
+    "kv": (r"kv_cache_dtype='([\w.]+)'",),
+    "enforce_eager": (r"disable_cuda_graph=(True|False)",),
+    "max_num_seqs": (r"max_running_requests=([0-9]+)(?![0-9]|, context_len)",),
     "max_num_batched_tokens": (r"chunked_prefill_size=([0-9]+)",),
-    "weights_gib": (r"Load weight end\..{0,300}?mem usage=([0-9.]+) GB",),
+    "weights_gib": (r"Load weight end\..{0,300}?mem usage=(-?[0-9.]+) GB",),
     "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..{0,100}?#tokens: ([0-9]+)"),
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
+    "device": _DEVICE,
 }
+# What a log says of and no plan counts: a text of it, and the words.
+_UNCOUNTED = (
+    (
+        r"speculative_config=(?!None)|'speculative_config': \{|speculative_algorithm='",
+        "speculative decoding: a draft model and its cache",
+    ),
+    (r"'enable_lora': True|enable_lora=True|lora_paths=\[|lora_config=(?!None)", "LoRA adapters: their slots"),
+    (r"'cpu_offload_gb': (?!0(?:\.0)?\b)|cpu_offload_gb=(?!0(?:\.0)?\b)[0-9]", "weights that are offloaded to the CPU"),
+    (
+        r"decode_context_parallel_size=(?!1\b)[0-9]|dcp_world_size [2-9]",
+        "decode context parallel: each rank keeps a part of each request",
+    ),
+    (r"'num_gpu_blocks_override': [0-9]", "num_gpu_blocks_override, which sets the cache"),
+    (r"enable_dp_attention=True", "DP attention of SGLang"),
+    (r"max_total_tokens=[0-9]", "max_total_tokens, which bounds the cache"),
+    (r"enable_sleep_mode=True|'enable_sleep_mode': True", "sleep mode, whose memory pool rounds each tensor"),
+    (r"platform (?:cpu|tpu|npu|xpu|hpu|neuron)\b|device_config=(?:cpu|npu|tpu|xpu|hpu)", "another backend than CUDA and ROCm"),
+)
 _FAILURES = (
     ("no memory for the cache", r"No available memory for the cache blocks"),
     ("one request of the longest length does not fit", r"KV\s{1,80}cache is needed, which is larger"),
-    ("the server's share of the memory was not free", r"Free memory on device"),
+    ("the server's share of the memory was not free", r"Free memory on device.{0,60}?is less than"),
     ("the sampler ran out of memory", r"out of memory occurred when warming up sampler"),
     ("not enough memory for the pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
     ("not enough memory for the pool", r"Loaded weights leave no GPU memory for the KV cache"),
@@ -95,19 +145,24 @@ _OTHERS = (
     ("LMDeploy", r"lmdeploy - (?:INFO|WARNING|ERROR)|\[TM\]\["),
     ("MLC LLM", r"mlc_llm"),
 )
-_LAYOUTS = {"fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "mxfp4": "mxfp4"}
+LAYOUTS_OF_FLAGS = {
+    **{"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "mxfp4": "mxfp4", "w8a8_int8": "w8a8"},
+    **{"gptq": "gptq", "gptq_marlin": "gptq", "w8a8_fp8": "fp8"},
+}
+_PLAIN_KV = ("auto", "bfloat16", "bf16", "float16", "half")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupLog:
     """Contents of a log: the engine, figures by name, and the failure, empty if there was none.
 
-    `figures` are numbers in GiB, tokens or counts, and words.
+    `figures` are numbers in GiB, tokens or counts, and words. `uncounted` names what the log says of and no plan counts.
     """
 
     engine: str
     figures: dict[str, float | str]
     failure: str = ""
+    uncounted: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -130,9 +185,66 @@ class StartupLog:
             keys.append("kv=fp8")
         if self.figures.get("enforce_eager") == "True":
             keys.append("enforce_eager=1")
-        if layout := _LAYOUTS.get(str(self.figures.get("layout", ""))):
+        if layout := LAYOUTS_OF_FLAGS.get(str(self.figures.get("layout", ""))):
             keys.append(f"weights={layout}")
+        if self.figures.get("ep") == "True":
+            keys.append("ep=1")
+        if (size := self.number("kv_bytes")) is not None:
+            keys.append(f"kv_bytes={int(size)}")
+        if self.figures.get("prefix_caching") == "True" and "page_tokens" in self.figures:
+            keys.append("prefix_caching=1")  # of a model with states, which keeps one more of each then
         return "&".join(keys)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Return the memory of the device, None if the log does not say it."""
+        total = self.number("total_gib")
+        return None if total is None else round(total * GIB)
+
+    @property
+    def gpu(self) -> str | None:
+        """Return the key of the device that the log names, or whose memory no other has; None if it does neither."""
+        if (name := self.figures.get("device")) is not None:
+            return key_of_driver(str(name), self.total_bytes)
+        alike = keys_of_memory(self.total_bytes) if self.total_bytes else []
+        return alike[0] if len(alike) == 1 else None
+
+    @property
+    def arch(self) -> str | None:
+        """Return the architecture of the log's model as a query names it; None for a folder that no preset is named after."""
+        return arch_of(str(self.figures.get("model", "")))
+
+    def missing(self, asked: Collection[str]) -> list[str]:
+        """Return a line for each thing that neither the log nor the keys of a query say."""
+        said = []
+        if "arch" not in asked and self.arch is None:
+            folder, kind = self.figures.get("model"), self.figures.get("architecture")
+            named = f"the log names the folder {quote(str(folder))}" if folder else "not in the log"
+            said.append(f"model: {named}{f', of class {kind}' if kind else ''}; write arch=")
+        if "gpu" not in asked and self.gpu is None:
+            alike = keys_of_memory(self.total_bytes) if self.total_bytes else []
+            name = self.figures.get("device")
+            known = f"the log names {quote(str(name))}, which the catalogue does not have" if name else "not in the log"
+            hint = f", for example {' or '.join(alike[:3])}, which have its memory" if alike else ""
+            said.append(f"device: {known}, the default of gpu is taken; write gpu={hint}")
+        if "engine_version" not in asked and "engine_version" not in self.figures:
+            said.append(f"version: not in the log; the newest known of {ENGINES[self.engine].title} is taken")
+        return said
+
+    def remarks(self) -> list[str]:
+        """Return a line for each thing that the log says and the plan does not count."""
+        said = [f"not counted: {words}" for words in self.uncounted]
+        layout, kv = str(self.figures.get("layout", "")), str(self.figures.get("kv", "auto"))
+        if layout and layout not in LAYOUTS_OF_FLAGS:
+            said.append(unread_layout(layout))
+        if kv not in _PLAIN_KV and not kv.startswith("fp8"):
+            said.append(f"not counted: kv_cache_dtype={kv}; 16 bits are taken")
+        return said
+
+
+def unread_layout(layout: str) -> str:
+    """Return a line for a value of --quantization that says too little."""
+    return f"quantization={layout}: which layers are quantised is in the checkpoint's config.json alone; give it as arch"
 
 
 def is_startup(text: str) -> bool:
@@ -182,10 +294,11 @@ def read_startup(text: str) -> StartupLog:
             allowed="the lines from the server's start to its first request, or its error",
             todo="paste the log of the server itself",
         )
-    return StartupLog(engine=engine, figures=figures, failure=failure)
+    uncounted = tuple(words for pattern, words in _UNCOUNTED if re.search(pattern, text))
+    return StartupLog(engine=engine, figures=figures, failure=failure, uncounted=uncounted)
 
 
-_WORDS = ("engine_version", "model", "layout", "enforce_eager", "kv", "sampler")
+_WORDS = ("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture")
 
 
 def _value(name: str, text: str) -> float | str:

@@ -6,17 +6,17 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.base.errors import ConfigError, RequestError, SizerError
+from sizer.base.errors import ConfigError, RequestError, SizerError, quote
 from sizer.base.units import counted, format_bytes
 from sizer.pasted.formats import read_config
-from sizer.pasted.lines import arch_of
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
-from sizer.pasted.question import Question
+from sizer.pasted.question import Line, Question
 from sizer.pasted.snapshot import SnapshotReport
 from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
+from sizer.serving.launch import is_launch, read_launch, with_command
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.ui import links, service
 from sizer.ui.charts import draw, finish
@@ -32,7 +32,8 @@ MAX_LOG_BYTES = MAX_CHARACTERS
 TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
 ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, a Trainer's arguments as JSON, "
-    "the startup log or error of a vLLM or SGLang server, an out-of-memory message, or as a file a memory snapshot of PyTorch."
+    "the startup log, error or command of a vLLM or SGLang server, an out-of-memory message, or as a file a memory snapshot of "
+    "PyTorch."
 )
 
 
@@ -73,19 +74,44 @@ def _take(text: str) -> None:
         return
     try:
         if is_startup(text):
-            log = read_startup(text)
+            log = with_command(read_startup(text), text)
             st.session_state[FOUND] = log
             st.query_params.from_dict(address_of_server(log, st.query_params.to_dict()))
             return
         if is_message(text):
             st.session_state[FOUND] = read_message(text)
             return
-        question = read_config(text)
+        question = _question_of(text)
     except SizerError as error:
         st.session_state[FOUND] = error
         return
     st.session_state[FOUND] = question
     st.query_params.from_dict(address_of(question, st.query_params.to_dict()))
+
+
+def _question_of(text: str) -> Question:
+    """Return the question of a training config, or of the command that starts a server.
+
+    Raises:
+        ConfigError: The text is neither.
+    """
+    try:
+        return read_config(text)
+    except ConfigError:
+        if not is_launch(text):
+            raise
+    launch = read_launch(text)
+    arch = {} if launch.arch is None else {"arch": launch.arch}
+    unknown = f"the model {quote(launch.model)} is no repository" if launch.model else "the command names no model"
+    return Question(
+        title=launch.title,
+        kind="command",
+        items=arch | dict(launch.items),
+        read=tuple(Line(given=given, means=means) for given, means in launch.read),
+        assumed=() if arch else (f"{unknown}: the model of the form is kept",),
+        unmatched=launch.unmatched,
+        irrelevant=launch.irrelevant,
+    )
 
 
 def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
@@ -100,10 +126,11 @@ def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
 
 
 def address_of_server(log: StartupLog, now: dict[str, str]) -> dict[str, str]:
-    """Return the address that asks for a server with a log's flags: on the device of the address now, and of the log's model."""
-    arch = arch_of(str(log.figures.get("model", ""))) or now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
+    """Return the address that asks for a server with a log's flags and model, on the log's device if it names one."""
+    arch = log.arch or now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
     read = dict(item.split("=", 1) for item in log.query().split("&"))
-    return {"arch": arch} | {key: now[key] for key in ("gpu",) if key in now} | read
+    gpu = log.gpu or now.get("gpu")
+    return {"arch": arch} | ({} if gpu is None else {"gpu": gpu}) | read
 
 
 def show_found(report: Report | None) -> None:
@@ -134,7 +161,7 @@ def _close() -> None:
 
 
 def _show_question(found: Question) -> None:
-    st.markdown(f"**Read as a config of {found.title}**")
+    st.markdown(f"**Read as a {found.kind} of {found.title}**")
     counts = f"{counted(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
     with st.expander(counts):
         for title, rows in (
@@ -154,9 +181,11 @@ def _show_startup(found: StartupLog, report: Report | None) -> None:
     st.markdown(f"**Read as a startup log of {found.title}**")
     if found.failure:
         st.text(f"The error: {found.failure}.")
-    if not arch_of(str(found.figures.get("model", ""))):
+    if found.arch is None:
         st.text("The log names no repository: the model of the form is kept.")
-    st.caption("The device is that of the form: a log does not name it.")
+    if found.gpu is None:
+        st.caption("The device is that of the form: the log does not name it.")
+    show_lines(found.remarks())
     if report is not None and report.serve is not None and report.serve.engine == found.engine:
         show_lines(compare(found, report.serve))
         constants = refitted(found, report.serve) if _asks(report.query, found) else {}

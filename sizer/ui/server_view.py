@@ -10,7 +10,7 @@ import streamlit as st
 
 from sizer.base.units import GIB, counted
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS
+from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS, SWITCHES
 from sizer.catalogue.sources import Source
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
@@ -70,6 +70,7 @@ def fill(request: Request) -> None:
     asked = request.server_weights or request.weights
     state[f"{PREFIX}weights"] = asked if asked in layouts else "checkpoint"
     state[f"{PREFIX}api"], state[f"{PREFIX}sampler"] = request.api, request.sampler
+    state[f"{PREFIX}prefix_caching"] = request.prefix_caching
     state[f"{PREFIX}enforce_eager"], state[f"{PREFIX}ep"] = request.enforce_eager, request.ep
 
 
@@ -96,7 +97,12 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
         for key in FLAGS:
             if key in takes:
                 values[key] = _text(st, key, FLAGS)
-        for key, label, options in (("kv", "KV cache", KV_DTYPES), ("api", "Started as", APIS), ("sampler", "Sampler", SAMPLERS)):
+        for key, label, options in (
+            ("kv", "KV cache", KV_DTYPES),
+            ("api", "Started as", APIS),
+            ("sampler", "Sampler", SAMPLERS),
+            ("prefix_caching", "Prefix caching", SWITCHES),
+        ):
             if key in takes:
                 values[key] = st.selectbox(label, options, key=f"{PREFIX}{key}", help=KEYS[key].allowed, **KEEP)
         for key, label in (("enforce_eager", "Without CUDA graphs"), ("ep", "Expert parallel")):

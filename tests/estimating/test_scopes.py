@@ -82,6 +82,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "enforce_eager": (SERVER, None, "1"),
     "api": (SERVER, None, "offline"),
     "sampler": (SERVER, "sort", "triton"),
+    "prefix_caching": (SERVER, None, "0"),
     "kv_bytes": (SERVER, None, "1GiB"),
     "used": (SERVER, None, "1GiB"),
     "outside": (SERVER, None, "1GiB"),

@@ -655,6 +655,7 @@ def random_server(rng: random.Random) -> dict[str, object]:
         "enforce_eager": rng.choice((False, True)),
         "api": rng.choice(("server", "offline")),
         "sampler": rng.choice(("auto", "sort", "triton", "flashinfer")),
+        "prefix_caching": rng.choice(("auto", "0", "1")),
         "kv_bytes": rng.choice((None, 1, 3 * 2**20, 2**30)),
         "used": 0,
         "outside": rng.choice((None, 1, 2**30)),

@@ -103,6 +103,7 @@ def request_of(row: Row) -> Request:
         enforce_eager=cells["eager"] == "1",
         api="offline" if cells["offline"] == "1" else "server",
         sampler=cells["sampler"] or "auto",
+        prefix_caching=cells["prefix"] or "auto",
     )
 
 

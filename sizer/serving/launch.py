@@ -1,0 +1,338 @@
+"""The command that starts a server as the keys of a query: of a shell, docker or a compose file, or vLLM's YAML config.
+
+Names of flags: vllm/engine/arg_utils.py and entrypoints/openai/cli_args.py of vLLM 0.9 to 0.33, and sglang/srt/server_args.py of
+SGLang 0.4 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sizer.base.errors import RequestError, quote, suggest
+from sizer.catalogue.serving import ENGINES
+from sizer.catalogue.sources import arch_of
+from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, unread_layout
+
+MAX_CHARACTERS = 64 * 1024
+_PROGRAM = r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.)?api_server\b"
+_SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b"
+_VLLM_SIGN = rf"{_PROGRAM}|vllm/vllm-openai"
+_SGLANG_SIGN = rf"{_SGLANG_PROGRAM}|lmsysorg/sglang"
+_IMAGE = re.compile(r"(?:vllm/vllm-openai|lmsysorg/sglang):v?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})")
+_YAML_LINE = re.compile(r"^\s*([A-Za-z][\w-]{1,60})\s*:\s*(.*?)\s*$")
+_YAML_SIGNS = frozenset(
+    (
+        *("max-model-len", "gpu-memory-utilization", "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens"),
+        "served-model-name",
+    )
+)
+_HALVES = ("auto", "half", "float16", "bfloat16")
+_ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # arg_utils.py, human_readable_int
+
+# Flags with a value that is a key of a query, by engine.
+_VALUES: dict[str, dict[str, str]] = {
+    "vllm": {
+        **dict.fromkeys(("model", "model-tag"), "model"),
+        "max-model-len": "max_model_len",
+        "max-num-seqs": "max_num_seqs",
+        "max-num-batched-tokens": "max_num_batched_tokens",
+        "gpu-memory-utilization": "util",
+        **dict.fromkeys(("tensor-parallel-size", "tp"), "tp"),
+        **dict.fromkeys(("pipeline-parallel-size", "pp"), "pp"),
+        **dict.fromkeys(("data-parallel-size", "dp"), "dp"),
+        "kv-cache-dtype": "kv",
+        **dict.fromkeys(("kv-cache-memory-bytes", "kv-cache-memory"), "kv_bytes"),
+        **dict.fromkeys(("quantization", "q"), "layout"),
+    },
+    "sglang": {
+        **dict.fromkeys(("model-path", "model"), "model"),
+        "context-length": "max_model_len",
+        "max-running-requests": "max_num_seqs",
+        "chunked-prefill-size": "max_num_batched_tokens",
+        "mem-fraction-static": "util",
+        **dict.fromkeys(("tp-size", "tp", "tensor-parallel-size"), "tp"),
+        **dict.fromkeys(("pp-size", "pp", "pipeline-parallel-size"), "pp"),
+        **dict.fromkeys(("dp-size", "dp", "data-parallel-size"), "dp"),
+        **dict.fromkeys(("ep-size", "ep", "expert-parallel-size"), "ep"),
+        "kv-cache-dtype": "kv",
+        "quantization": "layout",
+    },
+}
+_SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
+    "vllm": {
+        "enforce-eager": ("enforce_eager", "1"),
+        "no-enforce-eager": ("enforce_eager", "0"),
+        "enable-expert-parallel": ("ep", "1"),
+        "enable-prefix-caching": ("prefix_caching", "1"),
+        "no-enable-prefix-caching": ("prefix_caching", "0"),
+    },
+    "sglang": {"disable-cuda-graph": ("enforce_eager", "1"), "enable-ep-moe": ("ep", "1")},
+}
+# Flags that change memory and have no counterpart here. A name that begins so is one of them.
+_UNCOUNTED_WORDS = """
+    speculative spec- num-speculative enable-lora lora max-lora max-cpu-lora cpu-offload offload num-gpu-blocks-override block-size
+    page-size limit-mm-per-prompt mm- skip-mm-profiling language-model-only compilation-config max-seq-len-to-capture
+    cuda-graph cudagraph max-cudagraph hf-overrides json-model-override decode-context-parallel dcp prefill-context-parallel
+    kv-transfer-config kv-offloading hicache enable-hierarchical enable-sleep-mode enable-memory-saver rope- mamba runner task
+    max-total-tokens enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
+    disable-hybrid-kv-cache-manager swa-full-tokens-ratio max-mamba-cache-size enable-torch-compile torch-compile
+    data-parallel-size-local
+    load-format dtype disable-radix-cache max-prefill-tokens enable-multimodal is-embedding
+"""
+_UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
+# Flags that change no memory of the device. A name that begins so is one of them.
+_IRRELEVANT_WORDS = """
+    host port served-model-name api-key chat-template tool-call-parser tool-parser enable-auto-tool-choice reasoning-parser
+    enable-reasoning trust-remote-code tokenizer seed random-seed disable-log log- enable-log revision code-revision download-dir
+    uvicorn ssl generation-config override-generation-config otlp enable-chunked-prefill no-enable-chunked-prefill swap-space
+    disable-custom-all-reduce distributed-executor-backend nnodes node-rank dist- nccl config allowed cors root-path
+    middleware return-tokens response-role enable-request-id enable-server-load disable-frontend show-hidden max-log-len
+    guided-decoding structured-outputs grammar-backend attention-backend prefill-attention decode-attention sampling-backend
+    enable-metrics enable-cache-report schedule- scheduling-policy async-scheduling no-async-scheduling stream- watchdog decode-log
+    model-impl default-chat hf-token enable-prompt-tokens enable-force-include headless data-parallel-address
+    data-parallel-rpc data-parallel-backend data-parallel-start api-server-count preferred-sampling tool-server
+    skip-server-warmup warmups disable-overlap-schedule enable-mixed-chunk enable-p2p-check moe-runner-backend fp8-gemm-backend
+    weight-loader model-loader-extra fastapi grpc skip-tokenizer-init prefix-caching-hash gdn-prefill-backend stats enable-nan
+    disable-shared-experts-fusion disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
+"""
+_IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
+_NUMBERS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "util", "tp", "pp", "dp", "kv_bytes")
+_HINTS = {
+    ("vllm", "mem-fraction-static"): "--gpu-memory-utilization",
+    ("vllm", "context-length"): "--max-model-len",
+    ("vllm", "model-path"): "--model",
+    ("vllm", "max-running-requests"): "--max-num-seqs",
+    ("vllm", "chunked-prefill-size"): "--max-num-batched-tokens",
+    ("vllm", "tp-size"): "--tensor-parallel-size",
+    ("vllm", "dp-size"): "--data-parallel-size",
+    ("vllm", "disable-cuda-graph"): "--enforce-eager",
+    ("sglang", "gpu-memory-utilization"): "--mem-fraction-static",
+    ("sglang", "max-model-len"): "--context-length",
+    ("sglang", "max-num-seqs"): "--max-running-requests",
+    ("sglang", "max-num-batched-tokens"): "--chunked-prefill-size",
+    ("sglang", "enforce-eager"): "--disable-cuda-graph",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A command as the keys of a query.
+
+    `read` are its flags with the keys that they became, `unmatched` those without a counterpart, `irrelevant` counts those that
+    change no memory. `model` is what it names, `arch` None if a query cannot ask for that, such as a folder.
+    """
+
+    engine: str
+    model: str
+    arch: str | None
+    items: Mapping[str, str]
+    read: tuple[tuple[str, str], ...]
+    unmatched: tuple[str, ...]
+    irrelevant: int
+
+    @property
+    def title(self) -> str:
+        """Return the server's name, with its version if an image names it."""
+        return f"{ENGINES[self.engine].title} {self.items.get('engine_version', '')}".rstrip()
+
+
+def is_launch(text: str) -> bool:
+    """Return True if a text is the command of a server, or vLLM's YAML config."""
+    if len(text) > MAX_CHARACTERS:
+        return False
+    text = _plain(text)
+    return re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text) is not None or _is_yaml(text)
+
+
+def _is_yaml(text: str) -> bool:
+    """Return True for lines "name: value" with a model and one line that vLLM alone has, or two of these."""
+    names = {found[1].replace("_", "-") for line in text.splitlines() if (found := _YAML_LINE.match(line))}
+    signs = len(names & _YAML_SIGNS) + ("model" in names)
+    return bool(names & _YAML_SIGNS) and signs > 1 and not re.search(r"^\s*(?:image|services)\s*:", text, re.MULTILINE)
+
+
+def with_command(log: StartupLog, text: str) -> StartupLog:
+    """Return a log with the flags of the command that its text begins with, if the log itself names no model."""
+    joined = re.sub(r"[\\^`][ \t]*\r?\n", " ", text[:MAX_CHARACTERS])
+    line = next((line for line in joined.splitlines() if re.search(f"{_PROGRAM}|{_SGLANG_PROGRAM}", line)), None)
+    if "model" in log.figures or line is None:
+        return log
+    try:
+        launch = read_launch(line)
+    except RequestError:
+        return log
+    found: dict[str, float | str] = {"model": launch.model} if launch.model else {}
+    for key, value in launch.items.items():
+        if key in _NUMBERS and re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,6})?", value):
+            found[key] = float(value)
+    found |= {"ep": "True"} if launch.items.get("ep") == "1" else {}
+    found |= {"kv": "fp8"} if launch.items.get("kv") == "fp8" else {}
+    found |= {"enforce_eager": "True"} if launch.items.get("enforce_eager") == "1" else {}
+    found |= {"layout": launch.items["weights"]} if "weights" in launch.items else {}
+    found |= {key: launch.items[key] for key in ("engine_version",) if key in launch.items}
+    return replace(log, figures=found | log.figures)
+
+
+def read_launch(text: str) -> Launch:
+    """Return what a command asks for.
+
+    Raises:
+        RequestError: A flag is of another server, or has no value.
+    """
+    text = _plain(text)
+    engine = "sglang" if re.search(_SGLANG_SIGN, text) else "vllm"
+    pairs = list(_yaml_pairs(text) if _is_yaml(text) and not re.search(_VLLM_SIGN, text) else _pairs(_words(text), engine))
+    items: dict[str, str] = {"mode": "serve"} | ({"engine": engine} if engine != "vllm" else {})
+    if image := _IMAGE.search(text):
+        items["engine_version"] = image[1]
+    read: list[tuple[str, str]] = []
+    unmatched: list[str] = []
+    model, irrelevant = "", 0
+    for name, value in pairs:
+        given = f"--{name}{f' {value}' if value else ''}"
+        key = _VALUES[engine].get(name)
+        if name in _SWITCHES[engine]:
+            key, value = _SWITCHES[engine][name] if value.lower() != "false" else ("", "")
+        elif key is None:
+            _check_engine(name, engine)
+            if name == "dtype" and value in _HALVES:
+                irrelevant += 1
+            elif name.startswith(_UNCOUNTED):
+                unmatched.append(given)
+            elif name.startswith(_IRRELEVANT):
+                irrelevant += 1
+            else:
+                unmatched.append(f"{given}: not known as a flag of {ENGINES[engine].title}{_meant(name, engine)}")
+            continue
+        elif not value:
+            raise RequestError(f"--{name} has no value", given=quote(f"--{name}"), todo="write its value after it")
+        if key == "model":
+            model = value
+        elif key:
+            found = dict(_items(key, value, engine))
+            items |= found
+            if found:
+                read.append((given, "&".join(f"{one}={text}" for one, text in found.items())))
+            else:
+                unmatched.append(unread_layout(value) if key == "layout" else given)
+    arch = arch_of(model)
+    if arch is not None:
+        read.insert(0, (f"model {model}", f"arch={arch}"))
+    return Launch(
+        engine=engine,
+        model=model,
+        arch=arch,
+        items=items,
+        read=tuple(read),
+        unmatched=tuple(unmatched),
+        irrelevant=irrelevant,
+    )
+
+
+def _items(key: str, value: str, engine: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a query that a flag's value stands for, none for what has no counterpart."""
+    if key == "layout":
+        if layout := LAYOUTS_OF_FLAGS.get(value.lower()):
+            yield "weights", layout
+    elif key == "kv":
+        if value.lower().startswith("fp8"):
+            yield "kv", "fp8"
+        elif value.lower() in ("auto", "bfloat16", "bf16", "float16"):
+            yield "kv", "auto"
+    elif key == "ep":
+        yield "ep", "0" if value == "1" else "1"
+    elif key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_bytes"):
+        number = _number(value) if engine == "vllm" else value
+        if not (engine == "sglang" and number == "-1"):  # chunks that are switched off
+            yield key, number
+    else:
+        yield key, value
+
+
+def _number(text: str) -> str:
+    """Return a number as vLLM reads it: 8k is 8,000 and 8K is 8,192. Other texts are left to the query."""
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([kKmMgG])", text)
+    return str(int(float(found[1]) * _UNITS[found[2]])) if found else text.replace("_", "")
+
+
+def _check_engine(name: str, engine: str) -> None:
+    """Raise RequestError for a flag that another server has."""
+    if hint := _HINTS.get((engine, name)):
+        other = "SGLang" if engine == "vllm" else "vLLM"
+        raise RequestError(
+            f"--{name} is a flag of {other}",
+            given=f"a command of {ENGINES[engine].title}",
+            allowed=f"{hint} in its place",
+            todo=f"write {hint}, or the command of {other}",
+        )
+
+
+def _meant(name: str, engine: str) -> str:
+    near = suggest(name, [*_VALUES[engine], *_SWITCHES[engine]])
+    return f"; {near}" if near else ""
+
+
+def _plain(text: str) -> str:
+    """Return a text with continued lines joined, without comments, and with the items of lists as words."""
+    text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
+    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    text = re.sub(r"(?m)^[ \t]*-[ \t]+(?=\S)", " ", text)
+    text = re.sub(r"(?m)[\"'][ \t]*,[ \t\r\n]*(?=[\"'])", '" ', text) if re.search(r"\[\s*[\"']", text) else text
+    text = re.sub(r"\[(?=\s*[\"'])|(?<=[\"'])\s*\]", " ", text)
+    return re.sub(r"(?<!\S)([\"'])([\w./:@=+~-]+)[\"'](?!\S)", r"\2", text)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a command after its program; after its image if it names no program."""
+    program = rf"{_PROGRAM}|{_SGLANG_PROGRAM}"
+    found = list(re.finditer(program, text)) or list(re.finditer(r"(?m)^\s*(?:command|args)\s*:\s*[>|]?-?", text))
+    found = found or list(re.finditer(r"(?:vllm/vllm-openai|lmsysorg/sglang)\S*", text))
+    rest = text[found[-1].end() :] if found else text
+    if found and found[-1][0].lstrip().startswith(("command", "args")):
+        rest = re.split(r"(?m)^\s*[A-Za-z_]+\s*:", rest)[0]  # up to the next key of the file
+    try:
+        return shlex.split(rest, comments=True)
+    except ValueError:  # a quote that is not closed
+        return rest.replace("'", " ").replace('"', " ").split()
+
+
+def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a command with their values, the model without a flag first."""
+    position = 0
+    if words and not words[0].startswith("-") and words[0] not in _ENDS and engine == "vllm":
+        yield "model", words[0]
+        position = 1
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if word in _ENDS:
+            return
+        if not re.match(r"--?[A-Za-z]", word):
+            continue
+        name, sign, value = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if not sign and position < len(words) and not _begins_flag(words[position]) and name not in _SWITCHES[engine]:
+            value = words[position]
+            position += 1
+        yield name, value
+
+
+def _begins_flag(word: str) -> bool:
+    return word in _ENDS or re.match(r"--?[A-Za-z]", word) is not None
+
+
+def _yaml_pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a YAML config as flags; true switches are given, false ones not."""
+    for line in text.splitlines():
+        found = _YAML_LINE.match(line.partition(" #")[0])
+        if found is None or not found[2]:
+            continue
+        name, value = found[1].replace("_", "-"), found[2].strip("\"'")
+        if value.lower() == "true":
+            yield name, ""
+        elif value.lower() != "false":
+            yield name, value
