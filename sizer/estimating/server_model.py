@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 from torch import nn
 
 from sizer.base.errors import RequestError
-from sizer.serving.architecture import CROSS, FULL, SLIDING, STATE, Architecture, Layer, Weight
+from sizer.serving.architecture import CROSS, FULL, SLIDING, STATE, Architecture, Layer, Tower, Weight
 
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
 _ENCODER = re.compile(r"(?:^|\.)(visual|vision|audio|image)|(?:^|\.)encoder\.")
@@ -81,9 +81,49 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         encoder=encoder,
         encoder_tokens=int(facts.get("max_source_positions") or 0),
         vision=_vision(config),
-        uncounted=_uncounted(facts, encoder),
+        tower=(tower := read_tower(config, hidden)),
+        deepstack=_deepstack(config),
+        uncounted=_uncounted(facts, None if tower is not None else encoder),
         **_quantization(checkpoint),
     )
+
+
+# Pixels of the largest image by the processors' own configs, `max_pixels` or the square of `longest_edge`'s root.
+LARGEST_PIXELS = {
+    "qwen2_vl": 12_845_056,
+    "qwen2_5_vl": 12_845_056,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), 16_777_216),
+}
+
+
+def read_tower(config: Any, hidden: int) -> Tower | None:
+    """Return the encoder of images of a Qwen-VL model; None for a model whose encoder vLLM's dummy run is not written for here.
+
+    Source: vllm/model_executor/models/qwen2_vl.py, get_image_size_with_most_features, and preprocessor_config.json of the models.
+    """
+    vision, pixels = getattr(config, "vision_config", None), LARGEST_PIXELS.get(str(config.model_type))
+    if vision is None or pixels is None:
+        return None
+    merge = int(vision.spatial_merge_size)
+    side = int(vision.patch_size) * merge
+    tokens = (isqrt(pixels) // side) ** 2
+    own = int(getattr(vision, "embed_dim", 0) or vision.hidden_size)
+    patch = int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
+    return Tower(
+        tokens=tokens,
+        patches=tokens * merge**2,
+        patch_elements=patch,
+        hidden=own,
+        width=int(getattr(vision, "intermediate_size", 0) or own * vision.mlp_ratio),
+        gated=config.model_type == "qwen2_5_vl",
+        interpolates=hasattr(vision, "num_position_embeddings"),
+        outputs=hidden * (1 + _deepstack(config)),
+    )
+
+
+def _deepstack(config: Any) -> int:
+    """Return how many layers of the decoder get features of images of their own (Qwen3-VL)."""
+    return len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ())
 
 
 def _vision(config: Any) -> tuple[int, int] | None:

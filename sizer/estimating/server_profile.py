@@ -1,4 +1,4 @@
-"""The profile run of a server, traced on meta: one layer's forward pass, and the sampler of its version.
+"""The profile run of a server, traced on meta: an encoder of images, one layer's forward pass, and the sampler of its version.
 
 The modules allocate what vLLM's layers and sampler allocate, in the same order. Custom kernels that write into a given tensor have
 none of their own. Source: vllm/model_executor/models/llama.py, layers/fused_moe/fused_moe.py, v1/sample/sampler.py and
@@ -14,9 +14,9 @@ from sizer.allocator.allocator import replay
 from sizer.allocator.cuda import rounded
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.gpus import Gpu
-from sizer.serving.architecture import Architecture
+from sizer.serving.architecture import Architecture, Tower
 from sizer.serving.flags import Flags
-from sizer.serving.plan import Profile
+from sizer.serving.plan import Profile, encoder_items
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
@@ -139,6 +139,72 @@ class DecoderLayer(nn.Module):
         return out
 
 
+class TowerBlock(nn.Module):
+    """The tensors of the encoder of images on one rank, up to the end of its first block.
+
+    A caller holds what it gives a part while the part runs: nothing here is compiled. Attention writes into one tensor.
+
+    Source: vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py, 0.11 and 0.33; layers/rotary_embedding/common.py.
+    """
+
+    def __init__(self, tower: Tower, flags: Flags) -> None:
+        super().__init__()
+        self.tower, self.ranks, self.float_rotations = tower, flags.tp, flags.rules.float_rotations
+        self.anchor = nn.Parameter(torch.empty(1), requires_grad=False)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        rows, hidden = patches.shape[0], self.tower.hidden
+        own = -(-hidden // self.ranks)
+
+        def made(width: int, dtype: torch.dtype = DTYPE, times: int = 1) -> Tensor:
+            return torch.empty(times * rows, width, dtype=dtype, device=self.anchor.device)
+
+        states = made(hidden)
+        if self.tower.interpolates:
+            states = self._place(states, made)
+        normed = made(hidden)
+        joined = made(3 * own)
+        if self.float_rotations:
+            copies = made(own, times=3)
+            both = made(own, times=2)
+            floats, turned = made(own, torch.float32, 2), made(own, torch.float32, 2)
+            rotated = turned.to(DTYPE)
+            del floats, turned, both
+        else:
+            copies = made(own, times=2)
+            rotated = made(own, times=2)
+        attended = made(own)
+        out = made(hidden)
+        del normed, joined, copies, rotated, attended
+        states = states + out
+        del out
+        normed = made(hidden)
+        first = made(-(-self.tower.width // self.ranks) * (2 if self.tower.gated else 1))
+        second = made(-(-self.tower.width // self.ranks))
+        del first
+        out = made(hidden)
+        del second, normed
+        return states + out
+
+    def _place(self, states: Tensor, made) -> Tensor:
+        """Add the positions: of each patch four rows of the table, weighted and added."""
+        rows = made(self.tower.hidden, times=4)
+        first, second, third, fourth = (rows * rows).chunk(4)
+        places = first + second + third + fourth
+        del rows, first, second, third, fourth
+        return states + places
+
+
+def trace_encoder(tower: Tower, flags: Flags, items: int, gpu: Gpu) -> int:
+    """Return the bytes of the encoder's dummy run on so many of the largest images, with their patches.
+
+    Raises:
+        TraceError: It cannot be traced.
+    """
+    patches = torch.empty(items * tower.patches, tower.patch_elements, dtype=DTYPE, device="meta")
+    return _peak(lambda: TowerBlock(tower, flags), patches, gpu, "encoder") + int(rounded([patches.nbytes])[0])
+
+
 def trace_profile(architecture: Architecture, flags: Flags, gpu: Gpu) -> Profile:
     """Return the bytes of the profile run of vLLM with these flags.
 
@@ -153,7 +219,12 @@ def trace_profile(architecture: Architecture, flags: Flags, gpu: Gpu) -> Profile
     sampler = trace_sampler(path, flags.max_num_seqs, architecture.vocabulary, kept, gpu)
     tokens = torch.zeros(flags.max_num_batched_tokens, dtype=DTYPE)
     layer = _peak(lambda: DecoderLayer(architecture, flags), tokens, gpu, "layer")
-    return Profile(sampler_bytes=sampler, forward_bytes=layer)
+    tower, items = architecture.tower, encoder_items(architecture, flags)
+    if tower is None or not items:
+        return Profile(sampler_bytes=sampler, forward_bytes=layer)
+    encoder = trace_encoder(tower, flags, items, gpu)
+    encoded = items * tower.tokens * tower.outputs * 2
+    return Profile(sampler_bytes=sampler, forward_bytes=layer, encoder_bytes=encoder, encoded_bytes=encoded)
 
 
 def trace_sampler(path: str, rows: int, vocabulary: int, programs: int, gpu: Gpu) -> int:

@@ -140,7 +140,7 @@ class Planner:
 
     def _profile(self, gpu: Gpu, flags: Flags) -> Profile:
         """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
-        profiled = _profiled(flags)
+        profiled = _profiled(flags, self.architecture)
         name = f"served profile {gpu.backend} {gpu.capability} {profiled}"
         if name not in self._profiles:
             found = read_kept(self._store, name, Profile, "profile")
@@ -179,12 +179,14 @@ def _checkpoint(request: Request, config: Mapping[str, Any] | None) -> Mapping[s
     return config or {}
 
 
-def _profiled(flags: Flags) -> Flags:
-    """Return the flags with those at one value that the profile run does not depend on."""
-    return replace(
-        flags, util=1.0, max_model_len=1, layout=None, kv="auto", pp=1, kv_bytes=None, used_bytes=0, total_bytes=0, marlin=False,
-        prefix_caching=True
-    )
+def _profiled(flags: Flags, architecture: Architecture) -> Flags:
+    """Return the flags with those at one value that the profile run does not depend on.
+
+    The longest request bounds how many images are encoded at once.
+    """
+    length = 1 if architecture.tower is None else flags.max_model_len
+    same = {"layout": None, "kv": "auto", "marlin": False, "prefix_caching": True, "kv_bytes": None, "used_bytes": 0}
+    return replace(flags, util=1.0, max_model_len=length, pp=1, total_bytes=0, **same)
 
 
 def processors_of(gpu: Gpu) -> int:

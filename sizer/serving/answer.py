@@ -81,6 +81,7 @@ def answer_vllm(
         profile_peak_bytes=plan.profile_peak_bytes,
         forward_bytes=plan.forward_bytes,
         sampler_bytes=plan.sampler_bytes,
+        encoder_bytes=plan.encoder_bytes,
         outside_torch_bytes=plan.outside_torch_bytes,
         graphs_bytes=plan.graphs_bytes,
         graphs_in_budget=flags.rules.graphs_in_budget,

@@ -35,6 +35,25 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """The encoder of images of a Qwen-VL model, and the largest image that its processor lets through.
+
+    The image has `patches` of `patch_elements` each, of which the language model gets `tokens` of `outputs` elements. A block has
+    `hidden` elements for each patch and `width` in its feed-forward part, twice that if `gated`. `interpolates` says whether a
+    learned table of positions is interpolated.
+    """
+
+    tokens: int
+    patches: int
+    patch_elements: int
+    hidden: int
+    width: int
+    gated: bool
+    interpolates: bool
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """The facts of a model that a server's plan depends on.
 
@@ -42,6 +61,7 @@ class Architecture:
     the rows of each table. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
     `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
     its group size and the layers that it leaves as they are. `encoder` names what is not text, None if the model reads text alone.
+    `tower` is the encoder if the profile run of vLLM counts it. `deepstack` is how many layers get features of images of their own.
     `vision` are the layers and the hidden size of what reads images as its config names them, None if nothing does.
     """
 
@@ -70,6 +90,8 @@ class Architecture:
     encoder: str | None = None
     encoder_tokens: int = 0
     vision: tuple[int, int] | None = None
+    tower: Tower | None = None
+    deepstack: int = 0
     uncounted: tuple[str, ...] = ()
 
     @property

@@ -89,7 +89,7 @@ _IRRELEVANT_WORDS = """
     host port served-model-name api-key chat-template tool-call-parser tool-parser enable-auto-tool-choice reasoning-parser
     enable-reasoning trust-remote-code tokenizer seed random-seed disable-log log- enable-log revision code-revision download-dir
     uvicorn ssl generation-config override-generation-config otlp enable-chunked-prefill no-enable-chunked-prefill swap-space
-    disable-custom-all-reduce distributed-executor-backend nnodes node-rank dist- nccl config allowed cors root-path
+    disable-custom-all-reduce distributed-executor-backend nnodes node-rank dist- nccl allowed cors root-path
     middleware return-tokens response-role enable-request-id enable-server-load disable-frontend show-hidden max-log-len
     guided-decoding structured-outputs grammar-backend attention-backend prefill-attention decode-attention sampling-backend
     enable-metrics enable-cache-report schedule- scheduling-policy async-scheduling no-async-scheduling stream- watchdog decode-log
@@ -196,29 +196,29 @@ def read_launch(text: str) -> Launch:
         given = f"--{name}{f' {value}' if value else ''}"
         key = _VALUES[engine].get(name)
         if name in _SWITCHES[engine]:
-            key, value = _SWITCHES[engine][name] if value.lower() != "false" else ("", "")
+            if value.lower() != "false":
+                switch, state = _SWITCHES[engine][name]
+                items[switch] = state
+                read.append((given, f"{switch}={state}"))
         elif key is None:
             _check_engine(name, engine)
-            if name == "dtype" and value in _HALVES:
+            if (name == "dtype" and value in _HALVES) or name.startswith(_IRRELEVANT):
                 irrelevant += 1
+            elif name == "config":
+                unmatched.append(f"{given}: its lines are not read; paste them")
             elif name.startswith(_UNCOUNTED):
                 unmatched.append(given)
-            elif name.startswith(_IRRELEVANT):
-                irrelevant += 1
             else:
                 unmatched.append(f"{given}: not known as a flag of {ENGINES[engine].title}{_meant(name, engine)}")
-            continue
         elif not value:
             raise RequestError(f"--{name} has no value", given=quote(f"--{name}"), todo="write its value after it")
-        if key == "model":
+        elif key == "model":
             model = value
-        elif key:
-            found = dict(_items(key, value, engine))
+        elif found := dict(_items(key, value, engine)):
             items |= found
-            if found:
-                read.append((given, "&".join(f"{one}={text}" for one, text in found.items())))
-            else:
-                unmatched.append(unread_layout(value) if key == "layout" else given)
+            read.append((given, "&".join(f"{one}={text}" for one, text in found.items())))
+        else:
+            unmatched.append(unread_layout(value) if key == "layout" else given)
     arch = arch_of(model)
     if arch is not None:
         read.insert(0, (f"model {model}", f"arch={arch}"))

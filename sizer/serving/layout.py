@@ -72,6 +72,10 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
         rank, nope, value = architecture.latent
         for _ in _stage_layers(architecture, flags, stage):
             yield architecture.heads // flags.tp * rank * (nope + value) * 2
+    if stage == 0:
+        # vllm/model_executor/models/qwen3_vl.py, deepstack_input_embeds: made with the model
+        for _ in range(architecture.deepstack):
+            yield flags.max_num_batched_tokens * architecture.hidden * 2
     for rows in architecture.rotary_rows:
         yield rows * architecture.rotary * 2
 

@@ -14,15 +14,22 @@ from sizer.serving.flags import Flags
 from sizer.serving.graphs import graph_bytes
 from sizer.serving.layout import weights_bytes
 
+MM_LIMIT = 999  # vllm/config/multimodal.py, limit_per_prompt's default
+FIRST_IMAGES = (0, 11, 1)
 DENSE_BAND, OTHER_BAND, VISION_BAND = 15 * GIB // 100, GIB, 2 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The bytes of the profile run: of the sampler, and of one layer's forward pass. Each is a peak over what is held before."""
+    """The bytes of the profile run: of the sampler, of one layer's forward pass, and of the encoder of images.
+
+    Each is a peak over what is held before. `encoded_bytes` are the encoder's outputs, which stay while the decoder runs.
+    """
 
     sampler_bytes: int
     forward_bytes: int
+    encoder_bytes: int = 0
+    encoded_bytes: int = 0
 
 
 Profiler = Callable[[Flags], Profile]
@@ -41,6 +48,7 @@ class Plan:
     weights_bytes: int
     forward_bytes: int
     sampler_bytes: int
+    encoder_bytes: int
     profile_peak_bytes: int
     outside_torch_bytes: int
     graphs_bytes: int
@@ -82,6 +90,8 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
     last = stage == flags.pp - 1
     peak = max(profile.forward_bytes, sampling) if last else profile.forward_bytes
+    if stage == 0:
+        peak = max(peak + profile.encoded_bytes, profile.encoder_bytes)
     outside, graphs = flags.outside_bytes, flags.graphs_bytes
     if outside is None:
         outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
@@ -100,6 +110,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         weights_bytes=weights,
         forward_bytes=profile.forward_bytes,
         sampler_bytes=profile.sampler_bytes if last else 0,
+        encoder_bytes=profile.encoder_bytes if stage == 0 else 0,
         profile_peak_bytes=peak,
         outside_torch_bytes=outside,
         graphs_bytes=graphs,
@@ -130,9 +141,30 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
     for applies, reason in others:
         if applies:
             band, reasons = OTHER_BAND, [*(reasons if band == OTHER_BAND else []), f"up to 1 GiB: {reason}"]
-    if architecture.encoder is not None:
+    if architecture.tower is not None and encodes_images(architecture, flags):
+        reasons = [*(reasons if band == OTHER_BAND else []), "up to 1 GiB: the encoder's dummy run, by its source"]
+        band = OTHER_BAND
+    elif architecture.encoder is not None:
         band, reasons = VISION_BAND, [*reasons, f"up to 2 GiB: the {architecture.encoder} encoder's profile run is not counted"]
     return band, tuple(reasons)
+
+
+def encodes_images(architecture: Architecture, flags: Flags) -> bool:
+    """Return whether the largest item of the profile run is an image: up to 0.11.0 that of Qwen3-VL is a video."""
+    return not (architecture.deepstack and flags.release < FIRST_IMAGES)
+
+
+def encoder_items(architecture: Architecture, flags: Flags) -> int:
+    """Return how many of the largest images the profile run encodes at once.
+
+    Source: vllm/multimodal/encoder_budget.py, MultiModalBudget, 0.33, with limit_mm_per_prompt's default.
+    """
+    tower = architecture.tower
+    if tower is None or not encodes_images(architecture, flags):
+        return 0
+    budget = max(flags.max_num_batched_tokens, tower.tokens)
+    in_prompt = max(1, min(MM_LIMIT, flags.max_model_len // tower.tokens))
+    return max(1, min(budget // tower.tokens, flags.max_num_seqs * in_prompt))
 
 
 def _starts(plan: Plan, gpu: Gpu) -> Starts:

@@ -28,8 +28,9 @@ class Rules:
     estimated before the cache is sized. `padding` is the ratio of layer counts below which groups of layers are padded.
     `batches_in_flight` is how many steps a sliding window keeps. `tokens_of_requests` says whether the KV tokens in the log are
     those of whole requests. `large_seqs` is max_num_seqs on a large device, `huge_tokens` whether devices from 160 GiB on take more
-    tokens. `outside_bytes` and `outside_ranks_bytes` are allocated outside of PyTorch, the latter with more than one rank;
-    `graph_bytes` are those of a graph for each layer and captured size. These three are fitted.
+    tokens. `float_rotations` says whether encoders of images rotate copies in float32. `outside_bytes` and `outside_ranks_bytes`
+    are allocated outside of PyTorch, the latter with more than one rank; `graph_bytes` are those of a graph for each layer and
+    captured size. These three are fitted.
     """
 
     util: float
@@ -40,6 +41,7 @@ class Rules:
     tokens_of_requests: bool
     large_seqs: int
     huge_tokens: bool
+    float_rotations: bool
     outside_bytes: int
     outside_ranks_bytes: int
     graph_bytes: int
@@ -80,6 +82,18 @@ RULES: tuple[Rule, ...] = (
     Rule(name="large_seqs", since=_FIRST, value=1024, source="vllm/engine/arg_utils.py, get_batch_defaults"),
     Rule(name="huge_tokens", since=_FIRST, value=False, source="vllm/engine/arg_utils.py, get_batch_defaults"),
     Rule(name="huge_tokens", since=(0, 30, 0), value=True, source="vllm/engine/arg_utils.py, get_batch_defaults, 0.33"),
+    Rule(
+        name="float_rotations",
+        since=_FIRST,
+        value=True,
+        source="vllm/model_executor/models/qwen2_vl.py, apply_rotary_pos_emb_vision, 0.11",
+    ),
+    Rule(
+        name="float_rotations",
+        since=(0, 14, 0),
+        value=False,
+        source="vllm/model_executor/models/qwen2_5_vl.py, ApplyRotaryEmb; logs of 0.17 and later",
+    ),
     Rule(name="outside_bytes", since=_FIRST, value=GIB // 20, source=FITTED),
     Rule(name="outside_ranks_bytes", since=_FIRST, value=18 * GIB // 10, source=f"{FITTED}: NCCL came after the snapshot"),
     Rule(name="outside_ranks_bytes", since=(0, 10, 0), value=15 * GIB // 100, source=FITTED),

@@ -304,6 +304,7 @@ def answer_sglang(
         profile_peak_bytes=0,
         forward_bytes=0,
         sampler_bytes=0,
+        encoder_bytes=0,
         outside_torch_bytes=LOADED_BYTES,
         graphs_bytes=0,
         graphs_in_budget=False,

@@ -34,7 +34,9 @@ def headline(served: Served) -> str:
 def sum_line(served: Served, vocabulary: int | None = None) -> str:
     """Return the budget as the sum of its parts, in GiB."""
     logits = ""
-    if vocabulary and served.sampler_bytes > served.forward_bytes:
+    if served.encoder_bytes >= served.profile_peak_bytes > 0:
+        logits = " (encoder of images)"
+    elif vocabulary and served.sampler_bytes > served.forward_bytes:
         logits = f" (sampler: {served.flags['max_num_seqs']:,} × {vocabulary:,} logits)"
     graphs = f" + {gib(served.graphs_bytes)} CUDA graphs" if served.graphs_in_budget and served.graphs_bytes else ""
     cache = "+" if served.kv_cache_bytes >= 0 else "−"

@@ -27,6 +27,7 @@ WORDS = {
     "tokens_of_requests": "KV tokens in the log are those of whole requests",
     "large_seqs": "requests in a step on a large device",
     "huge_tokens": "devices from 160 GiB on take 16,384 tokens in a step",
+    "float_rotations": "encoders of images rotate copies of queries and keys in float32",
     "outside_bytes": "outside PyTorch",
     "outside_ranks_bytes": "outside PyTorch with several ranks, more",
     "graph_bytes": "a CUDA graph, for each layer and captured size",

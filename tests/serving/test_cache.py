@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.query.text import parse_query
 from sizer.serving.cache import longest_request, plan_cache
+from sizer.serving.command import vllm_command
+from sizer.serving.flags import resolve_flags
 from tests.serving.models import attention, decoder, flags, states
 
 KIB = 1024
@@ -89,3 +93,14 @@ def test_the_longest_request_is_the_last_that_fits():
 def test_stages_plan_their_own_layers():
     whole, first = (plan_cache(decoder(), flags(pp=pp), 2**30) for pp in (1, 2))
     assert first.block_bytes * 2 == whole.block_bytes
+
+
+def test_prefixes_of_models_with_states_are_cached_if_that_is_asked_for():
+    mixed, plain = decoder(layers=(*states(3, 1000), *attention(1))), decoder()
+    for keys, expected in (("", (False, True)), ("&prefix_caching=1", (True, True)), ("&prefix_caching=0", (False, False))):
+        request = parse_query(f"arch=hf:qwen3-8b&mode=serve{keys}")
+        found = [resolve_flags(request, one, find_gpu("l4"), 58).prefix_caching for one in (mixed, plain)]
+        assert tuple(found) == expected
+    both = [(kind, on) for kind in (True, False) for on in (True, False)]
+    asked = [vllm_command("m", flags(prefix_caching=on), quantizes=False, has_states=kind) for kind, on in both]
+    assert ["prefix" in command for command in asked] == [True, False, False, True]

@@ -162,10 +162,97 @@ def test_a_startup_log_is_told_from_other_texts():
         assert not is_startup(other)
 
 
+FREE = (
+    "INFO [gpu_worker.py:391] Free memory on device (78.66/79.19 GiB) on startup. Desired GPU memory utilization is (0.9, 71.27 "
+    "GiB). Actual usage is 14.08 GiB for weight, 1.97 GiB for peak activation, 0.07 GiB for non-torch memory, and 0.67 GiB for "
+    "CUDAGraph memory.\n"
+)
+
+
+def test_the_memory_that_was_free_is_no_error():
+    log = read_startup(LOG.replace("'gpu_memory_utilization': 0.85", "'x': 1") + FREE)
+    assert (log.failure, log.number("util"), log.number("total_gib")) == ("", 0.9, 79.19)
+    assert (log.number("profile_gib"), log.number("outside_gib")) == (1.97, 0.07)
+
+
+DEVICES = {
+    "configs/E=512,N=256,device_name=NVIDIA_H200.json for MoE layer": "h200",
+    "configs/E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json": "dgx-spark",
+    "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.": "dgx-spark",
+    "GPU 0: NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "|   0  NVIDIA GeForce RTX 5090        On  |   00000000:01:00.0  On |": "rtx-5090",
+    "Free memory on device (44.0/44.40 GiB) on startup. Desired": None,  # an L40S, an L40, and others have as much
+    "Free memory on device (136.0/139.80 GiB) on startup. Desired": "h200",
+    "GPU 0: NVIDIA Titan of Tomorrow": None,
+}
+
+
+@pytest.mark.parametrize("text", DEVICES)
+def test_the_device_is_read_if_the_log_says_it(text: str):
+    log = read_startup(LOG + text + "\n")
+    assert log.gpu == DEVICES[text]
+    missing = [line for line in log.missing(()) if line.startswith("device: ")]
+    assert len(missing) == (DEVICES[text] is None)
+    assert log.missing(("arch", "gpu", "engine_version")) == []
+
+
+def test_what_neither_log_nor_query_says_is_named():
+    named = "Resolved architecture: Qwen3NextForCausalLM\nnon-default args: {'model': '/models'}\n"
+    log = read_startup(f"{named}GPU KV cache size: 1 tokens")
+    assert log.missing(()) == [
+        "model: the log names the folder '/models', of class Qwen3NextForCausalLM; write arch=",
+        "device: not in the log, the default of gpu is taken; write gpu=",
+        "version: not in the log; the newest known of vLLM is taken",
+    ]
+
+
+UNCOUNTED = {
+    "speculative_config=SpeculativeConfig(method='mtp')": "speculative decoding",
+    "'enable_lora': True": "LoRA adapters",
+    "'cpu_offload_gb': 10": "offloaded to the CPU",
+    "decode_context_parallel_size=8": "decode context parallel",
+    "quantization=compressed-tensors, ": "config.json alone",
+    "'kv_cache_dtype': 'turboquant'": "kv_cache_dtype=turboquant",
+}
+
+
+@pytest.mark.parametrize("text", UNCOUNTED)
+def test_what_is_not_counted_is_said(text: str):
+    (line,) = read_startup(f"{text}\nGPU KV cache size: 1 tokens").remarks()
+    assert UNCOUNTED[text] in line
+    quiet = "speculative_config=None 'cpu_offload_gb': 0 decode_context_parallel_size=1 quantization=None kv_cache_dtype=auto"
+    assert read_startup(f"{quiet}\nGPU KV cache size: 1 tokens").remarks() == []
+
+
+def test_sglangs_flags_are_read_from_its_arguments():
+    args = (
+        "server_args=ServerArgs(model_path='/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/4', "
+        "kv_cache_dtype='fp8_e4m3', quantization='fp8', tp_size=4, pp_size=2, dp_size=1, max_running_requests=64, "
+        "max_total_tokens=None, "
+        "chunked_prefill_size=8192, mem_fraction_static=0.83, disable_cuda_graph=True, speculative_algorithm=None)\n"
+        "max_total_num_tokens=9, chunked_prefill_size=8192, max_running_requests=2048, context_len=40960"
+    )
+    log = read_startup(args)
+    assert (log.arch, log.remarks()) == ("hf:qwen3-8b", [])
+    assert log.query() == (
+        "mode=serve&engine=sglang&tp=4&pp=2&max_model_len=40960&max_num_seqs=64&max_num_batched_tokens=8192&util=0.83&kv=fp8"
+        "&enforce_eager=1&weights=fp8"
+    )
+    assert read_startup(args.replace("max_running_requests=64", "max_running_requests=None")).number("max_num_seqs") is None
+
+
+def test_prefixes_of_models_with_states_are_cached_if_the_log_says_so():
+    hybrid = LOG + "Setting attention block size to 544 tokens to ensure that attention page size is >= mamba page size\n"
+    assert "prefix_caching" not in read_startup(hybrid + "enable_prefix_caching=False").query()
+    assert read_startup(hybrid + "enable_prefix_caching=True").query().endswith("&prefix_caching=1")
+    assert "prefix_caching" not in read_startup(LOG + "enable_prefix_caching=True").query()
+
+
 def test_a_hostile_text_takes_no_longer_than_its_length():
+    devices = ("GPU 0: NVIDIA ", "device_name=A", "|   0   A", "]  version", "max_running_requests=1")
     parts = ("LLM engine (v", "Free memory on device", "Load weight end.", "KV Cache is allocated.", "KV    ", "model_path='a")
     began = time.process_time()
-    for part in parts:
+    for part in (*devices, *parts):
         text = part * (1_000_000 // len(part))
         is_startup(text)
         with suppress(RequestError):

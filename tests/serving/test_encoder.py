@@ -1,0 +1,120 @@
+"""The encoder's dummy run in vLLM's profile, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sizer.base.units import GIB, MIB
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.estimating.server_profile import trace_encoder
+from sizer.serving.architecture import Tower
+from sizer.serving.layout import tensors
+from sizer.serving.plan import OTHER_BAND, VISION_BAND, Profile, encoder_items, make_plan
+from tests.serving.logs import architecture_of
+from tests.serving.models import decoder, flags
+
+GPU = find_gpu("h100-80gb")
+# 16,384 patches of 1,024 elements: a row of the encoder, 1,024 hidden elements of 2 bytes, takes 32 MiB for all patches
+TOWER = Tower(
+    tokens=4096, patches=16_384, patch_elements=1024, hidden=1024, width=1024, gated=False, interpolates=False, outputs=512
+)
+ROW = 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "version", "tp", "rows"),
+    [
+        # patches, states, norm, 3 of queries, keys and values, 3 copies, 2 joined, twice 4 in float32, 2 rotated
+        ({}, (0, 11, 0), 1, 1 + 1 + 1 + 3 + 3 + 2 + 8 + 2),
+        # patches, states, norm, 3, 2 copies, 2 rotated, attention, its projection
+        ({}, (0, 14, 0), 1, 1 + 1 + 1 + 3 + 2 + 2 + 1 + 1),
+        # of two ranks each has half between the projections
+        ({}, (0, 14, 0), 2, 1 + 1 + 1 + 1.5 + 1 + 1 + 0.5 + 1),
+        # a wide feed-forward part: patches, states, norm, twice 8, 8
+        ({"width": 8192, "gated": True}, (0, 14, 0), 1, 1 + 1 + 1 + 16 + 8),
+        # positions: patches, states, 4 rows of the table, 4 weighted, 2 sums; of all ranks
+        ({"interpolates": True}, (0, 14, 0), 4, 1 + 1 + 4 + 4 + 2),
+    ],
+)
+def test_the_encoder_holds_what_its_source_says(changes: dict, version: tuple[int, int, int], tp: int, rows: float):
+    tower = replace(TOWER, **changes)
+    assert trace_encoder(tower, flags(release=version, tp=tp), 1, GPU) == rows * ROW
+    assert trace_encoder(tower, flags(release=version, tp=tp), 3, GPU) == 3 * rows * ROW
+
+
+@pytest.mark.parametrize(
+    ("changes", "items"),
+    [
+        ({"max_num_batched_tokens": 2048, "max_model_len": 1024}, 1),
+        ({"max_num_batched_tokens": 8192, "max_num_seqs": 8}, 2),
+        ({"max_num_batched_tokens": 32_768, "max_num_seqs": 3, "max_model_len": 4096}, 3),
+        ({"max_num_batched_tokens": 32_768, "max_num_seqs": 1, "max_model_len": 20_000}, 4),
+    ],
+)
+def test_items_follow_from_the_budget(changes: dict, items: int):
+    seeing = replace(decoder(), tower=TOWER)
+    assert encoder_items(seeing, flags(release=(0, 14, 0), **changes)) == items
+    assert encoder_items(decoder(), flags(**changes)) == 0
+    # with 0.11.0 the largest item of Qwen3-VL is a video
+    assert encoder_items(replace(seeing, deepstack=3), flags(release=(0, 11, 0), **changes)) == 0
+
+
+def test_outputs_stay_while_the_decoder_runs():
+    seeing = replace(decoder(), tower=TOWER, encoder="visual")
+
+    def peak(encoder: int) -> int:
+        profile = Profile(sampler_bytes=GIB, forward_bytes=MIB, encoder_bytes=encoder, encoded_bytes=8 * MIB)
+        return make_plan(seeing, flags(), lambda asked: profile, GPU).profile_peak_bytes
+
+    hidden = (2048 + 512) * 2048  # of the decoder's step
+    assert peak(0) == GIB + hidden + 8 * MIB
+    assert peak(2 * GIB) == 2 * GIB
+
+
+def test_the_range_is_narrower_if_the_encoder_is_counted():
+    def band(**changes: object) -> int:
+        profile = Profile(sampler_bytes=1, forward_bytes=1)
+        return make_plan(replace(decoder(), **changes), flags(), lambda asked: profile, GPU).band_bytes
+
+    assert band(encoder="vision") == VISION_BAND
+    assert band(encoder="visual", tower=TOWER) == OTHER_BAND
+    assert band(encoder="visual", tower=TOWER, deepstack=3) == VISION_BAND  # flags() are of 0.11.0
+
+
+# pixels of the largest image by the processors: 3,584 and 4,096 squared, in features of 28 and 32 pixels
+TOWERS = {
+    "qwen2-vl-7b": (16_384, 65_536, 1176, 1280, 5120, 3584),
+    "qwen2.5-vl-3b": (16_384, 65_536, 1176, 1280, 3420, 2048),
+    "qwen3-vl-8b": (16_384, 65_536, 1536, 1152, 4304, 4 * 4096),
+    "qwen3.5-4b": (16_384, 65_536, 1536, 1024, 4096, 2560),
+}
+
+
+@pytest.mark.parametrize("preset", TOWERS)
+def test_towers_are_read_from_configs(preset: str):
+    tower = architecture_of(preset).tower
+    found = (tower.tokens, tower.patches, tower.patch_elements, tower.hidden, tower.width, tower.outputs)
+    assert found == TOWERS[preset]
+    assert not any("encoder" in line for line in architecture_of(preset).uncounted)
+
+
+def test_other_encoders_are_said_not_to_be_counted():
+    found = architecture_of("gemma-3-4b")
+    assert found.tower is None
+    assert any("vision" in line for line in found.uncounted)
+
+
+def test_features_of_layers_have_buffers_with_the_weights():
+    # a buffer for each layer, of each token of a step 1,024 elements of 2 bytes
+    more = list(tensors(replace(decoder(), deepstack=3), flags(max_num_batched_tokens=4096)))
+    fewer = list(tensors(decoder(), flags(max_num_batched_tokens=4096)))
+    for _ in range(3):
+        more.remove(4096 * 1024 * 2)
+    assert sorted(more) == sorted(fewer)
+
+
+def test_rotations_of_images_have_four_times_the_rows():
+    # the preset leaves the sections out, which its class has by default
+    assert architecture_of("qwen3-vl-30b-a3b-instruct").rotary_rows == (4 * 262_144,)

@@ -1,0 +1,114 @@
+"""Commands that start a server, as people paste them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.base.errors import RequestError
+from sizer.query.text import parse_query
+from sizer.serving.launch import is_launch, read_launch, with_command
+from sizer.serving.startup import read_startup
+
+LLAMA = "hf:llama-3.1-8b"
+COMMANDS = {
+    "vllm serve Qwen/Qwen3-8B": ("hf:qwen3-8b", ""),
+    "$ vllm serve Qwen/Qwen3-8B --max-model-len 32K --max-num-batched-tokens 8k -tp 2": (
+        "hf:qwen3-8b",
+        "max_model_len=32768&max_num_batched_tokens=8000&tp=2",
+    ),
+    "CUDA_VISIBLE_DEVICES=0,1 VLLM_USE_V1=1 vllm serve /data/Qwen3-Next-80B-A3B-Instruct \\\n  --tensor-parallel-size=2 \\\n"
+    "  --max-model-len auto --enable-prefix-caching 2>&1 | tee --append log": (
+        "hf:qwen3-next-80b-a3b-instruct",
+        "tp=2&max_model_len=auto&prefix_caching=1",
+    ),
+    "vllm serve Qwen/Qwen3-8B --max-model-len -1 --kv-cache-dtype fp8_e5m2 --enforce-eager": (
+        "hf:qwen3-8b",
+        "max_model_len=-1&kv=fp8&enforce_eager=1",
+    ),
+    "docker run --gpus all -p 8000:8000 --ipc=host vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --max-num-seqs 64": (
+        "hf:qwen3-8b",
+        "engine_version=0.11.0&max_num_seqs=64",
+    ),
+    "docker run --gpus all lmsysorg/sglang:v0.5.3.post1-cu126 python3 -m sglang.launch_server --model-path "
+    "meta-llama/Llama-3.1-8B-Instruct --host 0.0.0.0 --tp 2 --mem-fraction-static 0.8": (
+        LLAMA,
+        "engine=sglang&engine_version=0.5.3&tp=2&util=0.8",
+    ),
+    "python -m sglang.launch_server --model Qwen/Qwen3-8B --chunked-prefill-size -1 --ep-size 1 --disable-cuda-graph &": (
+        "hf:qwen3-8b",
+        "engine=sglang&ep=0&enforce_eager=1",
+    ),
+    "model: Qwen/Qwen3-8B\nhost: 0.0.0.0\ntensor-parallel-size: 2\nmax_model_len: 8192\nenforce-eager: true\n"
+    "trust-remote-code: false": (
+        "hf:qwen3-8b",
+        "tp=2&max_model_len=8192&enforce_eager=1",
+    ),
+    "services:\n  vllm:\n    image: vllm/vllm-openai:v0.26.0-cu129\n    command: >\n      Qwen/Qwen3-8B\n"
+    "      --kv-cache-dtype fp8\n      --tensor-parallel-size 4\n    ports:\n      - 8000:8000\n": (
+        "hf:qwen3-8b",
+        "engine_version=0.26.0&kv=fp8&tp=4",
+    ),
+    'command: ["vllm", "serve", "Qwen/Qwen3-8B", "--tensor-parallel-size", "4"]': ("hf:qwen3-8b", "tp=4"),
+    'args: ["--model", "Qwen/Qwen3-8B", "--max-model-len", "8192"]\nimage: vllm/vllm-openai:latest': (
+        "hf:qwen3-8b",
+        "max_model_len=8192",
+    ),
+    "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B-AWQ --quantization awq_marlin --dtype half": (
+        "hub:Qwen/Qwen3-8B-AWQ",
+        "weights=awq",
+    ),
+    'vllm serve "Qwen/Qwen3-8B --tensor_parallel_size 2': ("hf:qwen3-8b", "tp=2"),
+}
+
+
+@pytest.mark.parametrize("text", COMMANDS, ids=range(len(COMMANDS)))
+def test_a_command_is_read_with_its_flags(text: str):
+    arch, keys = COMMANDS[text]
+    assert is_launch(text)
+    launch = read_launch(text)
+    expected = {"mode": "serve"} | (dict(item.split("=") for item in keys.split("&")) if keys else {})
+    assert (launch.arch, dict(launch.items)) == (arch, expected)
+    parse_query("&".join(f"{key}={value}" for key, value in {"arch": LLAMA, **launch.items}.items()))
+
+
+REFUSED = {
+    "vllm serve Qwen/Qwen3-8B --mem-fraction-static 0.8": "--gpu-memory-utilization",
+    "python -m sglang.launch_server --model Qwen/Qwen3-8B --gpu-memory-utilization 0.9": "--mem-fraction-static",
+    "vllm serve Qwen/Qwen3-8B --max-model-len": "has no value",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_flags_of_another_server_are_refused_by_name(text: str):
+    with pytest.raises(RequestError, match=REFUSED[text]):
+        read_launch(text)
+
+
+def test_flags_without_a_counterpart_are_named():
+    text = "vllm serve /models --enable-lora --max-model-leng 8 --config a.yaml --port 1 --quantization gguf --kv-cache-dtype int4"
+    launch = read_launch(text)
+    assert (launch.arch, launch.model, launch.irrelevant) == (None, "/models", 1)
+    assert launch.unmatched == (
+        "--enable-lora",
+        "--max-model-leng 8: not known as a flag of vLLM; did you mean max-model-len?",
+        "--config a.yaml: its lines are not read; paste them",
+        "quantization=gguf: which layers are quantised is in the checkpoint's config.json alone; give it as arch",
+        "--kv-cache-dtype int4",
+    )
+
+
+def test_other_texts_are_no_commands():
+    configs = ("base_model: a/b\nmax_model_len: 8", "gpu_memory_utilization: 0.5\nuse_vllm: true")
+    for other in ("", *configs, "I serve vllm", "x" * 65_537):
+        assert not is_launch(other)
+
+
+def test_a_log_has_the_flags_of_the_command_before_it():
+    text = (
+        "vllm serve Qwen/Qwen3-30B-A3B \\\n  --tensor-parallel-size 2 --enable-expert-parallel --kv-cache-dtype fp8\n"
+        "INFO [gpu_worker.py:298] Available KV cache memory: 25.91 GiB\nINFO GPU KV cache size: 566,016 tokens\n"
+    )
+    log = with_command(read_startup(text), text)
+    assert (log.arch, log.query()) == ("hf:qwen3-30b-a3b", "mode=serve&tp=2&kv=fp8&ep=1")
+    whole = read_startup(text + "INFO non-default args: {'model': 'Qwen/Qwen3-8B'}")
+    assert with_command(whole, text) == whole
