@@ -18,7 +18,6 @@ from sizer.serving.flags import Flags
 
 VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 FP8_BLOCK = 128  # of a scale, in both directions; quantization/utils/fp8_utils.py
-WORKSPACE = 4 * 128 * 16  # quantization/utils/marlin_utils.py, marlin_make_workspace
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
 
 MERGED = {
@@ -173,7 +172,7 @@ def _linear(matrix: _Matrix, architecture: Architecture, flags: Flags) -> Iterat
     layout = flags.layout if matrix.quantised and flags.layout != "mxfp4" else None
     yield from _quantised(matrix.inputs, matrix.outputs, layout, architecture, matrix.itemsize)
     if layout in ("awq", "gptq"):
-        yield WORKSPACE
+        yield 4 * flags.processors  # quantization/utils/marlin_utils.py, marlin_make_workspace_new, with one block for each
 
 
 def _quantised(inputs: int, outputs: int, layout: str | None, architecture: Architecture, itemsize: int) -> Iterator[int]:

@@ -85,8 +85,8 @@ def bands() -> Iterator[str]:
     """Yield how far the cache may be off, by what is not exact."""
     for size, words in (
         (DENSE_BAND, "a dense model on one card, graphs outside the budget"),
-        (OTHER_BAND, "graphs inside the budget, experts, or several ranks"),
-        (VISION_BAND, "a model with an encoder of images or sound"),
+        (OTHER_BAND, "graphs inside the budget, experts, several ranks, or an encoder of Qwen-VL"),
+        (VISION_BAND, "a model with another encoder of images or sound"),
     ):
         yield f"- ±{format_bytes(size)}: {words}."
 

@@ -37,8 +37,8 @@ def test_eight_ranks_replicate_four_key_heads():
     ("layout", "sizes"),
     [
         # of the 4,096 x 1,024 down matrix: elements, then scales, then zero points or a workspace
-        ("awq", [MLP // 2, 32 * 1024 * 2, 32 * 1024 // 2, 8192]),
-        ("gptq", [MLP // 2, 32 * 1024 * 2, 8192]),
+        ("awq", [MLP // 2, 32 * 1024 * 2, 32 * 1024 // 2, 4 * 108]),
+        ("gptq", [MLP // 2, 32 * 1024 * 2, 4 * 108]),
         ("fp8", [MLP, 32 * 8 * 4]),
         ("w8a8", [MLP, 1024 * 4]),
         ("nvfp4", [MLP // 2, 256 * 1024]),
