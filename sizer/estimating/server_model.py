@@ -40,7 +40,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
     text = config.get_text_config(decoder=True)
     facts = {**_own(checkpoint), **_facts(text)}
     model_type = str(facts.get("model_type") or config.model_type)
-    _check_decoder(str(config.model_type), model_type)
+    _check_decoder(str(config.model_type), model_type, facts)
     weights = tuple(_weights(module))
     heads = _first(facts, "num_attention_heads", "n_head", "num_heads", "decoder_attention_heads") or 1
     hidden = _first(facts, "hidden_size", "n_embd", "d_model")
@@ -83,6 +83,9 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         vision=_vision(config),
         tower=(tower := read_tower(config, hidden)),
         deepstack=_deepstack(config),
+        idle_weights=tuple(_idle_weights(weights, facts)),
+        rotary_widths=tuple(_rotary_widths(ropes, weights, facts, head)),
+        step_buffers=tuple(_step_buffers(config, facts, hidden)),
         uncounted=_uncounted(facts, None if tower is not None else encoder),
         **_quantization(checkpoint),
     )
@@ -151,7 +154,7 @@ def _facts(text: Any) -> dict[str, Any]:
     for key in _READ:
         try:
             found[key] = getattr(text, key)
-        except AttributeError:  # not there, or one for each layer: Gemma 4's head_dim
+        except (AttributeError, RuntimeError):  # not there, or one for each layer: Gemma 4's head_dim
             continue
     return found
 
@@ -159,8 +162,8 @@ def _facts(text: Any) -> dict[str, Any]:
 _READ = ("layer_types", "head_dim", "rope_parameters", "max_position_embeddings", "sliding_window", "layers_block_type")
 
 
-def _check_decoder(whole: str, model_type: str) -> None:
-    if whole in POOLERS or model_type in POOLERS or model_type in ENCODER_DECODERS:
+def _check_decoder(whole: str, model_type: str, facts: Mapping[str, Any]) -> None:
+    if not facts.get("vocab_size") or whole in POOLERS or model_type in POOLERS or model_type in ENCODER_DECODERS:
         raise _no_cache(model_type)
 
 
@@ -178,6 +181,56 @@ def _weights(module: nn.Module) -> list[Weight]:
         Weight(name=name, shape=tuple(tensor.shape), itemsize=SERVED_ITEMSIZE)
         for name, tensor in module.named_parameters()
     ]
+
+
+def _idle_weights(weights: tuple[Weight, ...], facts: Mapping[str, Any]) -> Iterator[Weight]:
+    """Yield the key and value matrices of layers that use the cache of others: vLLM makes them, though nothing fills them.
+
+    Source: vllm/model_executor/models/gemma3n.py, QKVParallelLinear of each layer, and a log of Gemma 4 in docs/serving.md.
+    """
+    shared, kinds = int(facts.get("num_kv_shared_layers") or 0), list(facts.get("layer_types") or ())
+    if not shared:
+        return
+    named: dict[tuple[str, int], Weight] = {}
+    for weight in weights:
+        found = _LAYER.match(weight.name)
+        if found and not _ENCODER.search(weight.name) and found[2] in ("self_attn.k_proj.weight", "self_attn.v_proj.weight"):
+            named[found[2], int(found[1])] = weight
+    own = len(kinds) - shared
+    for number in range(own, len(kinds)):
+        before = max((one for one in range(own) if kinds[one] == kinds[number]), default=None)
+        for leaf in ("self_attn.k_proj.weight", "self_attn.v_proj.weight"):
+            if before is not None and (leaf, number) not in named and (model := named.get((leaf, before))) is not None:
+                yield Weight(name=model.name.replace(f".{before}.", f".{number}."), shape=model.shape, itemsize=model.itemsize)
+
+
+def _step_buffers(config: Any, facts: Mapping[str, Any], hidden: int) -> Iterator[int]:
+    """Yield the elements for each token of a step of the buffers that are made with a model.
+
+    Source: vllm/model_executor/models/qwen3_vl.py, deepstack_input_embeds, and gemma3n_mm.py and gemma4_mm.py,
+    per_layer_embeddings; vLLM 0.11 and 0.33.
+    """
+    yield from (hidden,) * _deepstack(config)
+    if each := int(facts.get("hidden_size_per_layer_input") or 0):
+        yield int(facts["num_hidden_layers"]) * each
+
+
+def _rotary_widths(
+    ropes: Mapping[str, Any], weights: tuple[Weight, ...], facts: Mapping[str, Any], head: int
+) -> Iterator[int]:
+    """Yield the elements of a row of each table of rotations if layers of each kind have a table: those of its heads.
+
+    Source: vllm/model_executor/layers/rotary_embedding/gemma4_rope.py: a proportional one has all elements of a head.
+    """
+    kinds, heads = list(facts.get("layer_types") or ()), {}
+    for weight in weights:
+        found = _LAYER.match(weight.name)
+        if found and found[2] == "self_attn.q_norm.weight" and not _ENCODER.search(weight.name) and int(found[1]) < len(kinds):
+            heads[kinds[int(found[1])]] = weight.shape[0]
+    for kind, rope in ropes.items():
+        if isinstance(rope, Mapping):
+            share = 1 if rope.get("rope_type") == "proportional" else float(rope.get("partial_rotary_factor") or 1)
+            yield int(heads.get(kind, head) * share)
 
 
 def _rotary(facts: Mapping[str, Any], ropes: Mapping[str, Any], head: int) -> int:
@@ -232,8 +285,13 @@ def _layers(
             shapes.setdefault(int(found[1]), {})[found[2]] = weight.shape
     kinds = list(facts.get("layer_types") or ())
     window = int(facts.get("sliding_window") or 0) if facts.get("use_sliding_window", True) else 0
+    # vllm/model_executor/models/gemma3n.py and gemma4.py, kv_sharing_target_layer_name: the last layers use the cache of others
+    own = len(shapes) - int(facts.get("num_kv_shared_layers") or 0)
     layers = []
-    for number in sorted(shapes):
+    for position, number in enumerate(sorted(shapes)):
+        if position >= own:
+            layers.append(Layer(kind=FULL))
+            continue
         kind = kinds[number] if number < len(kinds) else ("sliding_attention" if window and not kinds else "")
         layers += _layer(shapes[number], kind, facts, window, (kv_heads, head, heads))
     return layers
@@ -300,8 +358,6 @@ def _uncounted(facts: Mapping[str, Any], encoder: str | None) -> tuple[str, ...]
     said = []
     if encoder is not None:
         said.append(f"the profile run of the model's {encoder} encoder, whose activations come off the cache")
-    if facts.get("num_kv_shared_layers"):
-        said.append("layers that use the keys and values of others: the cache is counted as if each had its own")
     if facts.get("index_topk"):
         said.append("the cache of the indexer that chooses tokens for sparse attention")
     return tuple(said)

@@ -62,6 +62,8 @@ class Architecture:
     `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
     its group size and the layers that it leaves as they are. `encoder` names what is not text, None if the model reads text alone.
     `tower` is the encoder if the profile run of vLLM counts it. `deepstack` is how many layers get features of images of their own.
+    `rotary_widths` are the elements of a row of each table if they differ. `step_buffers` are the elements for each token of a step
+    that buffers made with the model hold, `idle_weights` what vLLM makes and no checkpoint fills.
     `vision` are the layers and the hidden size of what reads images as its config names them, None if nothing does.
     """
 
@@ -92,6 +94,9 @@ class Architecture:
     vision: tuple[int, int] | None = None
     tower: Tower | None = None
     deepstack: int = 0
+    rotary_widths: tuple[int, ...] = ()
+    step_buffers: tuple[int, ...] = ()
+    idle_weights: tuple[Weight, ...] = ()
     uncounted: tuple[str, ...] = ()
 
     @property

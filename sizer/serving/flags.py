@@ -13,6 +13,7 @@ from sizer.serving.architecture import Architecture
 from sizer.serving.rules import Release, Rules, rules_of
 
 LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_batch_defaults
+UNNAMED_LENGTH = 2048  # vllm/config/model.py, _get_and_verify_max_len: of configs that name no length
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
@@ -144,7 +145,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     else:
         tokens, seqs = (8192 if offline else 2048), 256
     asked = request.max_model_len if isinstance(request.max_model_len, int) else None
-    length = asked or architecture.positions
+    length = asked or architecture.positions or UNNAMED_LENGTH
     _check_length(length, architecture)
     check_ranks(request, architecture)
     if request.max_num_batched_tokens is None:
@@ -186,8 +187,6 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
 def _check_length(length: int, architecture: Architecture) -> None:
     if architecture.positions and length > architecture.positions:
         raise _refused("max_model_len", f"{length:,}", f"at most the config's {architecture.positions:,}", "ask for less")
-    if not length:
-        raise _refused("max_model_len", "nothing", "tokens: the config names no length", "write for example max_model_len=8k")
 
 
 def check_ranks(request: Request, architecture: Architecture) -> None:

@@ -56,7 +56,7 @@ class _Matrix:
 def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterator[int]:
     """Yield the bytes of each tensor of one rank of a stage, in the order in which the server creates them."""
     matrices: dict[str, _Matrix] = {}
-    for weight in architecture.weights:
+    for weight in (*architecture.weights, *architecture.idle_weights):
         if not _on_stage(weight.name, architecture, flags, stage):
             continue
         if matrix := _matrix(weight, architecture, flags):
@@ -72,11 +72,13 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
         for _ in _stage_layers(architecture, flags, stage):
             yield architecture.heads // flags.tp * rank * (nope + value) * 2
     if stage == 0:
-        # vllm/model_executor/models/qwen3_vl.py, deepstack_input_embeds: made with the model
-        for _ in range(architecture.deepstack):
-            yield flags.max_num_batched_tokens * architecture.hidden * 2
-    for rows in architecture.rotary_rows:
-        yield rows * architecture.rotary * 2
+        for elements in architecture.step_buffers:
+            yield flags.max_num_batched_tokens * elements * 2
+    widths = architecture.rotary_widths
+    if len(widths) != len(architecture.rotary_rows):
+        widths = (architecture.rotary,) * len(architecture.rotary_rows)
+    for rows, width in zip(architecture.rotary_rows, widths, strict=True):
+        yield rows * width * 2
 
 
 def weights_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> int:

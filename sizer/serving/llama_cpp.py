@@ -37,8 +37,10 @@ def resolve_llama(request: Any, architecture: Architecture) -> LlamaFlags:
     """Return the flags for a request. Raises RequestError for a length past the config's."""
     length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
     if not length or (architecture.positions and length > architecture.positions):
-        allowed = f"at most the config's {architecture.positions:,} tokens"
-        refusal = Refusal(key="max_model_len", given=f"{length:,}", allowed=allowed, todo="ask for less")
+        known = bool(architecture.positions)
+        allowed = f"at most the config's {architecture.positions:,} tokens" if known else "tokens: the config names no length"
+        todo = "ask for less" if known else "write for example max_model_len=2k"
+        refusal = Refusal(key="max_model_len", given=f"{length:,}", allowed=allowed, todo=todo)
         raise RequestError(refusals=[refusal])
     return LlamaFlags(length=length, slots=request.max_num_seqs or 1, used_bytes=request.used)
 

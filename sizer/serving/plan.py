@@ -78,8 +78,9 @@ def make_plan(architecture: Architecture, flags: Flags, profiler: Profiler, gpu:
     Source: vllm/v1/worker/gpu_worker.py, determine_available_memory, and worker/utils.py, request_memory; vLLM 0.33.
     """
     profile = profiler(flags)
-    stages = (_plan_stage(architecture, flags, profile, gpu, stage) for stage in range(flags.pp))
-    return min(stages, key=lambda plan: plan.cache.blocks)
+    stages = [_plan_stage(architecture, flags, profile, gpu, stage) for stage in range(flags.pp)]
+    with_cache = [plan for plan in stages if plan.cache.block_bytes]  # the last layers of Gemma 4 use the cache of others
+    return min(with_cache or stages, key=lambda plan: plan.cache.blocks)
 
 
 def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu: Gpu, stage: int) -> Plan:

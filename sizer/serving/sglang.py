@@ -25,7 +25,7 @@ from sizer.catalogue.serving import AUTO, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 from sizer.serving.cache import page_elements, state_bytes
-from sizer.serving.flags import HOPPER, Flags, check_ranks, layout_of, release_of
+from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
 from sizer.serving.rules import Release, SglangRules, sglang_rules_of
@@ -168,8 +168,9 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
     tokens, batch = _tier(sglang_rules_of(release), total_mib, request.tp)
     tokens = request.max_num_batched_tokens or tokens
     encodes = architecture.encoder is not None and architecture.model_type not in WITHOUT_IMAGES
-    length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
-    if not length or (architecture.positions and length > architecture.positions):
+    asked = request.max_model_len if isinstance(request.max_model_len, int) else None
+    length = asked or architecture.positions or UNNAMED_LENGTH
+    if architecture.positions and length > architecture.positions:
         allowed = f"at most the config's {architecture.positions:,} tokens"
         refusal = Refusal(key="max_model_len", given=f"{length:,}", allowed=allowed, todo="ask for less")
         raise RequestError(refusals=[refusal])

@@ -111,6 +111,10 @@ _UNCOUNTED = (
         r"decode_context_parallel_size=(?!1\b)[0-9]|dcp_world_size [2-9]",
         "decode context parallel: each rank keeps a part of each request",
     ),
+    (
+        r"running in text-only mode|'limit_mm_per_prompt': \{|'language_model_only': True|'skip_mm_profiling': True",
+        "limits of images: the encoder and its dummy run are counted as without them",
+    ),
     (r"'num_gpu_blocks_override': [0-9]", "num_gpu_blocks_override, which sets the cache"),
     (r"enable_dp_attention=True", "DP attention of SGLang"),
     (r"max_total_tokens=[0-9]", "max_total_tokens, which bounds the cache"),

@@ -108,11 +108,24 @@ def test_other_encoders_are_said_not_to_be_counted():
 
 def test_features_of_layers_have_buffers_with_the_weights():
     # a buffer for each layer, of each token of a step 1,024 elements of 2 bytes
-    more = list(tensors(replace(decoder(), deepstack=3), flags(max_num_batched_tokens=4096)))
+    more = list(tensors(replace(decoder(), step_buffers=(1024,) * 3), flags(max_num_batched_tokens=4096)))
     fewer = list(tensors(decoder(), flags(max_num_batched_tokens=4096)))
     for _ in range(3):
         more.remove(4096 * 1024 * 2)
     assert sorted(more) == sorted(fewer)
+
+
+def test_layers_of_gemma_4_share_caches():
+    found = architecture_of("gemma-4-e4b-it")
+    # of 42 layers the last 18 use the cache of others; 4 of the first 24 see all tokens
+    held = [layer.kind for layer in found.layers if layer.elements]
+    assert (len(found.layers), held.count("sliding"), held.count("full")) == (42, 20, 4)
+    names = [weight.name for weight in found.weights if "language_model" in weight.name]
+    made = [*names, *(weight.name for weight in found.idle_weights)]
+    assert [sum(name.endswith("k_proj.weight") for name in one) for one in (names, made)] == [24, 42]
+    # a row of full attention has 512 elements, of which a quarter is rotated; a token of a step has 256 for each layer
+    assert sorted(found.rotary_widths) == [256, 512]
+    assert found.step_buffers == (42 * 256,)
 
 
 def test_rotations_of_images_have_four_times_the_rows():

@@ -47,6 +47,24 @@ def test_bad_input_is_refused_by_name(more: str, message: str):
         parse_query(f"{QWEN}&{more}{used}")
 
 
+def test_a_config_without_a_length_has_vllms_own():
+    assert sizer.estimate("arch=hf:bloom-560m&mode=serve&gpu=l4").serve.flags["max_model_len"] == 2048
+    assert sizer.estimate("arch=hf:bloom-560m&mode=serve&gpu=l4&engine=sglang").serve.flags["max_model_len"] == 2048
+    with pytest.raises(RequestError, match=r"max_model_len: given '?0'?, allowed tokens: the config names no length"):
+        sizer.estimate("arch=hf:bloom-560m&mode=serve&gpu=l4&engine=llama.cpp")
+
+
+@pytest.mark.parametrize("preset", ["segformer-b0-ade", "vit-base-patch16-224", "bert-base-uncased", "t5-small"])
+def test_models_without_a_decoder_are_refused(preset: str):
+    with pytest.raises(RequestError, match=r"mode: given 'serve' with a model of type [a-z0-9]+, allowed serve with a decoder"):
+        sizer.estimate(f"arch=hf:{preset}&mode=serve&gpu=l4")
+
+
+def test_a_stage_without_a_cache_does_not_bound_the_others():
+    served = sizer.estimate("arch=hf:gemma-4-e2b-it&mode=serve&gpu=l4&pp=2&max_model_len=4k").serve
+    assert served.kv_tokens > 0 and served.starts is not False
+
+
 def test_servers_keys_need_the_mode():
     for more in ("util=0.9", "want=1x1k", "engine=sglang", "weights=awq", "max_model_len=auto"):
         with pytest.raises(RequestError, match=r"without mode=serve"):
