@@ -113,7 +113,8 @@ def _joined(query: str, log: StartupLog) -> tuple[str, list[str]]:
     own = _keys(query)
     missing = log.missing(own)
     if "arch" not in own and log.arch is None:
-        raise RequestError("the log's model is not known", given=missing[0].partition("; ")[0], todo="write arch=hf:… or hub:…")
+        given = missing[0].partition("; ")[0].removeprefix("model: ")
+        raise RequestError("the log's model is not known", given=given, todo="write arch=hf:… or hub:…")
     found = {"arch": log.arch, "gpu": log.gpu}
     items = [f"{key}={value}" for key, value in found.items() if key not in own and value is not None]
     read = [item for item in log.query().split("&") if item.partition("=")[0] not in own]

@@ -281,8 +281,8 @@ def read_startup(text: str) -> StartupLog:
     figures: dict[str, float | str] = {}
     for name, patterns in (_SGLANG if engine == "sglang" else _VLLM).items():
         for pattern in patterns:
-            if found := re.search(pattern, text):
-                figures[name] = _value(name, found[1])
+            if (found := re.search(pattern, text)) and (value := _value(name, found[1])) is not None:
+                figures[name] = value
                 break
     if engine is None or (not failure and not {"weights_gib", "kv_tokens", "cache_gib"} & figures.keys()):
         if (other := _other_server(text)) is not None:
@@ -305,10 +305,12 @@ def read_startup(text: str) -> StartupLog:
 _WORDS = ("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture")
 
 
-def _value(name: str, text: str) -> float | str:
+def _value(name: str, text: str) -> float | str | None:
+    """Return a figure as a word or a number, None for digits that are none."""
     if name in _WORDS:
         return text.rstrip(".")
-    return float(text.replace(",", "").rstrip("."))
+    digits = text.replace(",", "").rstrip(".")
+    return float(digits) if re.fullmatch(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?", digits) else None
 
 
 def refitted(log: StartupLog, served: Served) -> dict[str, str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 import sizer
+from sizer.__main__ import main
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import SERVER_FIELDS
 from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.serving.words import graphs_line, headline, sum_line
+from tests.serving.test_startup import LOG
 
 QWEN = "arch=hf:qwen3-8b&mode=serve&gpu=a100-40gb"
 SMALL = "arch=hf:smollm2-135m&mode=serve&gpu=t4"
@@ -145,3 +148,53 @@ def test_other_commands_refuse_a_server():
         read_questions(("arch=hf:smollm2-135m", SMALL))
     with pytest.raises(RequestError, match=r"mode: given 'serve', allowed the commands `estimate`"):
         list(limits(parse_query(SMALL)))
+
+
+@pytest.fixture
+def startup(capsys, tmp_path):
+    """Run the command `startup` on a text, in this process; return its lines."""
+
+    def run(text: str, *arguments: str) -> list[str]:
+        (tmp_path / "log").write_text(text)
+        job = lambda query: SimpleNamespace(result=lambda timeout: sizer.estimate(query))  # noqa: E731
+        client = SimpleNamespace(submit=job, close=lambda: None)
+        status = main(["startup", *arguments, "--log", str(tmp_path / "log")], make_client=lambda: client)
+        captured = capsys.readouterr()
+        assert status == (2 if captured.err else 0)
+        return (captured.err or captured.out).splitlines()
+
+    return run
+
+
+def test_a_log_needs_no_query_if_it_names_model_and_device(startup):
+    said = startup(f"{LOG}device_name=NVIDIA_A100-SXM4-40GB.json\n")
+    assert said[0] == "The log: vllm"
+    assert any(line.startswith("The question: arch=hf:qwen3-8b&gpu=a100-40gb&mode=serve&engine_version=0.9.2") for line in said)
+    assert not any("write " in line for line in said)
+
+
+def test_a_log_says_what_is_missing(startup):
+    assert "  device: not in the log, the default of gpu is taken; write gpu=" in startup(LOG)
+    unknown = LOG.replace("Qwen/Qwen3-8B", "/models")
+    (line,) = startup(unknown)
+    assert line.startswith("sizer: the log's model is not known: given the log names the folder '/models'; write arch=")
+    assert any("gpu=l4&mode=serve" in line for line in startup(unknown, "qwen3-8b&gpu=l4"))
+
+
+def test_a_command_is_planned(startup):
+    said = startup("vllm serve Qwen/Qwen3-8B --max-model-len 8K --enable-lora", "gpu=l4")
+    assert said[:4] == [
+        "The command: vLLM",
+        "  model Qwen/Qwen3-8B → arch=hf:qwen3-8b",
+        "  --max-model-len 8K → max_model_len=8192",
+        "  not counted: --enable-lora",
+    ]
+    assert "The question: arch=hf:qwen3-8b&mode=serve&max_model_len=8192&gpu=l4" in said
+    assert json.loads("\n".join(startup("vllm serve Qwen/Qwen3-8B", "--json")[:1]))["engine"] == "vllm"
+    for command, message in (
+        ("vllm serve /models", "the command's model is not known: given the folder '/models'"),
+        ("vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 1.5", "util: given '1.5'"),
+        ("vllm serve Qwen/Qwen3-8B --tensor-parallel-size 3", "tp: given "),
+    ):
+        (line,) = startup(command, "gpu=l4")
+        assert message in line

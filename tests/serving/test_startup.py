@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from sizer.base.errors import RequestError
 from sizer.base.units import GIB
 from sizer.query.text import parse_query
+from sizer.serving.launch import read_launch
 from sizer.serving.startup import compare, is_startup, read_startup, refitted
 from tests.serving.test_plan import answer
 
@@ -152,6 +154,19 @@ def test_a_log_of_another_server_is_refused_by_name(name: str):
     assert is_startup(OTHER_SERVERS[name])
     with pytest.raises(RequestError, match=rf"this is a log of {name}: given [0-9]+ characters, allowed the startup log or"):
         read_startup(OTHER_SERVERS[name])
+
+
+def test_any_text_is_read_or_refused():
+    rng = random.Random(0)
+    whole = LOG + FREE + SGLANG + "".join(ERRORS.values()) + "'kv_cache_memory_bytes': 1" + "9" * 400
+    for _ in range(500):
+        parts = [whole[(start := rng.randrange(len(whole))) : start + rng.randrange(200)] for _ in range(rng.randrange(1, 9))]
+        text = "".join(parts).translate({ord(rng.choice("0123456789=().")): rng.choice(("", ".", ",", "9" * 50))})
+        with suppress(RequestError):
+            log = read_startup(text)
+            assert isinstance(log.query() + "".join([*log.missing(()), *log.remarks(), str(log.gpu), str(log.arch)]), str)
+        with suppress(RequestError):
+            read_launch(f"vllm serve {text}" if rng.random() < 0.5 else f"lmsysorg/sglang {text}")
 
 
 def test_a_startup_log_is_told_from_other_texts():

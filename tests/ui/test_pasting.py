@@ -153,6 +153,31 @@ def test_a_servers_log_becomes_the_question_with_its_differences(monkeypatch, op
     assert (asked.engine, asked.name, asked.util, asked.engine_version) == ("sglang", "qwen3-0.6b", 0.8, None)
 
 
+def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
+    client = install(monkeypatch, ScriptedClient(server_or_step))
+    page = open_page(arch="torchvision:resnet18", gpu="l4", batch="2", dtype="float32")
+    command = "vllm serve Qwen/Qwen3-8B \\\n  --max-model-len 8192 -tp 2 \\\n  --enable-lora --port 8000"
+    page.text_area(key=pasting.TEXT).set_value(command).run()
+    asked = client.requests[-1]
+    assert (asked.mode, asked.name, asked.gpu, asked.max_model_len, asked.tp) == ("serve", "qwen3-8b", "l4", 8192, 2)
+    assert "**Read as a command of vLLM**" in markup(page)
+    assert {"--max-model-len 8192 → max_model_len=8192", "--enable-lora"} <= set(texts(page))
+    page.text_area(key=pasting.TEXT).set_value("vllm serve /models --mem-fraction-static 0.8").run()
+    assert any("--gpu-memory-utilization" in line for line in texts(page))
+    assert client.requests[-1] == asked
+    page.text_area(key=pasting.TEXT).set_value("vllm serve /models -tp 4").run()
+    assert (client.requests[-1].name, client.requests[-1].tp) == ("qwen3-8b", 4)
+    assert any("is no repository: the model of the form is kept" in line for line in texts(page))
+
+
+def test_a_log_that_names_its_device_is_planned_on_it(monkeypatch, open_page):
+    client = install(monkeypatch, ScriptedClient(server_or_step))
+    page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")
+    page.text_area(key=pasting.TEXT).set_value(f"{LOG}device_name=NVIDIA_H200.json\n'enable_lora': True").run()
+    assert client.requests[-1].gpu == "h200"
+    assert "not counted: LoRA adapters: their slots" in texts(page)
+
+
 def test_an_error_of_a_server_keeps_the_model_and_is_named(monkeypatch, open_page):
     client = install(monkeypatch, ScriptedClient(server_or_step))
     page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")
