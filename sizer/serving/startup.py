@@ -355,6 +355,8 @@ def compare(log: StartupLog, served: Served) -> list[str]:
         elif planned - rest > LARGE_GIB:
             cause = "a smaller max_num_seqs, another sampler, or another device or share than those of the question"
         lines.append(_line("beside weights and cache", rest, planned, "GiB", cause))
+    if (profile := log.number("profile_gib")) is not None and served.engine == "vllm":
+        lines.append(_line("of it the profile run's peak", profile, served.profile_peak_bytes / GIB, "GiB", ""))
     if tokens is not None:
         lines.append(_line("KV tokens", tokens, served.kv_tokens, "tokens", _cause_of_tokens(tokens, cache, served)))
     return [*lines, *_lines_of_error(log, cache if weights is None else None, served)]

@@ -190,6 +190,13 @@ def test_the_memory_that_was_free_is_no_error():
     assert (log.number("profile_gib"), log.number("outside_gib")) == (1.97, 0.07)
 
 
+def test_the_peak_of_the_profile_run_has_a_line_if_the_log_says_it():
+    served = answer()
+    (line,) = [line for line in compare(read_startup(LOG + FREE), served) if "profile" in line and "1.97" in line]
+    planned = served.profile_peak_bytes / 2**30
+    assert line == f"of it the profile run's peak: 1.97 GiB in the log, {planned:.2f} planned ({planned - 1.97:+.2f})"
+
+
 DEVICES = {
     "configs/E=512,N=256,device_name=NVIDIA_H200.json for MoE layer": "h200",
     "configs/E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json": "dgx-spark",
