@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,8 +35,11 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the figures of a log and, line by line, how the plan differs.
 
     Raises:
-        RequestError: The log is of another program, or cannot be read.
+        RequestError: The log is of another program, or cannot be read, or is given in the place of the query.
     """
+    if options.log == STDIN and not options.query.endswith(".json") and os.path.isfile(options.query):
+        name = quote(options.query)
+        raise RequestError("the query is a file", given=name, allowed="key=value with & between", todo=f"write --log {name}")
     text = _read(options.log)
     if is_launch(text) and not is_startup(text):
         return _answer_launch(options, make_client, read_launch(text))

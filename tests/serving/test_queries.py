@@ -181,6 +181,13 @@ def test_a_log_says_what_is_missing(startup):
     assert any("gpu=l4&mode=serve" in line for line in startup(unknown, "qwen3-8b&gpu=l4"))
 
 
+def test_a_log_in_the_place_of_the_query_is_refused(capsys, tmp_path):
+    (tmp_path / "server.log").write_text(LOG)
+    assert main(["startup", str(tmp_path / "server.log")], make_client=lambda: None) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sizer: the query is a file: given ") and "write --log " in line
+
+
 def test_a_command_is_planned(startup):
     said = startup("vllm serve Qwen/Qwen3-8B --max-model-len 8K --enable-lora", "gpu=l4")
     assert said[:4] == [
