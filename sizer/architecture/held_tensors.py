@@ -9,14 +9,18 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold a tensor's bytes: those inside a traceable wrapper subclass, however deep, else itself.
 
-    Under `torch.func.grad`, `vmap` and their kin a tensor stands for the one that it wraps.
+    Under `torch.func.grad`, `vmap` and their kin a tensor stands for the one that it wraps. A lazy module's parameter holds none
+    before the module runs.
     """
+    if is_lazy(tensor):
+        return
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     if not is_traceable_wrapper_subclass(tensor):

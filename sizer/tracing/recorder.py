@@ -103,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
         self.taken_apart: Any = None
         self.unawaited: dict[int, tuple[Tensor, ...]] = {}
+        self.barriers: dict[str, Tensor] = {}
         self.storages = Storages(self.log)
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         blas = self.rules.blas

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps
-from sizer.tracing.cuda.reductions import extremes, largest_of_rows
+from sizer.tracing.cuda.reductions import extremes, largest_of_rows, summing
 from sizer.tracing.device import Device
 
 _aten = torch.ops.aten
@@ -62,7 +62,15 @@ def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield [input.nbytes, *largest_of_rows(input)]
 
 
+def dirichlet(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """aten._sample_dirichlet (cuda/Distributions.cpp, _s_dirichlet_cuda, 2.15): a draw of gamma for each element comes first, then
+    the sum of each row, by which the draws are divided in place."""
+    yield out
+    yield [out.nbytes // out.shape[-1], *summing(out, (-1,))]
+
+
 HELD: dict[Any, Held] = {
+    _aten._sample_dirichlet.default: dirichlet,
     _aten.native_dropout.default: mask_first,
     _aten.multinomial.default: multinomial,
 }

@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
@@ -111,6 +112,8 @@ class OnMeta(TorchFunctionMode):
                 allowed="padded tensors",
                 todo="run the script with `sizer run --route driver`",
             )
+        if func in _MOVES and is_lazy(args[0]):
+            return self._moved_lazy(args[0], *(args[1:] if func is Tensor.to else (_ACCELERATOR,)), **(kwargs or {}))
         if func in (Tensor.cuda, Tensor.xpu):
             self._check_single(map(_numbered, (*args[1:], *(kwargs or {}).values())))
             return self._to_device(args[0])
@@ -217,6 +220,14 @@ class OnMeta(TorchFunctionMode):
             return tensor.to("meta")
         with self._host.told(False):
             return Tensor.to(tensor, "meta", copy=True)
+
+    def _moved_lazy(self, parameter: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the empty tensor of a lazy module's parameter as `.to(…)` gives it; the parameter has no shape to ask for."""
+        device, dtype, *_ = self._asked(*args, **kwargs)
+        place = parameter.data.device if device is None else _on_meta(device)
+        with self._host.told(False):
+            moved = torch.empty(0, device=place, dtype=dtype or parameter.data.dtype)
+        return moved if isinstance(parameter, nn.Parameter) else moved.as_subclass(type(parameter))
 
     def _names_meta(self, device: object = None, *args: Any, **kwargs: Any) -> bool:
         """Return True if arguments of `Tensor.to` name meta itself, which is no device."""
@@ -383,11 +394,19 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
     def set_default_tensor_type(kind: object) -> None:
         """Stand in for torch.set_default_tensor_type, of which PyTorch makes a dtype and a device."""
         named = _type_named(kind)
-        host.is_default_elsewhere = named is not None and named[0] is _ACCELERATOR
+        host.is_default_elsewhere = host.is_default_type = named is not None and named[0] is _ACCELERATOR
         if host.is_default_elsewhere and named is not None:
             torch.set_default_dtype(named[1])
         else:
             set_type(kind)
+
+    make = Tensor.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
+        """Stand in for torch.Tensor(…), which goes by the default type of tensors (torch/csrc/utils/tensor_new.cpp)."""
+        if host.is_default_type and cls is Tensor and not kwargs:
+            return _TYPES[_LEGACY[torch.get_default_dtype()]](*args)
+        return make(cls, *args, **kwargs)
 
     answers: dict[str, Any] = {name: answer(name) for name in own}
     with (
@@ -399,7 +418,7 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
             get_default_device=get_default_device,
         ),
         mock.patch.object(torch.accelerator, "current_accelerator", current_accelerator),
-        mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
+        mock.patch.multiple(Tensor, create=True, __new__=staticmethod(new), data_ptr=data_ptr, get_device=index_of_device),
         mock.patch.multiple(Tensor, create=True, **answers),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
         steps_on(host),

@@ -21,6 +21,7 @@ from torch.futures import Future
 from sizer.tracing.values.handler import HandlerContext
 from sizer.tracing.values.known import tensors_of
 
+_META = torch.device("meta")  # made outside of a trace, which tells apart devices that code names so
 ALIKE = "every rank was taken to send what this one would send in its place"
 CROWDED = "every other rank was taken to send all that it has to this one"
 ROUTES = "other ranks were taken to send as much as this one would in their place; the range ends where they send all they have"
@@ -49,6 +50,18 @@ def exchange(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     for tensor in () if func is torch.ops.c10d.send.default else tensors_of(args[:1]):
         recorder.values.forget(tensor)
     return _done([])
+
+
+def barrier(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """c10d.barrier(tensor, group, ...): a work that is done. From 2.15 on the first barrier of a group over NCCL makes a buffer of
+    one float, which the group keeps (ProcessGroupNCCL2, seen in PyTorch's memory history over the null NCCL)."""
+    from torch.distributed import ProcessGroup
+
+    name = ProcessGroup.unbox(args[1]).group_name
+    if recorder.device.kind == "cuda" and recorder.device.version >= (2, 15) and name not in recorder.barriers:
+        with recorder:
+            recorder.barriers[name] = torch.zeros(1, dtype=torch.float32, device=_META)
+    return collective(recorder, func, args, kwargs)
 
 
 def all_to_all(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -170,6 +183,7 @@ HANDLERS = {
     **{f"c10d.{name}.default": collective for name in _C10D},
     **{f"c10d.{name}.default": exchange for name in _EXCHANGES},
     "c10d.alltoall_base_.default": all_to_all,
+    "c10d.barrier.default": barrier,
     **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},
     **{f"_c10d_functional.{name}.default": to_be_awaited for name in _AWAITED},
     **{f"_c10d_functional.{name}.default": wait for name in ("wait_tensor", "wait_tensors")},

@@ -151,9 +151,11 @@ def _runs_on_meta(function: Callable[..., Any], args: tuple, kwargs: dict) -> bo
 
 
 def _like(*positions: int) -> Callable[..., Any]:
-    """Stand for a gradient without a meta kernel: a contiguous tensor like the argument at this position."""
+    """Stand for a gradient or a draw without a meta kernel: a contiguous tensor like the argument at this position."""
 
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+        if not args[positions[0]].is_meta:  # on the host
+            return NotImplemented
         made = [torch.empty(args[at].shape, dtype=args[at].dtype, device="meta") for at in positions]
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -194,6 +196,11 @@ HANDLERS = {
     _aten.multilabel_margin_loss_backward.default: _like(1),
     _aten.fractional_max_pool3d_backward.default: _like(1),
     _aten._logcumsumexp.default: _like(0),
+    # native/cuda/Distributions.cu, 2.15
+    _aten.binomial.default: _like(0),
+    _aten._sample_dirichlet.default: _like(0),
+    _aten._dirichlet_grad.default: _like(0),
+    _aten._standard_gamma_grad.default: _like(0),
 }
 
 

@@ -33,7 +33,8 @@ class Deferred:
         self._devices: list[torch.device] = []  # those that code has named meta; equal ones are told apart by identity
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return self.holds(tensor.untyped_storage())
+        # not by a method of the tensor: parameters of lazy modules allow few
+        return bool(self._storages) and torch._C._storage_address(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Return True if this is one of its storages."""

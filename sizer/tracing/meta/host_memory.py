@@ -50,6 +50,7 @@ class HostMemory:
         self.addresses = Addresses()
         self.gpu: int | None = None  # the number of the GPU that code has named
         self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
+        self.is_default_type = False  # and so are those of torch.Tensor(…) (torch.set_default_tensor_type)
         self.peak_bytes = 0
         self.making: bool | None = (
             None  # whether what is made now is on the host; None where that follows from what it is made of
@@ -64,7 +65,12 @@ class HostMemory:
         return bool(self._storages)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return self.holds(tensor.untyped_storage())
+        if not self._storages:
+            return False
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # within torch.func.grad, vmap and their kin
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        # not by a method of the tensor: parameters of lazy modules allow few
+        return torch._C._storage_address(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Return True if this is one of its storages."""

@@ -24,6 +24,7 @@ class HandlerContext(AbstractContextManager, Protocol):
     mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
     taken_apart: Any  # the latest operator over a tensor subclass, which runs others on its inner tensors
     unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: what is held until it is waited for
+    barriers: dict[str, Tensor]  # by the name of a group: the buffer of its barriers
     engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
     def stand_in(self, text: str) -> None:
