@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.running.kept_files import KeptFiles
+from sizer.running.rank_messages import Messages
 
 _LARGE_BYTES = 2**20  # a tensor of the host up to this size keeps its values
 
@@ -59,6 +60,7 @@ class Checkpoints:
         cannot read them to the device.
         """
         self.not_saved: list[str] = []
+        self.ranks: Messages | None = None  # how other ranks get the checkpoints of this one
         self._on_device, self._saved, self._by_host = on_device, saved, by_host
         self._save, self._load = torch.save, torch.load
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -97,6 +99,8 @@ class Checkpoints:
         if name is not None:
             size_bytes = len(data) + sum({one.storage: one.elements * one.dtype.itemsize for one in pickler.kept}.values())
             self._keep(name, size_bytes, content=(data, pickler.kept))
+            if self.ranks is not None:
+                self.ranks.keep_checkpoint(name, (data, pickler.kept))
         else:
             self._of_objects[f] = data, pickler.kept
         self._saved()
@@ -109,6 +113,8 @@ class Checkpoints:
             found = None if file is None else file.content
         else:
             found = self._of_objects.get(f)
+        if found is None and self.ranks is not None and name is not None and not os.path.exists(name):
+            found = self.ranks.find_checkpoint(name)
         if found is None and self._by_host and (place := _place(map_location)) not in (None, "cpu", "meta"):
             return pytree.tree_map(lambda leaf: _moved(leaf, place), self._load(f, "cpu", *args, **kwargs))
         if found is None:

@@ -1,12 +1,15 @@
-"""Objects that ranks send each other, such as the shapes of a pipeline's activations. Imports torch.
+"""Objects that ranks send each other, such as the shapes of a pipeline's activations, and checkpoints of rank 0. Imports torch.
 
 One process runs one rank. What a rank sends is kept in a folder of the run, from where later ranks receive it. A rank that receives
-from one that did not run ends; `sizer.running.routes` runs the other one first, and then this one again.
+from one that did not run ends; `sizer.running.routes` runs the other one first, and then this one again. If nobody has written a
+checkpoint that is loaded, it is taken to be one of rank 0.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,6 +33,7 @@ class Messages:
     def installed(self) -> Iterator[None]:
         """Within the context torch.distributed sends and receives lists of objects through this object."""
         send, receive = dist.send_object_list, dist.recv_object_list
+        self._mark(self._rank).touch()
 
         def send_and_keep(objects: Any, dst: int | None = None, group: Any = None, *args: Any, **kwargs: Any) -> None:
             send(objects, dst, group, *args, **kwargs)
@@ -50,6 +54,26 @@ class Messages:
             stack.enter_context(mock.patch.multiple(dist, send_object_list=send_and_keep, recv_object_list=receive_kept))
             stack.enter_context(_gradients_like_outputs())
             yield
+
+    def keep_checkpoint(self, name: str | os.PathLike, content: Any) -> None:
+        """Keep what a checkpoint holds for ranks that run later."""
+        self._checkpoint(name).write_bytes(pickle.dumps(content))
+
+    def find_checkpoint(self, name: str | os.PathLike) -> Any:
+        """Return what a checkpoint holds that this rank has not saved, None if there is none. Rank 0 has to run first."""
+        file = self._checkpoint(name)
+        if file.exists():
+            return pickle.loads(file.read_bytes())  # of a process of this run, as above
+        if self._rank and not self._mark(0).exists():
+            self._need(0)
+        return None
+
+    def _mark(self, rank: int) -> Path:
+        return self._folder / f"{rank}.began"
+
+    def _checkpoint(self, name: str | os.PathLike) -> Path:
+        digest = hashlib.sha256(os.fsencode(os.path.abspath(name))).hexdigest()
+        return self._folder / f"{digest[:32]}.checkpoint"
 
     def _file(self, source: int, target: int) -> Path:
         self._counts[source, target] += 1

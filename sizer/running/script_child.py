@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import importlib.metadata
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import sys
 import sysconfig
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,9 +34,12 @@ from sizer.running.checkpoints import Checkpoints
 from sizer.running.driver.build import kernels_for
 from sizer.running.history import columns_of
 from sizer.running.optimizer_steps import Steps, Stop
+from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
 from sizer.running.small_values import Values
+from sizer.tracing.compiled.dynamo import HOOKS_WARNING, compiled_calls, hide_modes, skip_own_code
+from sizer.tracing.compiled.inductor import without_function_modes
 
 VARIABLE = "SIZER_DRY_RUN"
 MOST_EVENTS = 4_000_000  # of the memory history
@@ -58,6 +63,7 @@ class Run:
         self.values = Values(self.driver, skip_draws=settings.skip_draws)
         self.checkpoints = Checkpoints(lambda tensor: tensor.is_cuda, saved=self._end_of_saving)
         self.status, self.message = "completed", ""
+        self._record: Callable[..., None] = torch.cuda.memory._record_memory_history
         self._pid, self._began = os.getpid(), time.monotonic()
         self._before_bytes = 0
         self._end: object = None  # what the script's function returned, or the exception that holds its frames
@@ -77,10 +83,14 @@ class Run:
     def install(self) -> None:
         """Install all hooks, which stay until the process ends."""
         os.environ[VARIABLE] = self.settings.to_json()
-        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python")
+        self._record(max_entries=MOST_EVENTS, stacks="python")
+        self._recordings = recordings_answered(history=True)
+        self._recordings.__enter__()
         self.steps.install()
         self._values = self.values.installed()
         self._values.__enter__()
+        self._compiled = compiled_calls(hide_modes, _import_compiler, _prepare_compiler)
+        self._compiled.__enter__()
         self._saves = self.checkpoints.installed()
         self._saves.__enter__()
         self._ranks = other_ranks.one_rank(self.settings.world, self.settings.rank)
@@ -90,6 +100,7 @@ class Run:
             messages = Messages(Path(self.settings.messages), self.settings.rank, self.settings.need)
             self._messages = messages.installed()
             self._messages.__enter__()
+            self.checkpoints.ranks = messages
         if self.settings.seconds:
             timer = threading.Timer(self.settings.seconds, self._out_of_time)
             timer.daemon = True
@@ -98,8 +109,8 @@ class Run:
 
     def restart(self) -> None:
         """Forget what was recorded, and record again: a test session measures one test after the other."""
-        torch.cuda.memory._record_memory_history(enabled=None)
-        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python", clear_history=True)
+        self._record(enabled=None)
+        self._record(max_entries=MOST_EVENTS, stacks="python", clear_history=True)
         self.steps.restart()
         for noted in (self.values.reads, self.values.assumed, self.checkpoints.not_saved):
             noted.clear()
@@ -249,6 +260,18 @@ class Run:
                 (str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()), "float32"
             ),
         }
+
+
+def _import_compiler() -> None:
+    """Import Dynamo without the values' function mode, which would follow its tensors."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        with without_function_modes():
+            importlib.import_module("torch._dynamo.eval_frame")
+
+
+def _prepare_compiler() -> None:
+    skip_own_code()
+    warnings.filterwarnings("ignore", message=HOOKS_WARNING)
 
 
 def watch_spawned() -> None:

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -511,6 +512,7 @@ def _is_wrapped(tensor: Tensor) -> bool:
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or tensor.device.type == "meta"
         or type(tensor).__module__.startswith(_WITHOUT_MEMORY)
+        or is_lazy(tensor)  # without a shape
     )
 
 

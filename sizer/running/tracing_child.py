@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
@@ -44,6 +45,7 @@ from sizer.distributed.world import world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.other_ranks import one_rank
+from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import Settings, main_function, own_traceback
 from sizer.running.small_values import call_site
@@ -178,7 +180,8 @@ def main() -> NoReturn:
         setup = ExitStack()
         steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
         stack.enter_context(launches.seen())
-        stack.enter_context(_answers(settings, recorder))
+        stack.enter_context(_answers(settings, recorder, steps.checkpoints))
+        stack.enter_context(recordings_answered(history=False))
         for context in (
             repeatable(),
             checkpoints_read_at_once(),
@@ -295,7 +298,7 @@ def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch
     if first is second:
         return
     applies = sys._getframe(1).f_code.co_name == "_apply"
-    if applies and type(first) is type(second):
+    if applies and (type(first) is type(second) or is_lazy(first)):  # a lazy one stays what it is
         torch._C._swap_tensor_impl(first, second)
     else:
         swap(first, second)
@@ -346,7 +349,7 @@ def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _answers(settings: Settings, recorder: Recorder) -> Any:
+def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -> Any:
     """Within the context torch.cuda answers for the device and torch.distributed for the world."""
     gpu = find_gpu(settings.gpu)
     hardware = HARDWARE.get(gpu.key)
@@ -363,7 +366,8 @@ def _answers(settings: Settings, recorder: Recorder) -> Any:
             ranks = (settings.world, settings.rank)
             stack.enter_context(world_of(*ranks, device, backend="nccl", local=settings.local, on_no_device=on_no_device))
             stack.enter_context(mock.patch.object(dist, "all_gather_object", _gather_alike))
-            stack.enter_context(Messages(Path(settings.messages), settings.rank, settings.need).installed())
+            checkpoints.ranks = Messages(Path(settings.messages), settings.rank, settings.need)
+            stack.enter_context(checkpoints.ranks.installed())
         else:
             stack.enter_context(devices_answer(device, count=1))
         stack.enter_context(one_rank(settings.world, settings.rank, all_traced=True))

@@ -178,12 +178,22 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "masks.py",
         "drawn.py",
         "typed.py",
+        "recorded.py",
         pytest.param("recurrent.py", marks=pytest.mark.exhaustive),
     ],
 )
 def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):
     done = dry_run("--route", "both", "--", script)
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json
+
+
+def test_the_scripts_own_recordings_and_compiled_code_run(dry_run: DryRunner):
+    """CUPTI would end the process; Dynamo would break its graphs at each call that the values follow."""
+    done = dry_run("--route", "driver", "--snapshot", "run.pickle", "--", "recorded.py")
+    assert done.status == 0, done.stderr
+    assert done.stdout.count("breaks 0 snapshot True\n") == 3
+    # the script ends its own recording; that of the run goes on
+    assert done.figures["phases"][-1]["phase"] == "rest" and done.json["lines_at_peak"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +212,8 @@ def test_route_meta_counts_ranks_as_the_driver_does(dry_run: DryRunner, script: 
 def test_a_script_that_spawns_its_ranks_runs_one_of_them(dry_run: DryRunner):
     done = dry_run("--route", "both", "--world", "4", "--rank", "2", "--", "spawned.py")
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
-    assert done.stdout.count("starting 4\n") == 2 and (done.json["world"], done.json["rank"]) == (4, 2)
+    # on each route, rank 2 loads what rank 0 saves, which therefore runs first
+    assert done.stdout.count("starting 4\n") == 4 and (done.json["world"], done.json["rank"]) == (4, 2)
 
 
 @pytest.mark.exhaustive

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes
 from sizer.tracing.compiled.moved_graphs import Frontend
 
+HOOKS_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"  # which are Sizer's
 BACKENDS = ("inductor", "eager", "aot_eager")
 _SIZER = Path(__file__).parents[2]
 # Modules of Sizer with code of models, such as the forward passes of `checkpoint_blocks`.
@@ -83,9 +86,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.T
             (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
-        for part in iter_modules([str(_SIZER)], "sizer."):
-            if part.name not in _COMPILED:  # between graphs Sizer's own functions run, which are not to be compiled
-                trace_rules.add(part.name)
+        skip_own_code()
         dynamo.reset()
         trace_rules.clear_lru_cache()
         findings.start()
@@ -104,6 +105,53 @@ def _refuse_backend(callback: Any) -> None:
             allowed=", ".join(BACKENDS),
             todo="use one of these backends",
         )
+
+
+@contextmanager
+def compiled_calls(
+    begin: Callable[[], Callable[[], None]], import_compiler: Callable[[], None], started: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Within the context `begin` is called before each call of compiled code, and what it returns after the call.
+
+    `import_compiler` is called if code is compiled, and `started` once after it.
+    """
+    compile_ = torch.compile
+    with ExitStack() as stack:
+
+        def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
+            import_compiler()
+            watch()
+            return compile_(*args, **kwargs)
+
+        def watch() -> None:
+            frames = sys.modules["torch._dynamo.eval_frame"]
+            choose = frames._callback_from_stance
+            if getattr(choose, "__self__", None) is None and choose.__name__ == "_callback_from_stance":
+                stack.enter_context(mock.patch.object(frames, "_callback_from_stance", begun(choose)))
+                started()
+
+        def begun(choose: Any) -> Any:
+            def begin_call(callback: Any) -> Any:
+                frame = sys._getframe(1)
+                # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
+                if callable(callback) and frame.f_code.co_name == "compile_wrapper":
+                    frame.f_locals["cleanups"].append(begin())
+                return choose(callback)
+
+            return begin_call
+
+        if "torch._dynamo.eval_frame" in sys.modules:
+            watch()
+        stack.enter_context(mock.patch.object(torch, "compile", compile_and_watch))
+        yield
+
+
+def skip_own_code() -> None:
+    """Have Dynamo compile none of Sizer's own functions, which run between graphs."""
+    trace_rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+    for part in iter_modules([str(_SIZER)], "sizer."):
+        if part.name not in _COMPILED:
+            trace_rules.add(part.name)
 
 
 def hide_modes() -> Callable[[], None]:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -28,7 +27,7 @@ from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
 from sizer.tracing.compiled.compile_findings import Findings, line_of_stack, reason_of
-from sizer.tracing.compiled.dynamo import dynamo_on, hide_modes
+from sizer.tracing.compiled.dynamo import HOOKS_WARNING, compiled_calls, dynamo_on, hide_modes
 from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
 from sizer.tracing.compiled.moved_graphs import Frontend
 from sizer.tracing.compiled.names import check_compiler
@@ -49,7 +48,7 @@ _PATCHED = (
 
 # Of Sizer's own settings: its hooks, and Inductor's caches, which are off. The last is about speed.
 _WARNINGS = (
-    r"Using `torch\.compile\(module\)` when there are global hooks",
+    HOOKS_WARNING,
     "dynamo_pgo force disabled",
     "Unable to hit fast path of CUDAGraphs",
 )
@@ -70,38 +69,19 @@ class Compiler:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within the context compiled code is compiled for the GPU. Raises TraceError for code that cannot be."""
-        compile_ = torch.compile
         with ExitStack() as stack:
 
-            def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
-                self._import()
-                watch()
-                return compile_(*args, **kwargs)
+            def begin() -> Callable[[], None]:
+                if self._findings is None:
+                    self._install(stack)
+                return hide_modes()
 
-            def watch() -> None:
-                frames = sys.modules["torch._dynamo.eval_frame"]
-                choose = frames._callback_from_stance
-                if getattr(choose, "__self__", None) is None and choose.__name__ == "_callback_from_stance":
-                    stack.enter_context(mock.patch.object(frames, "_callback_from_stance", begin(choose)))
-                    stack.enter_context(warnings.catch_warnings())
-                    for message in _WARNINGS:
-                        warnings.filterwarnings("ignore", message=message)
+            def quiet() -> None:
+                stack.enter_context(warnings.catch_warnings())
+                for message in _WARNINGS:
+                    warnings.filterwarnings("ignore", message=message)
 
-            def begin(choose: Any) -> Any:
-                def begin_call(callback: Any) -> Any:
-                    frame = sys._getframe(1)
-                    # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
-                    if callable(callback) and frame.f_code.co_name == "compile_wrapper":
-                        if self._findings is None:
-                            self._install(stack)
-                        frame.f_locals["cleanups"].append(hide_modes())
-                    return choose(callback)
-
-                return begin_call
-
-            if "torch._dynamo.eval_frame" in sys.modules:
-                watch()
-            stack.enter_context(mock.patch.object(torch, "compile", compile_and_watch))
+            stack.enter_context(compiled_calls(begin, self._import, quiet))
             yield
             if self._findings is not None:
                 self.code = self._findings.read()

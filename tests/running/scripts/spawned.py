@@ -1,4 +1,4 @@
-"""A process for each rank, weights that are drawn on the device, and tensor parallel layers with a residual connection."""
+"""A process for each rank, weights that rank 0 draws and saves, and tensor parallel layers with a residual connection."""
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,10 @@ def work(rank, world):
     model = nn.Sequential(Block(), Block()).cuda()
     for parameter in model.parameters():
         nn.init.trunc_normal_(parameter, std=0.02)
+    if rank == 0:
+        torch.save(model.state_dict(), "drawn.pt")
+    dist.barrier()
+    model.load_state_dict(torch.load("drawn.pt", map_location={"cuda:0": f"cuda:{rank}"}))
     parallelize_module(model, mesh, {"0": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),))})
     for block in model:
         plan = {

@@ -1,0 +1,58 @@
+"""What a script records of its own run: PyTorch's memory history, and the profiler's events of the device. Imports torch.
+
+A dry run records the memory history itself, and there is no device whose kernels CUPTI could follow.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.autograd import profiler
+from torch.profiler import ProfilerActivity
+
+
+@contextmanager
+def recordings_answered(*, history: bool) -> Iterator[None]:
+    """Within the context the script's own recordings start and stop without an effect on the run.
+
+    - The script's calls of `_record_memory_history` do nothing.
+    - With `history`, snapshots are those of the run; else they are empty.
+    - The profiler records the events of the host. With those of the device, CUPTI would end the process.
+    """
+
+    def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(config: Any, activities: set[ProfilerActivity], *args: Any, **kwargs: Any) -> Any:
+            return function(config, activities - {ProfilerActivity.CUDA} or {ProfilerActivity.CPU}, *args, **kwargs)
+
+        return called
+
+    def record(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    def snapshot(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {"segments": [], "device_traces": [[]], "allocator_settings": {}, "external_annotations": []}
+
+    def dump(filename: Any = "dump_snapshot.pickle", *args: Any, **kwargs: Any) -> None:
+        with open(filename, "wb") as file:
+            pickle.dump(snapshot(), file)
+
+    memory: dict[str, Any] = {"_record_memory_history": record}
+    ranges = {}
+    if not history:
+        memory |= {"_snapshot": snapshot, "_dump_snapshot": dump}
+        ranges = {"start": record, "stop": record}  # for a profiler outside of the process
+    with (
+        mock.patch.multiple(torch.cuda.profiler, **ranges) if ranges else nullcontext(),
+        mock.patch.multiple(torch.cuda.memory, **memory),
+        mock.patch.multiple(
+            profiler,
+            _prepare_profiler=on_host(profiler._prepare_profiler),
+            _enable_profiler=on_host(profiler._enable_profiler),
+        ),
+    ):
+        yield
