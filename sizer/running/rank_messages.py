@@ -27,11 +27,11 @@ class Messages:
     def __init__(self, folder: Path, rank: int, need: Callable[[int], NoReturn]) -> None:
         """Keep objects in a folder; `need` is called with the rank that has to run first, and does not return."""
         self._folder, self._rank, self._need = folder, rank, need
-        self._counts: Counter[tuple[int, int]] = Counter()
+        self._counts: Counter[tuple[int, int | str]] = Counter()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the context torch.distributed sends and receives lists of objects through this object."""
+        """Within the context torch.distributed sends, receives and broadcasts lists of objects through this object."""
         send, receive = dist.send_object_list, dist.recv_object_list
         self._mark(self._rank).touch()
 
@@ -50,8 +50,24 @@ class Messages:
             objects[:] = pickle.loads(file.read_bytes())
             return source
 
+        broadcast = dist.broadcast_object_list
+
+        def broadcast_kept(objects: Any, src: int | None = None, group: Any = None, *args: Any, **kwargs: Any) -> None:
+            group_source = kwargs.get("group_src")
+            source = _global_rank(0 if src is None and group_source is None else src, group, group_source)
+            members = "-".join(map(str, dist.get_process_group_ranks(group or dist.group.WORLD)))
+            file = self._file(source, f"all-{hashlib.sha256(members.encode()).hexdigest()[:16]}")
+            if source == self._rank:
+                broadcast(objects, src, group, *args, **kwargs)
+                file.write_bytes(pickle.dumps(list(objects)))
+                return
+            if not file.exists():
+                self._need(source)
+            objects[:] = pickle.loads(file.read_bytes())  # of a process of this run, as above
+
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.multiple(dist, send_object_list=send_and_keep, recv_object_list=receive_kept))
+            answers: dict[str, Any] = {"send_object_list": send_and_keep, "recv_object_list": receive_kept}
+            stack.enter_context(mock.patch.multiple(dist, broadcast_object_list=broadcast_kept, **answers))
             stack.enter_context(_gradients_like_outputs())
             yield
 
@@ -75,7 +91,7 @@ class Messages:
         digest = hashlib.sha256(os.fsencode(os.path.abspath(name))).hexdigest()
         return self._folder / f"{digest[:32]}.checkpoint"
 
-    def _file(self, source: int, target: int) -> Path:
+    def _file(self, source: int, target: int | str) -> Path:
         self._counts[source, target] += 1
         return self._folder / f"{source}-{target}-{self._counts[source, target]}.pickle"
 

@@ -130,12 +130,20 @@ def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> A
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if _is_of_subclass(recorder, func) or not in_backward():
             return otherwise(recorder, func, args, kwargs)
-        if not recorder.is_unshared(args[0]) or _node() not in nodes:
+        if not recorder.is_unshared(args[0]) or _node() not in nodes or _is_saved(args[0]):
             return otherwise(recorder, func, args, kwargs)
         recorder.values.forget(args[0])
         return in_place(*args, **kwargs)
 
     return handler
+
+
+def _is_saved(tensor: Tensor) -> bool:
+    """Return True if autograd's node at work has saved a tensor, such as the weight of positive examples: it stays as it is."""
+    node = torch._C._current_autograd_node()
+    saved = (getattr(node, name) for name in dir(node) if name.startswith("_saved_"))
+    address = torch._C._storage_address(tensor)
+    return any(isinstance(one, Tensor) and torch._C._storage_address(one) == address for one in saved)
 
 
 # Gradients of what selects a value: value_selecting_reduction_backward, and of the larger or smaller of two tensors: a mask.
@@ -149,7 +157,8 @@ HANDLERS = {
     _aten.masked_fill.Scalar: _on_a_device(_aten.masked_fill_.Scalar, *_LARGER),
     _aten.index_fill.int_Tensor: _on_a_device(_aten.index_fill_.int_Tensor, "TraceBackward"),
     _aten.index_fill.int_Scalar: _on_a_device(_aten.index_fill_.int_Scalar, "TraceBackward"),
-    _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward"),
+    _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", "BinaryCrossEntropyWithLogitsBackward"),
+    _aten.sub.Tensor: _on_a_device(_aten.sub_.Tensor, "BinaryCrossEntropyWithLogitsBackward"),
     _aten.logical_and.default: _on_a_device(
         _aten.logical_and_.default,
         "MaxBackward",

@@ -5,7 +5,7 @@ import sys
 
 import torch
 from torch import nn
-from torch.distributions import Beta, Binomial, Dirichlet
+from torch.distributions import Bernoulli, Beta, Binomial, Dirichlet
 from torch.profiler import ProfilerActivity, profile, schedule
 
 torch.cuda.memory._record_memory_history(max_entries=1000)
@@ -13,6 +13,11 @@ model = nn.Sequential(nn.LazyConv2d(32, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.
 model.to("cuda")
 model(torch.zeros(2, 3, 16, 16, device="cuda"))
 optimizer = torch.optim.Adam(model.parameters())
+scores = torch.rand(1024, 4096, device="cuda", requires_grad=True)  # 16 MiB: the peak is in the backward pass of these losses
+positive = torch.rand(4096, device="cuda")
+nn.functional.binary_cross_entropy_with_logits(scores, torch.ones_like(scores), pos_weight=positive).backward()
+Bernoulli(logits=scores).log_prob(torch.ones_like(scores)).sum().backward()
+del scores
 
 
 @torch.compile(backend="aot_eager")

@@ -1,4 +1,4 @@
-"""A process for each rank, weights that rank 0 draws and saves, and tensor parallel layers with a residual connection."""
+"""A process for each rank, a width that rank 0 sends, weights that it saves, and tensor parallel layers with a residual."""
 
 import torch
 import torch.distributed as dist
@@ -8,9 +8,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.up, self.down = nn.Linear(512, 2048, bias=False), nn.Linear(2048, 512, bias=False)
+        self.up, self.down = nn.Linear(512, width, bias=False), nn.Linear(width, 512, bias=False)
 
     def forward(self, inputs):
         return inputs + self.down(self.up(inputs).relu())
@@ -20,7 +20,9 @@ def work(rank, world):
     dist.init_process_group("nccl", rank=rank, world_size=world, init_method="tcp://127.0.0.1:29511")
     torch.cuda.set_device(rank)
     mesh = dist.device_mesh.init_device_mesh("cuda", (world,))
-    model = nn.Sequential(Block(), Block()).cuda()
+    width = [2048 if rank == 0 else None]
+    dist.broadcast_object_list(width, src=0)
+    model = nn.Sequential(Block(*width), Block(*width)).cuda()
     for parameter in model.parameters():
         nn.init.trunc_normal_(parameter, std=0.02)
     if rank == 0:
