@@ -42,7 +42,7 @@ def recordings_answered(*, history: bool) -> Iterator[None]:
             pickle.dump(snapshot(), file)
 
     memory: dict[str, Any] = {"_record_memory_history": record}
-    ranges = {}
+    ranges: dict[str, Any] = {}
     if not history:
         memory |= {"_snapshot": snapshot, "_dump_snapshot": dump}
         ranges = {"start": record, "stop": record}  # for a profiler outside of the process
