@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sizer.base.codec import Difference
@@ -104,15 +104,21 @@ def answer_vllm(
         message=server_message(plan, architecture),
         want=wanted(plan, architecture, want) if want is not None else None,
         levers=find_levers(changes, flags, outcome),
-        contexts=tuple(_contexts(plan, architecture)),
+        contexts=tuple(_contexts(plan, architecture, want)),
         reasons=plan.reasons,
     )
 
 
-def _contexts(plan: Plan, architecture: Architecture) -> Iterator[ContextRow]:
-    """Yield how many requests of each context the blocks hold, up to the longest that is allowed."""
+def contexts_of(lengths: Sequence[int], longest: int, want: tuple[int, int] | None) -> list[int]:
+    """Return the lengths of requests to tell of, up to the longest that is allowed, with that which is asked for."""
+    asked = () if want is None else want[1:]
+    return sorted({longest, *(one for one in (*lengths, *asked) if one < longest)})
+
+
+def _contexts(plan: Plan, architecture: Architecture, want: tuple[int, int] | None) -> Iterator[ContextRow]:
+    """Yield how many requests of each context the blocks hold."""
     flags = plan.flags
-    for context in (*(one for one in CONTEXTS if one < flags.max_model_len), flags.max_model_len):
+    for context in contexts_of(CONTEXTS, flags.max_model_len, want):
         each = blocks_of_request(plan.cache.groups, flags, context, architecture.encoder_tokens)
         held = plan.cache.blocks // each * flags.dp if each else 0
         yield ContextRow(context=context, requests=min(held, flags.max_num_seqs * flags.dp))

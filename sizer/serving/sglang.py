@@ -23,6 +23,7 @@ from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import AUTO, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
+from sizer.serving.answer import contexts_of
 from sizer.serving.architecture import SLIDING, STATE, Architecture
 from sizer.serving.cache import page_elements, state_bytes
 from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_ranks, layout_of, release_of
@@ -326,7 +327,7 @@ def answer_sglang(
         message="" if starts is True else _message(pool, flags),
         want=_wanted(pool, low, high, flags, want) if want is not None else None,
         levers=find_levers([*_changes(architecture, flags, want)] if with_levers else [], flags, outcome),
-        contexts=tuple(_contexts(pool, flags)),
+        contexts=tuple(_contexts(pool, flags, want)),
         reasons=("up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build",),
     )
 
@@ -363,8 +364,8 @@ def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[i
     return Want(requests=requests, tokens=tokens, fits=fits, missing_bytes=missing)
 
 
-def _contexts(pool: Pool, flags: SglangFlags) -> Iterator[ContextRow]:
-    for context in (*(one for one in CONTEXTS if one < flags.context_length), flags.context_length):
+def _contexts(pool: Pool, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[ContextRow]:
+    for context in contexts_of(CONTEXTS, flags.context_length, want):
         held = pool.tokens // context * flags.dp
         yield ContextRow(context=context, requests=min(held, flags.running * flags.dp) if flags.running else held)
 

@@ -135,7 +135,11 @@ def show(request: Request, report: Report, served: Served) -> None:
     """Show a server's answer: requests at once and tokens, the bar, and the command."""
     length = served.flags.get("max_model_len")
     card = f"{served.gpus} × {report.gpu.name}" if served.gpus > 1 else f"one {report.gpu.name}"
-    answer = f"{served.requests_at_once:,.1f} requests of {length:,} tokens at once on {card}"
+    at_once = f"{served.requests_at_once:,.1f} requests of {length:,} tokens"
+    for row in served.contexts:
+        if served.want is not None and row.context == served.want.tokens:
+            at_once = f"{counted(row.requests, 'request')} of {row.context:,} tokens"
+    answer = f"{at_once} at once on {card}"
     if served.starts is False:
         answer = f"A server for {length:,} tokens a request does not start on {card}"
     st.title(answer, anchor=False)

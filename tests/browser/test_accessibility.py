@@ -26,7 +26,7 @@ PAGES = {
     "ledger": "Every measurement",
     "devices": "What PyTorch can use",
     "numbers": "About the numbers",
-    "?arch=hf:qwen3-8b&mode=serve&gpu=h100-80gb&want=32x8192": "requests of 40,960 tokens at once",
+    "?arch=hf:qwen3-8b&mode=serve&gpu=h100-80gb&want=32x8192": "requests of 8,192 tokens at once",
     "?arch=hf:gpt2&mode=generate&dtype=bfloat16&batch=1&seq=64&new=32": "Generating 32 tokens",
 }
 if find_spec("diffusers"):

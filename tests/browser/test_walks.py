@@ -89,7 +89,7 @@ def test_a_70b_on_h100s_without_typing(page: Page, app_url: str) -> None:
 def test_serving_32_users(page: Page, app_url: str) -> None:
     walk = Walk(page, app_url)
     walk.click(page.get_by_role("button", name="Serve Qwen3 8B on an H100"))
-    headline(page, "requests of 40,960 tokens at once on one H100")
+    headline(page, "requests of 8,192 tokens at once on one H100")
     expect(page.get_by_text("Yes: 32 requests of 8,192 tokens at once.")).to_be_visible()
     expect(page.get_by_text("The last answer, on another question")).to_have_count(0)
     assert walk.actions == 1
