@@ -20,7 +20,7 @@ from torch import nn
 from sizer.architecture.beside import WithFrozenParts
 from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, quote
-from sizer.catalogue.adapters import ADAPTERS, ATTENTION, PACKAGE, Adapter
+from sizer.catalogue.adapters import ADAPTERS, ATTENTION, PACKAGE, SCRIPT, Adapter, targets_of_script
 from sizer.catalogue.recipes import ORPO, is_made_by_trl
 from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.query.request import Request
@@ -166,10 +166,12 @@ def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
 
 
 def _targets(request: Request, module: nn.Module) -> str | list[str]:
-    """Return what PEFT takes as `target_modules`: its own word, names, or those of the linear layers inside attention."""
+    """Return what PEFT takes as `target_modules`: its own word, or names: as given, of attention, or of a script."""
     (first, *others) = request.adapter_targets
     if first == ATTENTION:
         return attention_layers(module)
+    if first == SCRIPT:
+        return list(targets_of_script(type(module).__name__, quantized=WEIGHTS[request.weights].quantizes))
     return [first, *others] if others or "-" not in first else first
 
 

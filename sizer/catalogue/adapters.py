@@ -14,6 +14,37 @@ PACKAGE = "peft"  # what makes adapters; Sizer runs without it, too
 IMPORT = "sizer.architecture.peft_adapters:import_peft"  # imports it without the compiler
 ALL_LINEAR = "all-linear"  # PEFT's word: every linear layer but the output embeddings (peft/utils/constants.py, 0.21)
 ATTENTION = "attention"
+SCRIPT = "script"  # the layers that diffusers' example script for a pipeline adapts
+
+# Those layers by the class of the denoiser, and of a denoiser without a script. Sources: train_*_lora*.py in examples/dreambooth,
+# examples/text_to_image, examples/cogvideo and examples/cosmos (diffusers' main branch, 2026-08-23).
+_OF_DENOISERS = ("to_k", "to_q", "to_v", "to_out.0")
+_OF_BOTH_STREAMS = (
+    *("attn.to_k", "attn.to_q", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+_OF_SCRIPTS = {
+    "SD3Transformer2DModel": _OF_BOTH_STREAMS,
+    "FluxTransformer2DModel": (
+        *_OF_BOTH_STREAMS,
+        *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    ),
+    "Flux2Transformer2DModel": (
+        *_OF_DENOISERS,
+        "to_qkv_mlp_proj",
+        *(f"single_transformer_blocks.{block}.attn.to_out" for block in range(48)),  # all blocks of each FLUX.2
+    ),
+    "SanaTransformer2DModel": ("to_k", "to_q", "to_v"),
+    "HiDreamImageTransformer2DModel": ("to_k", "to_q", "to_v", "to_out"),
+    "CosmosTransformer3DModel": (*_OF_DENOISERS, "ff.net.0.proj", "ff.net.2"),
+    "Ideogram4Transformer2DModel": (*_OF_DENOISERS, "w1", "w2", "w3"),
+    "Krea2Transformer2DModel": (
+        *(*_OF_DENOISERS, "to_gate", "img_in", "final_layer.linear", "ff.up", "ff.down", "text_fusion.projector"),
+        *("txt_in.linear_1", "txt_in.linear_2", "time_embed.linear_1", "time_embed.linear_2", "time_mod_proj"),
+    ),
+}
+# The script that trains FLUX.1 on quantised weights is another: examples/research_projects/flux_lora_quantization.
+_OF_QUANTIZED = {"FluxTransformer2DModel": _OF_DENOISERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +139,14 @@ def trained_part(train: str, adapter: str, rank: int) -> str:
     if row.learns_prompt:
         return f"{row.title[0].lower()}{row.title[1:]} ({rank} tokens)"
     return f"{row.title} (r {rank})" if "r" in row.arguments else row.title
+
+
+def targets_of_script(denoiser: str, *, quantized: bool) -> tuple[str, ...]:
+    """Return the ends of the names of the layers that diffusers' example script adapts.
+
+    Args:
+        denoiser: Class of the denoiser, such as "FluxTransformer2DModel".
+        quantized: True if its weights are quantised.
+    """
+    of_scripts = _OF_SCRIPTS | _OF_QUANTIZED if quantized else _OF_SCRIPTS
+    return of_scripts.get(denoiser, _OF_DENOISERS)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from sizer.base.config_json import canonical_config, decode_config
 from sizer.base.errors import ConfigError, HubError, RefusedValueError, RequestError, letters
+from sizer.catalogue.adapters import SCRIPT
 from sizer.catalogue.pipelines import is_pipeline_preset
 from sizer.catalogue.presets import find_preset, list_presets
 
@@ -298,7 +299,7 @@ _ROWS = (
             "mode": "inference",
             "dtypes": ("bfloat16",),
             "batches": (1,),
-            "adapter_targets": ("to_k", "to_q", "to_v", "to_out.0"),  # as diffusers' example scripts have them
+            "adapter_targets": (SCRIPT,),
         },
         refuses=(*_OF_A_MODULE, *_OF_TORCHVISION),
         refuses_modes=_GENERATES,

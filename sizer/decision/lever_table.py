@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from sizer.architecture.greedy_generation import keeps_last_logits
 from sizer.base.units import counted
 from sizer.base.versions import installed_version
-from sizer.catalogue.adapters import PACKAGE
+from sizer.catalogue.adapters import PACKAGE, SCRIPT, targets_of_script
 from sizer.catalogue.compilation import BLOCKS, DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
@@ -124,14 +124,21 @@ def _with_lora(request: Request, known: Counted) -> Request | None:
     adapts = find_spec(PACKAGE) and (SOURCES[request.source].package == "transformers" or request.is_of_pipeline)
     if not adapts or request.train != "all":
         return None
-    dtypes = tuple(dtype.removeprefix("amp-") for dtype in request.dtypes) if request.is_of_pipeline else request.dtypes
-    return replace(request, train="adapter", dtypes=dtypes)
+    if not request.is_of_pipeline:
+        return replace(request, train="adapter")
+    targets = targets_of_script(known.census.class_name, quantized=False)
+    dtypes = tuple(dtype.removeprefix("amp-") for dtype in request.dtypes)
+    return replace(request, train="adapter", dtypes=dtypes, adapter_targets=targets)
 
 
 def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
     if not find_spec(BITSANDBYTES) or find_gpu(request.gpu).backend != "cuda" or WEIGHTS[request.weights].quantizes:
         return None
-    adapted = request if request.train == "adapter" else _with_lora(request, known)
+    adapted = _with_lora(request, known)
+    if request.train == "adapter":
+        adapted = request
+        if request.adapter_targets == (SCRIPT,):  # which are others with quantised weights
+            adapted = replace(request, adapter_targets=targets_of_script(known.census.class_name, quantized=False))
     return None if adapted is None else replace(adapted, weights="nf4-dq", compute=None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RefusedValueError, suggest
 from sizer.base.versions import OLDEST, format_version
-from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, SCRIPT, TRAINS
 from sizer.catalogue.compilation import SCOPES
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
@@ -75,6 +75,7 @@ from sizer.query.needs import (
     of_preferences,
     of_ranks,
     of_split,
+    of_targets,
     of_weights,
     once_passed,
     one_stage,
@@ -459,8 +460,8 @@ KEYS: dict[str, Key] = {
         read_targets,
         format_list,
         allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
-        otherwise=f"{ALL_LINEAR}; of a pipeline's denoiser {','.join(SOURCES['diffusers'].defaults['adapter_targets'])}",
-        needs=of_adapters("targets"),
+        otherwise=f"{ALL_LINEAR}; of a pipeline {SCRIPT}, those that diffusers' example script adapts",
+        needs=of_targets,
         affects=MODULE,
     ),
     "adapter_dropout": _field(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sizer.catalogue.adapters import ADAPTERS
+from sizer.catalogue.adapters import ADAPTERS, SCRIPT
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
@@ -68,6 +68,13 @@ def of_adapters(key: str) -> Callable[[Request], str]:
         return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if key in row.arguments)}"
 
     return needs
+
+
+def of_targets(request: Request) -> str:
+    """Return what the key `targets` needs: an adapter that takes it, and for diffusers' script a pipeline."""
+    if (needs := of_adapters("targets")(request)) or SCRIPT not in request.adapter_targets or request.is_of_pipeline:
+        return needs
+    return "arch=diffusers:<pipeline>"
 
 
 def of_parallels(key: str) -> Callable[[Request], str]:

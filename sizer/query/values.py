@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sizer.base.errors import RefusedValueError, letters, quote, suggest
 from sizer.base.versions import OLDEST, format_version, parse_version
-from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
+from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION, SCRIPT
 from sizer.catalogue.compilation import COMPILE_MODES
 from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
 from sizer.catalogue.recipes import (
@@ -163,9 +163,9 @@ def read_budget(text: str) -> float:
 def read_targets(text: str) -> tuple[str, ...]:
     """Names of modules or their ends, with commas between; or a word for many of them, alone."""
     names = listed(str)(text)
-    if names in ((ALL_LINEAR,), (ATTENTION,)):
+    if names in ((ALL_LINEAR,), (ATTENTION,), (SCRIPT,)):
         return names
-    if ATTENTION not in names and all(MODULE_NAME.fullmatch(name) for name in names):
+    if not {ATTENTION, SCRIPT} & {*names} and all(MODULE_NAME.fullmatch(name) for name in names):
         return names
     raise RefusedValueError(
         f"{ALL_LINEAR} or {ATTENTION}, or names of modules as q_proj or layers.0.mlp.up_proj, with commas between",

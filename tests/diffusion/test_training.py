@@ -55,6 +55,9 @@ CASES = {
     "amp-pixart": ("pixart-sigma", "&dtype=amp-bfloat16&gpu=rtx-4090&optimizer=adamw-8bit"),
     "amp-lists": ("z-image-turbo", "&dtype=amp-bfloat16&gpu=rtx-4090&optimizer=adamw-8bit"),
 }
+ATTENTION_OF_BOTH = (
+    "attn.to_k,attn.to_q,attn.to_v,attn.to_out.0,attn.add_k_proj,attn.add_q_proj,attn.add_v_proj,attn.to_add_out"
+)
 SD15 = "arch=diffusers:sd1.5&mode=training"
 
 
@@ -136,6 +139,7 @@ def test_sample_a_batch_of_cogvideox_is_of_prompts() -> None:
         ("&train=adapter&adapter=prefix", "adapter: given 'prefix' with a diffusers architecture"),
         ("&train=adapter&dtype=amp-bfloat16", "dtype: given amp-bfloat16 with a diffusers architecture"),
         ("&cached=none", "cached: given 'none' without train=adapter"),
+        ("&train=adapter&targets=script,to_q", "targets: given 'script,to_q'"),
         ("&train=adapter&cached=1", "cached: given '1'"),
         ("&parallel=fsdp", "parallel: given 'fsdp' with a diffusers architecture"),
         ("&objective=dpo", "objective: given 'dpo' without an architecture of one module"),
@@ -193,8 +197,30 @@ def test_a_link_asks_what_its_query_asked(query: str) -> None:
 
 
 def test_an_adapter_of_a_denoiser_adapts_what_diffusers_scripts_adapt() -> None:
-    assert parse_query(f"{SD15}&train=adapter").adapter_targets == ("to_k", "to_q", "to_v", "to_out.0")
+    assert parse_query(f"{SD15}&train=adapter").adapter_targets == ("script",)
     assert parse_query("arch=hf:gpt2&train=adapter").adapter_targets == ("all-linear",)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("sd3-medium", ATTENTION_OF_BOTH),
+        ("flux.1-dev", f"{ATTENTION_OF_BOTH},ff.net.0.proj,ff.net.2,ff_context.net.0.proj,ff_context.net.2"),
+        ("flux.1-dev+nf4", "to_k,to_q,to_v,to_out.0"),  # of flux_lora_quantization
+        ("z-image-turbo", "to_k,to_q,to_v,to_out.0"),
+        (
+            "flux.2-klein-4b",
+            "to_k,to_q,to_v,to_out.0,to_qkv_mlp_proj,single_transformer_blocks.0.attn.to_out,single_transformer_blocks.1.attn.to_out",
+        ),
+    ],
+)
+def test_sample_a_script_names_the_layers_that_are_adapted(name: str, named: str) -> None:
+    preset, _, weights = name.partition("+")
+    query = query_of(preset, f"&train=adapter&r=4&gpu=rtx-4090&weights={weights or 'checkpoint'}")
+    by_default, by_names = (estimate(parse_query(f"{query}{targets}")) for targets in ("", f"&targets={named}"))
+    assert by_default.model.trainable_parameters == by_names.model.trainable_parameters > 0
+    assert by_default.estimates[0].phases == by_names.estimates[0].phases
 
 
 def test_numbers_that_json_lacks_come_back_from_pasted_files() -> None:
