@@ -319,6 +319,34 @@ def test_gradients_are_clipped_together_as_on_the_device() -> None:
     assert size_step(clipped(), gpu="cpu").estimates == size_step(clipped(foreach=True), gpu="cpu").estimates
 
 
+def test_a_list_of_scalars_of_the_device_is_read_by_the_legacy_constructor() -> None:
+    read: list[list[float]] = []
+
+    def setup() -> Callable[[], None]:
+        scales = torch.tensor([1.0, 4.0], device="cuda")
+        return lambda: read.append(torch.Tensor([2 * one.sqrt() for one in scales]).tolist())
+
+    size_step(setup, steps=1)
+    assert read == [[2.0, 4.0]]
+
+
+def test_tensors_within_vmap_tell_their_device() -> None:
+    found: list[tuple[str, tuple[int, ...]]] = []
+
+    def setup() -> Callable[[], None]:
+        rows = torch.arange(4, device="cuda")
+
+        def mask(row: Tensor, column: Tensor) -> Tensor:
+            found.append((row.device.type, tuple(row.shape)))
+            return row.new_ones((), dtype=torch.bool) & (row >= column).to(row.device)
+
+        within = torch.vmap(torch.vmap(mask, in_dims=(None, 0)), in_dims=(0, None))
+        return lambda: found.append((within(rows, rows).device.type, tuple(within(rows, rows).shape)))
+
+    size_step(setup, steps=1)
+    assert found == [("cuda", ()), ("cuda", ()), ("cuda", (4, 4))]
+
+
 def adversarial() -> Callable[[], None]:
     generator, critic = nn.Linear(4, 8).cuda(), nn.Linear(8, 1).cuda()
     of_generator, of_critic = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -35,6 +35,8 @@ _SPARSE = frozenset(
 )
 _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
 _ATTENTION = nn.functional.scaled_dot_product_attention
+_PYTHON = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot  # at which dispatch modes stand
+_NUMBERS: dict[Any, type] = {Tensor.__float__: float, Tensor.__int__: int, Tensor.__bool__: bool}
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
 
@@ -73,6 +75,17 @@ def _type_named(given: object) -> tuple[torch.device, torch.dtype] | None:
     if name not in _TYPES or place not in ("torch", "torch.cuda"):
         return None
     return _CPU if place == "torch" else _ACCELERATOR, _TYPES[name].dtype
+
+
+def _read(tensor: Tensor) -> int | float | bool:
+    """Return the value of a tensor of one element for `torch.Tensor([a, b])`, whose data are read below any dispatch mode.
+
+    Source: torch/csrc/utils/tensor_new.cpp, legacy_new_from_sequence (PyTorch 2.15).
+    """
+    with ExitStack() as stack:
+        for key in _PYTHON:
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+        return torch.ops.aten._local_scalar_dense.default(tensor)
 
 
 def _names_device(args: tuple, kwargs: dict | None) -> bool:
@@ -132,6 +145,8 @@ class OnMeta(TorchFunctionMode):
             if func is Tensor.pin_memory:  # without a driver: a copy on the host
                 with self._host.told(True, pinned=True):
                     return args[0].clone()
+            if func in _NUMBERS and args[0].is_meta and torch._C._dispatch_tls_is_dispatch_key_excluded(_PYTHON[0]):
+                return _NUMBERS[func](_read(args[0]))
             return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
         kwargs = kwargs or {}
         if self._host.is_default_elsewhere and kwargs.get("device") is None and func in _device_constructors():

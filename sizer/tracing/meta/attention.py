@@ -120,6 +120,7 @@ def math_attention(a: Attention) -> Tensor:
     weights = torch._safe_softmax(weights, -1)
     if a.dropout > 0:
         weights = torch.dropout(weights, a.dropout, True)
-    output = torch.matmul(weights, value).to(dtype)
-    weights.to(dtype)  # its second result, which is dropped
-    return output
+    second = weights.to(dtype)  # of the pair that it returns; compilers evaluate it first, and it lives to the end
+    first = torch.matmul(weights, value).to(dtype)
+    del second
+    return first

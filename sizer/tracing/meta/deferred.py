@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.tracing.values.known import tensors_of
+from sizer.tracing.values.known import storage_number, tensors_of
 
 
 class Deferred:
@@ -33,8 +33,7 @@ class Deferred:
         self._devices: list[torch.device] = []  # those that code has named meta; equal ones are told apart by identity
 
     def __contains__(self, tensor: Tensor) -> bool:
-        # not by a method of the tensor: parameters of lazy modules allow few
-        return bool(self._storages) and torch._C._storage_address(tensor) in self._storages
+        return bool(self._storages) and storage_number(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Return True if this is one of its storages."""

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.held_tensors import parts_of
-from sizer.tracing.values.known import tensors_of
+from sizer.tracing.values.known import storage_number, tensors_of
 
 _LARGEST_STORAGE = 2**40  # bytes
 # Operators that take tensors of the device and of the host at once.
@@ -65,12 +65,7 @@ class HostMemory:
         return bool(self._storages)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        if not self._storages:
-            return False
-        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # within torch.func.grad, vmap and their kin
-            tensor = torch._C._functorch.get_unwrapped(tensor)
-        # not by a method of the tensor: parameters of lazy modules allow few
-        return torch._C._storage_address(tensor) in self._storages
+        return bool(self._storages) and storage_number(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Return True if this is one of its storages."""

@@ -81,6 +81,14 @@ def tensors_of(values: Any) -> list[Tensor]:
     return found
 
 
+def storage_number(tensor: Tensor) -> int:
+    """Return the number of a tensor's storage, its `_cdata`; of one that `torch.func` has wrapped, as `vmap` does, that of the
+    tensor inside. Parameters of lazy modules, which allow few methods, have one, too."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return torch._C._storage_address(tensor)
+
+
 class StorageSet:
     """Tensors by their storages, for as long as these live."""
 
