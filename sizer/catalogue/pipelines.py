@@ -19,7 +19,7 @@ VAES = ("tiling", "slicing")
 PIPELINE_OUTPUTS = ("image", "video", "latent")
 OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "transformer_2")
 MAX_FRAMES = 1_000
-FRAMES = ("video_length", "num_frames")  # what calls name the frames of a video
+FRAMES = ("frames", "video_length", "num_frames")  # what calls name the frames of a video
 # What diffusers' example scripts encode before the training: all, prompts (the VAE stays), latents (the text encoders stay), none.
 CACHED = ALL_CACHED, PROMPTS_CACHED, LATENTS_CACHED, NOTHING_CACHED = ("all", "prompts", "latents", "none")
 

@@ -144,6 +144,19 @@ def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
     return as_loaded(module.eval().requires_grad_(False), dtype)
 
 
+def _whole_config(part: Part) -> dict[str, Any]:
+    """Return the config of a part with the defaults of its class, which files may leave out."""
+    import transformers
+
+    kind = getattr(_library(part.library), part.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        return dict(part.config)
+    try:
+        return kind.config_class.from_dict(dict(part.config)).to_dict()
+    except (TypeError, ValueError, KeyError, AttributeError):  # `build_part` refuses it, by name
+        return dict(part.config)
+
+
 def _library(name: str) -> Any:
     """Return the module that has a part's class: a package, or a folder of diffusers' pipelines."""
     import transformers
@@ -157,7 +170,8 @@ def _library(name: str) -> Any:
 
 def _tokenizer(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords:
     encoder = next((one for one in bundle.parts if one.name == part.name.replace(TOKENIZER, "text_encoder")), None)
-    config = {} if encoder is None else {**encoder.config, **dict(encoder.config.get("text_config") or {})}
+    config = {} if encoder is None else _whole_config(encoder)
+    config = {**config, **dict(config.get("text_config") or {})}
     longest = part.config.get("model_max_length") or config.get("max_position_embeddings")  # CLIP reads no longer prompt
     return UnknownWords(
         model_max_length=min(longest if isinstance(longest, int) else LONGEST, LONGEST),
@@ -175,8 +189,13 @@ def _processor(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords |
         return UnknownWordsAndImages(
             words=tokens or bundle.prompt_tokens.get(part.name, WORDS), image_token=config.get("image_token_id", 151_655)
         )
-    encoder = next((one for one in bundle.parts if one.name == "image_encoder"), None)
-    return None if encoder is None else UnknownImages(side=encoder.config.get("image_size", 224))
+    sees = [
+        config
+        for name in ("image_encoder", "text_encoder")
+        for one in bundle.parts
+        if one.name == name and (config := one.config.get("vision_config", one.config if name == "image_encoder" else None))
+    ]
+    return UnknownImages(side=sees[0].get("image_size", 224)) if sees else None
 
 
 def is_of_transformers(module: nn.Module) -> bool:

@@ -31,7 +31,8 @@ _READS_IMAGES = (
 _NOT_CALLED = (
     *("VideoToVideo", "Video2Video", "Redux", "Upscale", "Depth2Img", "Pix2Pix", "Condition", "EditPlus", "EditInpaint"),
     *("LEdits", "GlmImage", "Layered", "FunControl", "AnimateControl", "AnimateDiffControlNet", "SparseControlNet", "VACE"),
-    *("DiffEdit", "HunyuanVideoImageToVideo", "VisualCloze", "OmniGen"),
+    *("DiffEdit", "HunyuanVideoImageToVideo", "VisualCloze", "OmniGen", "SuperResolution", "Upsample", "BriaFiboEdit"),
+    *("ShapE", "AudioLDM"),
 )
 CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
 

@@ -65,6 +65,14 @@ class UnknownWords:
         """Return the ids of a prompt."""
         return [*range(1, self.words + 1)]
 
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
+        """Return the id of a token, or of each."""
+        return 1 if isinstance(tokens, str) else [1] * len(tokens)
+
+    def decode(self, ids: Sequence, **options: Any) -> str:
+        """Return the text of a sequence."""
+        return "text"
+
     def batch_decode(self, ids: Sequence, **options: Any) -> list[str]:
         """Return a text for each sequence."""
         return ["text"] * len(ids)
@@ -84,6 +92,10 @@ class UnknownImages:
         count = len(images) if isinstance(images, (list, tuple)) else 1
         with torch.device("cpu"):
             return BatchFeature({"pixel_values": torch.zeros(count, 3, self.side, self.side)})
+
+    def preprocess(self, images: Any, **options: Any) -> BatchFeature:
+        """Return what a call returns."""
+        return self(images, **options)
 
 
 class UnknownWordsAndImages:

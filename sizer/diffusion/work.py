@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST, FRAMES
 from sizer.diffusion.building import IMAGES, build_pipeline, reads_images
 from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
-from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
+from sizer.diffusion.placing import INT8, NF4, NF4_TWICE, NONE, denoiser_of, place
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
@@ -175,6 +176,13 @@ def weights_of(request: Request, parts: Any) -> dict[str, str]:
                 allowed="none with int8: bitsandbytes does not move these weights to the host",
                 todo=f"ask for {CAST} or nf4",
             )
+        if how in (NF4, NF4_TWICE) and request.offloading.startswith("group") and not request.stream:
+            raise RequestError(
+                "offload",
+                given=f"{request.offloading} with {how} weights",
+                allowed=f"{request.offloading} with stream=1: without it diffusers leaves the scales of {how} weights on the host",
+                todo="add stream=1, or ask for offload=model",
+            )
     return found
 
 
@@ -211,6 +219,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
     if request.frames is not None:
         name = next((name for name in FRAMES if name in taken), FRAMES[-1])
         ask("frames", request.frames, **{name: request.frames})
+        _check_frames(pipe, bundle, request.frames)
     if request.sequence_length is not None and "max_sequence_length" in taken:
         call["max_sequence_length"] = request.sequence_length
     if request.guidance is not None:
@@ -282,6 +291,13 @@ def _check_size(pipe: Any, size: tuple[int, int]) -> None:
         )
 
 
+def _check_frames(pipe: Any, bundle: Bundle, frames: int) -> None:
+    """Refuse other numbers of frames if the denoiser has a table of positions for one number (LatteTransformer3DModel)."""
+    fixed = getattr(getattr(pipe, bundle.denoiser or "unet", None), "config", {}).get("video_length")
+    if isinstance(fixed, int) and frames != fixed:
+        raise RequestError("frames", given=str(frames), allowed=f"{fixed}, for which it has positions", todo="remove it")
+
+
 @contextmanager
 def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
     """Mark a phase for each part from its first use on, and classify the weights that a part has on the device."""
@@ -315,7 +331,8 @@ def _remedied(bundle: Bundle, pipe: Any, call: dict[str, Any], recorder: Recorde
             yield
     except TraceError as error:
         others = [name for name in inspect.signature(type(pipe).__call__).parameters if _is_input(name) and name not in call]
-        todo = f"this call of {bundle.pipeline} has no {', no '.join(others)}" if others else error.todo
+        named = [name for name in others if re.search(rf"\b{name}\b", str(error))]
+        todo = f"this call of {bundle.pipeline} has no {', no '.join(named)}" if named else error.todo
         if "without tiling" in str(error):
             todo = "ask for vae=tiling"
         raise TraceError(error.what, given=error.given, allowed=error.allowed, todo=todo) from error

@@ -30,7 +30,9 @@ def on_host(request: Request) -> Any:
     """Return the pipeline of a request, its weights on the host without values."""
     (dtype,) = request.dtypes
     with init_empty_weights(include_buffers=False):
-        pipe = build_pipeline(bundle_of(request, None), getattr(torch, dtype), without=request.without or ())
+        pipe = build_pipeline(
+            bundle_of(request, None), getattr(torch, dtype), without=request.without or (), tokens=request.sequence_length
+        )
     made: dict[int, nn.Parameter] = {}
     for part in (one for one in pipe.components.values() if isinstance(one, nn.Module)):
         if hasattr(part, "tie_weights"):

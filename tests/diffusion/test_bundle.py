@@ -48,6 +48,8 @@ def files_of(name: str) -> dict:
         ({INDEX: {"_class_name": "HunyuanVideoImageToVideoPipeline"}}, "HunyuanVideoImageToVideoPipeline needs inputs"),
         ({INDEX: {"_class_name": "CogVideoXFunControlPipeline"}}, "CogVideoXFunControlPipeline needs inputs"),
         ({INDEX: {"_class_name": "WanVACEPipeline"}}, "WanVACEPipeline needs inputs"),
+        ({INDEX: {"_class_name": "IFSuperResolutionPipeline"}}, "IFSuperResolutionPipeline needs inputs"),
+        ({INDEX: {"_class_name": "LTXLatentUpsamplePipeline"}}, "LTXLatentUpsamplePipeline needs inputs"),
         ({INDEX: {"_class_name": "FluxPipeline", "controlnet": ["diffusers", "MultiControlNetModel"]}}, "several ControlNets"),
         ({INDEX: {"_class_name": "FluxPipeline", "ip_adapter": ["diffusers", "IPAdapter"]}}, "ip_adapter belongs to an IP-Adapter"),
         ({"transformer/config.json": {"encoder_hid_dim_type": "ip_image_proj"}}, "transformer belongs to an IP-Adapter"),

@@ -23,6 +23,7 @@ from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
+from tests.diffusion.small import small_files
 from tests.diffusion.test_bundle import files_of
 from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)
 
@@ -118,6 +119,36 @@ def test_a_call_takes_what_it_takes_on_cuda(run_on_null: Run, name: str) -> None
     assert found == run_on_null("tests.diffusion.on_null", query, *FOLLOWED.get(name, ()), gpu=GPU)
 
 
+# Small pipelines of classes that no preset has, and what is asked of them. What masks select is counted over the null driver.
+SMALL_CASES = {
+    "StableVideoDiffusionPipeline": "&image=64x64&frames=4",
+    "MotifVideoPipeline": "&image=64x64&frames=5",
+    "ChromaPipeline": "&image=128x128&seq=64",
+    "CogView4Pipeline": "&image=128x128&seq=64",
+    "StableDiffusionPAGPipeline": "&dtype=float16",
+    "LatentConsistencyModelPipeline": "&offload=model",
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_CASES)
+def test_sample_a_small_pipeline_takes_what_it_takes_on_cuda(run_on_null: Run, kind: str) -> None:  # noqa: F811
+    query = f"arch=config:{encode_config(json.dumps(small_files(kind)))}{SMALL_CASES[kind]}&gpu={GPU}"
+    row = estimated(query)
+    found = [row.phases[0].allocated_bytes, row.peak_allocated_bytes, row.peak_reserved_bytes]
+    assert found == run_on_null("tests.diffusion.on_null", query, gpu=GPU)
+
+
+def test_sample_a_prompt_is_as_long_as_its_encoder_reads_also_if_files_leave_defaults_out() -> None:
+    files = files_of("sd1.5")
+    query = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
+    for path in [one for one in files if one.startswith("tokenizer")]:
+        del files[path]
+    config = files["text_encoder/config.json"]
+    assert config.pop("max_position_embeddings") == 77
+    fewer = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
+    assert estimated(fewer).phases == estimated(query).phases
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_the_parts_of_a_preset_have_their_published_size(name: str) -> None:
     census, _, _ = count(parse_query(f"arch=diffusers:{name}"))
@@ -170,6 +201,9 @@ def test_what_is_offloaded_is_in_the_memory_of_the_host() -> None:
         ("arch=diffusers:sd1.5&image=514x512", "image"),
         ("arch=diffusers:sd1.5&weights=transformer:nf4", "weights"),
         ("arch=diffusers:flux.1-dev&weights=int8&offload=model", "offload"),
+        ("arch=diffusers:flux.1-dev&weights=nf4&offload=group-leaf", "offload"),
+        ("arch=diffusers:flux.1-dev&weights=text_encoder_2:nf4-dq&offload=group-block:2", "offload"),
+        ("arch=diffusers:latte&frames=9", "frames"),
         ("arch=diffusers:sd1.5-img2img&image=514x512", "image"),
         ("arch=diffusers:sdxl-inpaint&frames=9", "frames"),
         ("arch=diffusers:flux.1-kontext-dev&mode=training&train=adapter", "mode"),
