@@ -10,7 +10,7 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.base.errors import RequestError
-from sizer.query.several import as_query, key_differences, read_questions, with_value
+from sizer.query.several import as_query, key_differences, read_questions, with_keys, with_value
 from sizer.query.text import format_query, parse_query
 from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.service.client import JobClient
@@ -173,3 +173,8 @@ def test_bad_questions_are_refused_before_anything_is_traced(compare):
     status, out, err = compare(FIRST, "arch=hf:nothing")
     assert (status, out) == (2, "")
     assert err.startswith("sizer: question 2: arch: given 'hf:nothing'")
+
+
+def test_flags_need_no_query_before_them():
+    assert with_keys("", {"gpu": "l40s", "seq": None, "batch": (1, 2)}) == "gpu=l40s&batch=1%2C2"
+    assert with_keys("resnet50", {"gpu": "l40s"}) == f"{as_query('resnet50')}&gpu=l40s"

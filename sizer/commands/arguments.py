@@ -18,7 +18,9 @@ QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint 
 def add_query(parser: argparse.ArgumentParser, help: str, *, is_optional: bool = False) -> None:
     """Add the query, a flag for each of its keys, and `--config`, all of which `query_of` reads."""
     parser.usage = f"%(prog)s {'[QUERY]' if is_optional else 'QUERY'} [--KEY VALUE ...] [OPTION ...]"
-    parser.add_argument("query", metavar="QUERY", help=help, **({"nargs": "?", "default": ""} if is_optional else {}))
+    query = parser.add_argument("query", metavar="QUERY", help=help)
+    if is_optional:
+        query.nargs, query.default, query.required = "?", "", False
     parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json, or its folder, in the place of arch")
     keys = parser.add_argument_group("keys of QUERY", "each is a flag or a part of QUERY: --seq 2048 is &seq=2048")
     for key in _flags():

@@ -185,8 +185,8 @@ def _profiled(flags: Flags, architecture: Architecture) -> Flags:
     The longest request bounds how many images are encoded at once.
     """
     length = 1 if architecture.tower is None else flags.max_model_len
-    same = {"layout": None, "kv": "auto", "marlin": False, "prefix_caching": True, "kv_bytes": None, "used_bytes": 0}
-    return replace(flags, util=1.0, max_model_len=length, pp=1, total_bytes=0, **same)
+    plain = replace(flags, layout=None, kv="auto", marlin=False, prefix_caching=True, kv_bytes=None, used_bytes=0)
+    return replace(plain, util=1.0, max_model_len=length, pp=1, total_bytes=0)
 
 
 def processors_of(gpu: Gpu) -> int:

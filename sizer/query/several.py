@@ -32,7 +32,7 @@ def with_keys(text: str, values: Mapping[str, object]) -> str:
         values: Key to value. True and False are 1 and 0, a sequence is a comma list, and None leaves the key out.
     """
     items = (f"{key}={quote(_as_text(value), safe='')}" for key, value in values.items() if value is not None)
-    return "&".join([as_query(text), *items])
+    return "&".join(filter(None, (as_query(text), *items)))
 
 
 def _as_text(value: object) -> str:
