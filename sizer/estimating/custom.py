@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -166,7 +167,7 @@ def _trace_step(
     """
     recorder = Recorder(device, crowded=crowded)
     compiler = Compiler(gpu, recorder) if device.kind == "cuda" else None
-    recorder.compiles = compiler is not None
+    recorder.compiles, recorder.environment = compiler is not None, os.environ
     launches = Launches(hardware_like(gpu), recorder.values.forget) if device.kind == "cuda" else None
     watcher = StepWatcher(recorder)
     with (

@@ -168,7 +168,7 @@ def main() -> NoReturn:
     gpu = find_gpu(settings.gpu)
     recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
     compiler, launches = Compiler(gpu, recorder), Launches(hardware_like(gpu), recorder.values.forget)
-    recorder.compiles = True
+    recorder.compiles, recorder.environment = True, os.environ
     noted = _noted(recorder)
     began, status, message = time.monotonic(), "completed", ""
     end: object = None  # what the script holds at its end: its names, or the exception that holds its frames

@@ -125,6 +125,10 @@ class Workspaces:
         self._of_libraries: set[str] = set()  # kinds of what libraries keep
         self._tried: set[tuple[bool, Asked]] = set()  # by whether it is autograd's thread
 
+    def set_product(self, size: int) -> None:
+        """Set what cuBLAS takes for a product within a kernel, in bytes."""
+        self._product = size
+
     def allocate(self, name: str, sizes: Iterable[int]) -> list[int]:
         """New blocks of workspace; none for 0 bytes unless a size query decides them later."""
         where = self._paths.current()

@@ -7,9 +7,9 @@ A block is a storage: it is logged when an operator first returns a tensor over 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from sizer.tape.block_notes import Tensor as NotedTensor
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
+from sizer.tracing.cuda.by_capability import as_environment_says
 from sizer.tracing.device import Device
 from sizer.tracing.device_rules import rules_for
 from sizer.tracing.log import BlockLog, DeferredSize
@@ -113,6 +114,7 @@ class Recorder(TorchDispatchMode):
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
 
+    environment: Mapping[str, str] | None = None  # variables of the code that is traced, if it has some
     compiles = False  # whether compiled code is compiled for the device (sizer.tracing.compiled)
 
     def ignore_compile_internals(self) -> bool:
@@ -189,6 +191,10 @@ class Recorder(TorchDispatchMode):
         return bool(tensors) and not any(tensor.is_meta for tensor in tensors)
 
     def _plan(self, func: Any) -> _Plan:
+        if self.environment is not None and func in cublas.WORKSPACE_USERS and (blas := self.rules.blas) is not None:
+            blas = as_environment_says(blas, self.environment, self.device.version)
+            self.rules, self.environment = replace(self.rules, blas=blas), None
+            self._workspaces.set_product(blas.size)
         rules, name = self.rules, str(func)
         kernel = rules.kernels.get(func)
         plan = self._plans[id(func)] = _Plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,7 @@ from sizer.estimating.kept import NothingKept
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
 from sizer.tape.archive import pack, unpack
+from sizer.tracing.cuda.by_capability import as_environment_says, blas_of
 from sizer.tracing.device import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS
 from tests.estimating.test_tracer import Shelf
@@ -126,3 +128,19 @@ def test_decisions_are_kept_with_the_tapes():
     traced = Tracer(request, find_gpu("t4")).trace("bfloat16", (2,))
     assert traced.decisions
     assert unpack(pack(traced)).decisions == traced.decisions
+
+
+@pytest.mark.parametrize(
+    ("environment", "size", "lt_size"),
+    [
+        ({}, 8_519_680, 2**20),
+        ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, 32 * 2**20, 2**20),
+        ({"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8", "CUBLASLT_WORKSPACE_SIZE": "4096"}, 8_519_680, 2**22),
+        ({"CUBLAS_WORKSPACE_CONFIG": "4096", "CUBLASLT_WORKSPACE_SIZE": "many"}, 8_519_680, 2**20),
+    ],
+)
+def test_cublas_takes_what_the_environment_says(environment, size, lt_size):
+    usual = blas_of((8, 6), (2, 15))
+    found = as_environment_says(usual, environment, (2, 15))
+    assert (found.size, found.lt_size) == (size, lt_size)
+    assert replace(found, size=usual.size, lt_size=usual.lt_size) == usual

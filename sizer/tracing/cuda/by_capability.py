@@ -21,7 +21,9 @@ binaries show, though development versions between 2.10 and 2.11 asked for two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from sizer.base.units import round_up
 from sizer.base.versions import Version, version_followed
@@ -38,6 +40,7 @@ LARGE_WORKSPACE = 32 * 2**20
 LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
 
 HALF, SINGLE = "half", "single"  # words of EFFICIENT
+_PAIR, _NUMBER = re.compile(r":([0-9]{1,7}):([0-9]{1,5})", re.ASCII), re.compile(r"[0-9]{1,9}", re.ASCII)
 
 Capability = tuple[int, int]
 
@@ -81,6 +84,19 @@ def blas_with(size: int, version: Version) -> Blas:
         lt_takes_a_matrix=version >= (2, 15),
         outer_by_triton=version >= (2, 15),
     )
+
+
+def as_environment_says(blas: Blas, environment: Mapping[str, str], version: Version) -> Blas:
+    """Return what cuBLAS takes if a process has these variables, which it reads before its first product.
+
+    CUBLAS_WORKSPACE_CONFIG has pairs ":KiB:count", CUBLASLT_WORKSPACE_SIZE is in KiB (cuda/CublasHandlePool.cpp,
+    parseChosenWorkspaceSize; cuda/CUDABlas.cpp, _parseChosenWorkspaceSize). PyTorch takes its defaults for other texts.
+    """
+    pairs = _PAIR.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        blas = replace(blas_with(sum(int(size) * int(count) for size, count in pairs) * 2**10, version), lt_size=blas.lt_size)
+    lt = environment.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return replace(blas, lt_size=int(lt) * 2**10) if blas.lt_size is not None and _NUMBER.fullmatch(lt) else blas
 
 
 def shared_blas(capability: Capability, version: Version) -> Blas:
