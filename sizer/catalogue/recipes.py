@@ -8,7 +8,7 @@ RECIPE_KEYS = (
     *("loss", "step", "evaluate", "objective", "reference", "group", "rollout", "activations", "optimizer_offload", "autocast"),
     "liger",
 )
-FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
+FULL, TORCH, CHUNKED, TRL, LIGER, CCE = "full", "torch", "chunked", "trl", "liger", "cce"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
 CHECKPOINT_OFFLOAD = "checkpoint-offload"  # another spelling of OFFLOAD with checkpointing=1
@@ -42,8 +42,8 @@ _LOSSES = (
     Loss(key=FULL, title="transformers' own loss, over all logits"),
     Loss(key=TORCH, title="torch.nn.functional.linear_cross_entropy with its default options"),
     Loss(key="trl", title="the loss of TRL's SFTTrainer", package="trl", module="trl"),
-    Loss(key="liger", title="Liger's fused linear cross-entropy", package="liger-kernel", module="liger_kernel"),
-    Loss(key="cce", title="cut cross-entropy", package="cut-cross-entropy", module="cut_cross_entropy"),
+    Loss(key=LIGER, title="Liger's fused linear cross-entropy", package="liger-kernel", module="liger_kernel"),
+    Loss(key=CCE, title="cut cross-entropy", package="cut-cross-entropy", module="cut_cross_entropy"),
 )
 LOSSES = {row.key: row for row in _LOSSES}
 

@@ -15,12 +15,15 @@ from torch.nn import functional as F
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, RequestError
-from sizer.catalogue.recipes import FULL, LOSSES, TORCH, TRL, chunks_of
+from sizer.catalogue.recipes import CCE, FULL, LIGER, LOSSES, TORCH, TRL, chunks_of
 
 IGNORED = -100  # transformers' label of tokens without a loss
 # What some models do to logits after the head (transformers 5.24): a loss that computes its own logits leaves it out.
-# TRL's does the same to its logits (add_fused_lm_head in trl/trainer/utils.py, 1.16).
-_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+# TRL's does the same to its logits (add_fused_lm_head in trl/trainer/utils.py, 1.16), and the libraries' kernels cap them.
+_CAP = "final_logit_softcapping"
+_CHANGES = (_CAP, "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+
+CAPPING = (LIGER, CCE)  # losses of libraries that are given a cap
 
 LossOf = Callable[[nn.Module, Example], Tensor]
 
@@ -43,7 +46,7 @@ def check_loss(loss: str, module: nn.Module) -> None:
 
     Raises:
         BuildError: Its package is not installed, or this PyTorch does not have it.
-        RequestError: The module has no language model's head, or changes its logits after the head, as no loss but TRL's does.
+        RequestError: The module has no language model's head, or changes its logits after the head, as the loss does not.
     """
     if loss == FULL:
         return
@@ -64,12 +67,15 @@ def check_loss(loss: str, module: nn.Module) -> None:
             allowed="a class such as LlamaForCausalLM, or loss=full",
             todo="leave loss out",
         )
-    if loss != TRL and (changed := change_of(model)):
+    if (changed := change_of(model)) is None:
+        return
+    takes = (FULL, TRL, *(CAPPING if changed == _CAP else ()))
+    if loss not in takes:
         raise RequestError(
             f"loss: {type(model).__name__} changes its logits after the head ({changed})",
             given=repr(loss),
-            allowed="full, trl",
-            todo="ask for loss=trl",
+            allowed=", ".join(takes),
+            todo=f"ask for loss={TRL}",
         )
 
 
@@ -103,13 +109,18 @@ def is_causal(model: nn.Module) -> bool:
     return isinstance(model.get_output_embeddings(), nn.Linear)
 
 
-def _of_states(compute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> LossOf:
-    """Return a loss from the backbone's last hidden states [batch, tokens, H] and labels [batch, tokens]."""
+def _of_states(compute: Callable[..., Tensor]) -> LossOf:
+    """Return a loss from the head, the backbone's last hidden states [batch, tokens, H] and labels [batch, tokens].
+
+    `compute` is also given the cap of the logits if the model has one, which `check_loss` allows for losses of CAPPING alone.
+    """
 
     def loss(model: nn.Module, example: Example) -> Tensor:
         inputs = {name: value for name, value in example.kwargs.items() if name != "labels"}
         states = model.base_model(*example.args, **inputs | {"use_cache": False}).last_hidden_state
-        return compute(model.get_output_embeddings(), states, example.kwargs["labels"])
+        head, labels = model.get_output_embeddings(), example.kwargs["labels"]
+        cap = getattr(model.config.get_text_config(), _CAP, None)
+        return compute(head, states, labels) if cap is None else compute(head, states, labels, cap)
 
     return loss
 
@@ -137,20 +148,20 @@ def _torch(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
     return F.linear_cross_entropy(states, head.weight, labels[:, 1:].reshape(-1), options=options)
 
 
-def _liger(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+def _liger(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
     from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss
 
-    found = LigerForCausalLMLoss(states, head.weight, labels, states.shape[-1])
+    found = LigerForCausalLMLoss(states, head.weight, labels, states.shape[-1], final_logit_softcapping=cap)
     return found[0] if isinstance(found, tuple) else found
 
 
-def _cce(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+def _cce(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy
 
-    return linear_cross_entropy(states, head.weight, labels, shift=1)
+    return linear_cross_entropy(states, head.weight, labels, softcap=cap, shift=1)
 
 
-_STATES = {TORCH: _torch, "liger": _liger, "cce": _cce}
+_STATES = {TORCH: _torch, LIGER: _liger, CCE: _cce}
 
 
 def _trl(model: nn.Module, example: Example) -> Tensor:

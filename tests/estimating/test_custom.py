@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
@@ -732,3 +734,20 @@ def test_a_step_that_fails_names_the_error() -> None:
 def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(RequestError, match=f"{name}: given {value}, allowed .*; pick one of these keys"):
         size_module(lambda: torch.nn.Linear(2, 2), (torch.zeros(1, 2),), **{name: value})
+
+
+DYNAMO_IMPORTED = """
+import sys
+from sizer.tracing.meta.accelerators import devices_told
+from sizer.tracing.meta.deferred import Deferred
+from sizer.tracing.meta.host_memory import HostMemory
+assert "torch._dynamo.polyfills.tensor" not in sys.modules
+with devices_told(HostMemory(), Deferred()):
+    import torch._dynamo  # as Liger does: it takes note of PyTorch's own functions
+print("torch._dynamo.polyfills.tensor" in sys.modules)
+"""
+
+
+def test_the_compiler_may_be_imported_first_in_a_step() -> None:
+    done = subprocess.run([sys.executable, "-c", DYNAMO_IMPORTED], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr

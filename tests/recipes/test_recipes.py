@@ -152,16 +152,27 @@ def test_a_loss_needs_the_head_of_a_language_model():
         parse_query("arch=torchvision:resnet18&loss=torch")
 
 
-@pytest.mark.parametrize(("loss", "takes"), [("torch", False), ("chunked:4", False), ("full", True), ("trl", True)])
-def test_logits_that_a_model_caps_are_those_of_its_own_loss_and_of_trls(loss: str, takes: bool):
-    text = mock.Mock(final_logit_softcapping=30.0, logit_scale=None, vocab_size=11)
+@pytest.mark.parametrize(
+    ("loss", "change", "takes"),
+    [
+        ("torch", "final_logit_softcapping", False),
+        ("chunked:4", "final_logit_softcapping", False),
+        ("full", "final_logit_softcapping", True),
+        ("trl", "logit_scale", True),
+        ("liger", "final_logit_softcapping", True),
+        ("cce", "final_logit_softcapping", True),
+        ("liger", "logit_scale", False),
+    ],
+)
+def test_logits_that_a_model_changes_are_those_of_losses_that_change_them(loss: str, change: str, takes: bool):
+    text = mock.Mock(**{"final_logit_softcapping": None, "logit_scale": None, "vocab_size": 11, change: 30.0})
     model = mock.Mock(spec=_Model, config=mock.Mock(**{"get_text_config.return_value": text}))
     with mock.patch.object(losses, "is_causal", lambda one: True), mock.patch.object(losses, "find_spec", lambda name: 1):
-        assert losses.change_of(model) == "final_logit_softcapping" and losses.vocabulary_of(model) == 11
+        assert losses.change_of(model) == change and losses.vocabulary_of(model) == 11
         if takes:
             losses.check_loss(loss, model)
         else:
-            with pytest.raises(RequestError, match=r"after the head \(final_logit_softcapping\).*, allowed full, trl"):
+            with pytest.raises(RequestError, match=rf"after the head \({change}\).*, allowed full, trl"):
                 losses.check_loss(loss, model)
 
 

@@ -409,9 +409,12 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
     def set_default_tensor_type(kind: object) -> None:
         """Stand in for torch.set_default_tensor_type, of which PyTorch makes a dtype and a device."""
         named = _type_named(kind)
-        host.is_default_elsewhere = host.is_default_type = named is not None and named[0] is _ACCELERATOR
+        host.is_default_elsewhere = named is not None and named[0] is _ACCELERATOR
+        of_default_type.close()
         if host.is_default_elsewhere and named is not None:
             torch.set_default_dtype(named[1])
+            # here alone: Dynamo takes note of the constructor when it is imported
+            of_default_type.enter_context(mock.patch.object(Tensor, "__new__", staticmethod(new), create=True))
         else:
             set_type(kind)
 
@@ -419,12 +422,13 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
         """Stand in for torch.Tensor(…), which goes by the default type of tensors (torch/csrc/utils/tensor_new.cpp)."""
-        if host.is_default_type and cls is Tensor and not kwargs:
+        if cls is Tensor and not kwargs:
             return _TYPES[_LEGACY[torch.get_default_dtype()]](*args)
         return make(cls, *args, **kwargs)
 
     answers: dict[str, Any] = {name: answer(name) for name in own}
     with (
+        ExitStack() as of_default_type,
         mock.patch.multiple(torch.cuda, **_TYPES),
         mock.patch.multiple(
             torch,
@@ -433,7 +437,7 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
             get_default_device=get_default_device,
         ),
         mock.patch.object(torch.accelerator, "current_accelerator", current_accelerator),
-        mock.patch.multiple(Tensor, create=True, __new__=staticmethod(new), data_ptr=data_ptr, get_device=index_of_device),
+        mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
         mock.patch.multiple(Tensor, create=True, **answers),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
         steps_on(host),

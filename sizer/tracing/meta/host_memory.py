@@ -50,7 +50,6 @@ class HostMemory:
         self.addresses = Addresses()
         self.gpu: int | None = None  # the number of the GPU that code has named
         self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
-        self.is_default_type = False  # and so are those of torch.Tensor(…) (torch.set_default_tensor_type)
         self.peak_bytes = 0
         self.making: bool | None = (
             None  # whether what is made now is on the host; None where that follows from what it is made of
