@@ -44,7 +44,7 @@ def with_layers(name: str, layers: int) -> str:
 CASES = {
     "sample-sd1.5": "arch=diffusers:sd1.5&dtype=float16",
     "sample-sequential": "arch=diffusers:flux.1-dev&offload=sequential",
-    "sample-nf4": "arch=diffusers:flux.1-dev&weights=nf4&offload=model",
+    "nf4": "arch=diffusers:flux.1-dev&weights=nf4&offload=model",
     "flux": "arch=diffusers:flux.1-dev",
     "model-offload": "arch=diffusers:flux.1-dev&offload=model",
     "stream": "arch=diffusers:sd1.5&dtype=float16&offload=group-leaf&stream=1",
