@@ -5,7 +5,7 @@ The pages share their choice: the cell in the headline of the one is the cell th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,14 @@ PEAK_KINDS: dict[str, PeakKind] = {
         ),
     )
 }
+
+
+def titled(titles: Mapping[str, str]) -> Callable[[str], str]:
+    """Return the function that gives a widget's option its title; an option that is not among them is its own.
+
+    Streamlit formats a value that another widget's choice has set with the function of the run before, whose options may be others.
+    """
+    return lambda key: titles.get(key, str(key))
 
 
 def parts(estimate: Estimate, kind: PeakKind) -> dict[str, int]:
@@ -109,7 +117,7 @@ def ask_peak_kind() -> PeakKind:
     """The kind of peak chosen with one control; its label is for screen readers only."""
     titles = {key: kind.title for key, kind in PEAK_KINDS.items()}
     key = choose(
-        "Memory", list(titles), "process", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
+        "Memory", list(titles), "process", key="focus_measure", format_func=titled(titles), label_visibility="collapsed"
     )
     return PEAK_KINDS[key]
 

@@ -14,7 +14,7 @@ from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
 from sizer.catalogue.tasks import task_of
 from sizer.query.text import parse_query
-from sizer.ui.focus import look_at
+from sizer.ui.focus import look_at, titled
 from sizer.ui.remarks import show_error
 
 Names = Mapping[str, Sequence[str]]
@@ -78,7 +78,7 @@ def _ask_preset(source: Source, names: Names) -> str:
     st.session_state.setdefault("hf_name", next(iter(PRESETS)))
     titles = {key: preset.title for key, preset in PRESETS.items()}
     return st.selectbox(
-        "Model", list(titles), format_func=titles.get, key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
+        "Model", list(titles), format_func=titled(titles), key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
     )
 
 

@@ -9,6 +9,7 @@ import streamlit as st
 from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES, makes_images
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
+from sizer.ui.focus import titled
 from sizer.ui.form_model import KEEP
 
 USUAL = "the pipeline's own"
@@ -67,7 +68,7 @@ def ask() -> dict[str, str]:
     """Return the values of the keys of a call that the form states, empty where they are left out."""
     options = list(dict.fromkeys((*OFFLOADS, "group-block:1", st.session_state["pipe_offload"])))
     offload = st.selectbox(
-        "Offloading", options, key="pipe_offload", help=OFFLOAD_HELP, format_func=lambda key: OFFLOAD_TITLES.get(key, key), **KEEP
+        "Offloading", options, key="pipe_offload", help=OFFLOAD_HELP, format_func=titled(OFFLOAD_TITLES), **KEEP
     )
     values = {"offload": "" if offload == OFFLOADS[0] else offload}
     if offload.startswith("group"):
@@ -77,7 +78,7 @@ def ask() -> dict[str, str]:
     ).strip()
     values["vae"] = ",".join(st.pills("VAE", VAES, selection_mode="multi", key="pipe_vae", help=KEYS["vae"].allowed, **KEEP))
     with st.expander("More of the call"):
-        told = {"format_func": GUIDANCES.get, "help": KEYS["guidance"].allowed, "required": True}
+        told = {"format_func": titled(GUIDANCES), "help": KEYS["guidance"].allowed, "required": True}
         values["guidance"] = st.segmented_control("Guidance", GUIDANCES, key="pipe_guidance", **told, **KEEP)
         output = st.selectbox("Output", (USUAL, *PIPELINE_OUTPUTS), key="pipe_output", help=KEYS["output"].allowed, **KEEP)
         values["output"] = "" if output == USUAL else output

@@ -13,7 +13,7 @@ from sizer.base.units import counted
 from sizer.device.ledger.published_figures import Published, read_published
 from sizer.device.ledger.rows import LedgerRow, SignedError, error_statistics
 from sizer.ui.charts import draw
-from sizer.ui.focus import pick
+from sizer.ui.focus import pick, titled
 from sizer.ui.styling import INK, scale_for, signed
 
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.
@@ -128,7 +128,7 @@ def show_published() -> None:
     st.caption(f"{ABOUT} Estimated with {figures[0].estimated_with}.")
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         quantity = st.selectbox(
-            "What was read", list(QUANTITIES), format_func=QUANTITIES.get, key="published_quantity", width=300
+            "What was read", list(QUANTITIES), format_func=titled(QUANTITIES), key="published_quantity", width=300
         )
         of_quantity = [one for one in figures if one.quantity == quantity]
         gpu = pick("GPU", sorted({one.device for one in of_quantity}), "published_gpu")

@@ -19,6 +19,7 @@ from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line
 from sizer.ui.charts import draw
+from sizer.ui.focus import titled
 from sizer.ui.form_model import KEEP
 from sizer.ui.frame import show_tabs
 from sizer.ui.links import offer_copy, show_link
@@ -83,7 +84,7 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
         values["want"] = f"{requests or 1}x{tokens or '1k'}"
     titles = {key: row.title for key, row in ENGINES.items()}
     engine = st.segmented_control(
-        "Engine", list(titles), format_func=titles.get, key=f"{PREFIX}engine", required=True, width="stretch", **KEEP
+        "Engine", list(titles), format_func=titled(titles), key=f"{PREFIX}engine", required=True, width="stretch", **KEEP
     )
     takes = ("max_model_len", "used", *ENGINES[engine].takes)
     values |= {"engine": engine, "gpu": gpu}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,9 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.tasks import TASKS, task_of
 from sizer.query.text import parse_query
 from sizer.query.values import read_count, read_tokens
+from sizer.ui import focus
 from sizer.ui.fields import OPTIONS, device_title
+from sizer.ui.focus import titled
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 
@@ -163,3 +167,11 @@ def test_a_repository_with_a_preset_is_answered_without_the_hub(client, open_pag
     assert not page.error
     assert (client.requests[-1].source, client.requests[-1].name) == ("hf", preset)
     assert "The answer is that of the preset GPT-2" in page.info[0].value
+
+
+def test_a_choice_of_the_run_before_has_a_text_among_other_options():
+    """Streamlit ends a run in which an option's title is None: serving, as a model becomes one of torchvision."""
+    of_torchvision = titled({key: task.title for key, task in TASKS.items() if key != "serve"})
+    assert (of_torchvision("training"), of_torchvision("serve")) == (TASKS["training"].title, "serve")
+    for path in Path(focus.__file__).parent.glob("*.py"):
+        assert not re.search(r"format_func\W+[\w.]+\.get\b", path.read_text(encoding="utf-8")), path.name
