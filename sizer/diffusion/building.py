@@ -151,9 +151,9 @@ def _whole_config(part: Part) -> dict[str, Any]:
     kind = getattr(_library(part.library), part.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         return dict(part.config)
-    config_class = getattr(kind, "config_class")  # noqa: B009
+    model: Any = kind
     try:
-        return config_class.from_dict(dict(part.config)).to_dict()
+        return model.config_class.from_dict(dict(part.config)).to_dict()
     except (TypeError, ValueError, KeyError, AttributeError):  # `build_part` refuses it, by name
         return dict(part.config)
 

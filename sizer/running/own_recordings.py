@@ -1,4 +1,4 @@
-"""What a script records of its own run: PyTorch's memory history, and the profiler's events of the device. Imports torch.
+"""Answer the recordings that a script makes of its own run: memory history, and the profiler's events of the device. Imports torch.
 
 A dry run records the memory history itself, and there is no device whose kernels CUPTI could follow.
 """

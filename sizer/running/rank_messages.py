@@ -1,8 +1,8 @@
 """Objects that ranks send each other, such as the shapes of a pipeline's activations, and checkpoints of rank 0. Imports torch.
 
 One process runs one rank. What a rank sends is kept in a folder of the run, from where later ranks receive it. A rank that receives
-from one that did not run ends; `sizer.running.routes` runs the other one first, and then this one again. If nobody has written a
-checkpoint that is loaded, it is taken to be one of rank 0.
+from one that did not run ends; `sizer.running.routes` runs the other one first, and then this one again. A checkpoint that no
+rank has written is one of rank 0.
 """
 
 from __future__ import annotations
