@@ -76,7 +76,7 @@ PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 # Names that people know for one of these or for what is not among them: what to ask for instead, and why.
 _DEEPSPEED = (
-    "DeepSpeed runs in your own script: sizer run --gpu h100-80gb -- torchrun --nproc_per_node=8 train.py --deepspeed config.json"
+    "DeepSpeed runs in your own script: sizer run --gpu h100-80gb -- deepspeed --num_gpus 8 train.py --deepspeed config.json"
 )
 OTHER_NAMES = {
     "fsdp1": "ask for fsdp, which is FSDP2; sizer.size_step takes code that has FSDP1",

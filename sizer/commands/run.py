@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fail-over", metavar="SIZE", type=size, help="exit with 5 if more is reserved, such as 20GiB")
     parser.add_argument(
-        "command", nargs="*", help="a script, -m module, torchrun ..., accelerate launch ... or python -c ..."
+        "command", nargs="*", help="a script, -m module, torchrun ..., accelerate launch ..., deepspeed ... or python -c ..."
     )
 
 

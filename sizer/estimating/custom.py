@@ -41,6 +41,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.collectives import ROUTES
+from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 from sizer.tracing.meta.own_code import checkpoints_read_at_once, compiling_refused, refuse_low_bits
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
@@ -172,6 +173,7 @@ def _trace_step(
     watcher = StepWatcher(recorder)
     with (
         nullcontext() if launches is None else launches.seen(),
+        deepspeed_answered(),
         world(recorder),
         repeatable(),
         checkpoints_read_at_once(),

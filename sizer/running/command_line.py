@@ -1,18 +1,24 @@
-"""Read what follows `--`: a script, a module, code, `torchrun` or `accelerate launch`. No torch."""
+"""Read what follows `--`: a script, a module, code, `torchrun`, `accelerate launch` or `deepspeed`. No torch."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from sizer.base.errors import RequestError, quote
+from sizer.running.run_settings import start_code
 
 SCRIPT, MODULE, CODE = "script", "module", "code"
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_USUAL_HOST = 8  # GPUs
 _EXAMPLE = "write for example `sizer run -- train.py --batch-size 8`"
 
 
@@ -20,7 +26,8 @@ _EXAMPLE = "write for example `sizer run -- train.py --batch-size 8`"
 class Command:
     """A program of the user: `kind` is script, module or code; `world` the ranks that its launcher starts, None without one.
 
-    `local` is the number of ranks of one host, `environment` what a launcher sets.
+    `local` is the number of ranks of one host, `environment` what a launcher sets. `rank_option` is an option that the launcher
+    gives to the program with the rank on its host, empty for none.
     """
 
     kind: str
@@ -29,6 +36,7 @@ class Command:
     world: int | None = None
     local: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    rank_option: str = ""
 
 
 def read_command(words: Sequence[str]) -> Command:
@@ -44,11 +52,16 @@ def read_command(words: Sequence[str]) -> Command:
         if len(words) < 2:
             raise RequestError("run -c has no code", allowed="code after -c", todo=_EXAMPLE)
         return Command(kind=CODE, target=words[1], arguments=tuple(words[2:]))
-    if Path(words[0]).name == "torchrun" or words[:2] in (
-        ["-m", "torch.distributed.run"],
-        ["-m", "torch.distributed.launch"],
-    ):
-        return _torchrun(words[1:] if words[0] != "-m" else words[2:])
+    if Path(words[0]).name == "torchrun":
+        return _torchrun(words[1:])
+    if words[:2] == ["-m", "torch.distributed.run"]:
+        return _torchrun(words[2:])
+    if words[:2] == ["-m", "torch.distributed.launch"]:
+        return _torchrun(words[2:], rank_option="--local-rank")
+    if Path(words[0]).name == "deepspeed":
+        return _deepspeed(words[1:])
+    if words[:2] == ["-m", "deepspeed.launcher.runner"]:
+        return _deepspeed(words[2:])
     if Path(words[0]).name == "accelerate" and words[1:2] == ["launch"]:
         return _accelerate(words[2:])
     if words[:2] == ["-m", "accelerate.commands.launch"]:
@@ -82,54 +95,74 @@ _TORCHRUN_VALUES = (
 _TORCHRUN_FLAGS = ("standalone", "no-python", "run-path", "virtual-local-rank")
 
 
-def _torchrun(words: Sequence[str]) -> Command:
+def _torchrun(words: Sequence[str], *, rank_option: str = "") -> Command:
     parser = _Parser(prog="torchrun", add_help=False, allow_abbrev=False)
     parser.add_argument("--nnodes", default="1")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", default="1")
     parser.add_argument("-m", "--module", action="store_true")
+    parser.add_argument("--use-env", "--use_env", action="store_true")
     _add_ignored(parser, _TORCHRUN_VALUES, _TORCHRUN_FLAGS)
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(words)
     nodes = options.nnodes.rpartition(":")[2]
-    local = options.nproc_per_node if options.nproc_per_node.isdigit() else "8"  # "gpu", "auto": those of a usual host
+    local = int(options.nproc_per_node) if options.nproc_per_node.isdigit() else _USUAL_HOST  # "gpu", "auto"
     if not nodes.isdigit():
         raise RequestError(
             "torchrun --nnodes", given=quote(options.nnodes), allowed="a number", todo="write --nnodes=2"
         )
-    return _launched(options.program, options.module, world=int(nodes) * int(local), local=int(local))
+    found = _launched(options.program, options.module, world=int(nodes) * local, local=local)
+    return found if options.use_env else replace(found, rank_option=rank_option)
 
 
 def _accelerate(words: Sequence[str]) -> Command:
-    parser = _Parser(prog="accelerate launch", add_help=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
-    parser.add_argument("--num_machines", "--num-machines", type=int, default=1)
-    parser.add_argument("--mixed_precision", "--mixed-precision", default="no")
-    parser.add_argument("--gradient_accumulation_steps", "--gradient-accumulation-steps", default="1")
-    parser.add_argument("-m", "--module", action="store_true")
-    flags = ("multi_gpu", "use_fsdp", "use_deepspeed", "same_network", "no_python", "quiet", "debug")
-    values: tuple[str, ...] = ("config_file", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "dynamo_backend")
-    values += ("num_cpu_threads_per_process",)
-    _add_ignored(parser, values, flags)
+    """Ask accelerate itself, which reads its config file and tells the script by variables of the environment."""
+    with tempfile.TemporaryDirectory(prefix="sizer-run-") as folder:
+        answer = Path(folder) / "launched.json"
+        asked = [sys.executable, "-c", start_code("accelerate_child"), str(answer), json.dumps(list(words))]
+        ended = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if not answer.exists():
+            reason = ended.stderr.strip().rpartition("\n")[2] or f"it ended with {ended.returncode}"
+            raise RequestError("accelerate launch", todo=f"accelerate said: {reason}")
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in found:
+        raise RequestError("accelerate launch", todo=f"accelerate said: {found['error']}")
+    command = _launched(found["program"], found["module"], world=found["world"], local=found["local"])
+    # all devices of the described host are there
+    kept = {name: value for name, value in found["environment"].items() if name != "CUDA_VISIBLE_DEVICES"}
+    return replace(command, environment=tuple(kept.items()))
+
+
+# Options of deepspeed that take a value, or none, and do not matter here (deepspeed/launcher/runner.py, DeepSpeed 0.19).
+_DEEPSPEED_VALUES = (
+    "exclude", "master_port", "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "bind_core_list",
+    "ssh_port", "venv_script", "log_level", "e",
+)  # fmt: skip
+_DEEPSPEED_FLAGS = (
+    "no_python", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "bind_cores_to_rank", "quiet", "q",
+)  # fmt: skip
+
+
+def _deepspeed(words: Sequence[str]) -> Command:
+    parser = _Parser(prog="deepspeed", add_help=False, allow_abbrev=False)
+    parser.add_argument("--num_gpus", "--num_accelerators", type=int, default=-1)
+    parser.add_argument("--num_nodes", type=int, default=-1)
+    parser.add_argument("-i", "--include", default="")
+    parser.add_argument("-H", "--hostfile", type=Path)
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("--no_local_rank", action="store_true")
+    _add_ignored(parser, _DEEPSPEED_VALUES, _DEEPSPEED_FLAGS)
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(words)
-    for name in ("use_fsdp", "use_deepspeed", "config_file"):
-        if getattr(options, name):
-            todo = "use torchrun, or set it in the script"
-            raise RequestError(f"accelerate launch --{name}", allowed="its options without a config file", todo=todo)
-    world, machines = options.num_processes, options.num_machines
-    found = _launched(options.program, options.module, world=world, local=max(1, world // machines))
-    environment = (
-        ("ACCELERATE_MIXED_PRECISION", options.mixed_precision),
-        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", options.gradient_accumulation_steps),
-    )
-    return Command(
-        kind=found.kind,
-        target=found.target,
-        arguments=found.arguments,
-        world=found.world,
-        local=found.local,
-        environment=environment,
-    )
+    hosts = [slots.count(",") + 1 for _, _, slots in (one.partition(":") for one in options.include.split("@")) if slots]
+    if not hosts and options.hostfile is not None and options.hostfile.is_file():
+        hosts = [int(slots) for slots in re.findall(r"^[^#\n]*\bslots=(\d+)", options.hostfile.read_text(), re.MULTILINE)]
+    hosts = hosts or [_USUAL_HOST] * max(1, options.num_nodes)
+    if options.num_nodes > 0:
+        hosts = hosts[: options.num_nodes]
+    if options.num_gpus > 0:
+        hosts = [options.num_gpus] * len(hosts)
+    found = _launched(options.program, options.module, world=sum(hosts), local=hosts[0])
+    return found if options.no_local_rank else replace(found, rank_option="--local_rank")
 
 
 def _add_ignored(parser: argparse.ArgumentParser, values: Sequence[str], flags: Sequence[str]) -> None:

@@ -16,6 +16,14 @@ from pathlib import Path
 from typing import NoReturn
 
 NO_KERNELS = 71  # the exit status of a child that cannot run the device
+ROOT = Path(__file__).parents[2]
+
+
+def start_code(module: str) -> str:
+    """Return code for `python -c` that calls `main` of a module of this package. The path of imports stays that of the user."""
+    root = str(ROOT)
+    first = f"import sys; sys.path.insert(0, {root!r})"
+    return f"{first}; from sizer.running.{module} import main; sys.path.remove({root!r}); main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_
 from sizer.running.small_values import Values
 from sizer.tracing.compiled.dynamo import HOOKS_WARNING, compiled_calls, hide_modes, skip_own_code
 from sizer.tracing.compiled.inductor import without_function_modes
+from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 
 VARIABLE = "SIZER_DRY_RUN"
 MOST_EVENTS = 4_000_000  # of the memory history
@@ -91,6 +92,8 @@ class Run:
         self._values.__enter__()
         self._compiled = compiled_calls(hide_modes, _import_compiler, _prepare_compiler)
         self._compiled.__enter__()
+        self._deepspeed = deepspeed_answered()
+        self._deepspeed.__enter__()
         self._saves = self.checkpoints.installed()
         self._saves.__enter__()
         self._ranks = other_ranks.one_rank(self.settings.world, self.settings.rank)

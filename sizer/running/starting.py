@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sizer.base.errors import DeviceError
@@ -21,14 +22,12 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
 from sizer.running.command_line import Command
 from sizer.running.driver.build import built_driver, driver_environment
-from sizer.running.run_settings import NO_KERNELS, Settings
+from sizer.running.run_settings import NO_KERNELS, ROOT, Settings, start_code
 from sizer.tape.tape import Tape
 
-ROOT = Path(__file__).parents[2]
 _SITE = Path(__file__).parent / "site"
 _COPIED_BYTES = 16 * 2**20  # of the largest copy that is made
 _WAIT_SECONDS = 2.0  # for a child that got Ctrl-C from the terminal, too
-_START = "import sys; sys.path.insert(0, {root!r}); from sizer.running.{module} import main; sys.path.remove({root!r}); main()"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -61,7 +60,7 @@ def run_child(
     """
     with tempfile.TemporaryDirectory(prefix="sizer-run-") as folder:
         out = Path(folder) / "found.json"
-        environment = child_environment(gpu, devices=devices, strict=strict) | dict(command.environment)
+        environment = child_environment(gpu, devices=devices, strict=strict, launched=dict(command.environment))
         arguments = _arguments("script_child", command, settings, gpu, out)
         with _descendants_ended():
             status, interrupted = _wait(subprocess.Popen(arguments, env=environment))
@@ -102,22 +101,28 @@ def run_traced(command: Command, settings: Mapping[str, Any], *, gpu: Gpu) -> tu
 
 def _arguments(module: str, command: Command, settings: Mapping[str, Any], gpu: Gpu, out: Path) -> list[str]:
     """The command that starts a child."""
+    rank = [f"{command.rank_option}={settings['rank'] % settings['local']}"] if command.rank_option else []
     told = Settings(
         kind=command.kind,
         target=command.target,
-        arguments=command.arguments,
+        arguments=(*rank, *command.arguments),
         out=str(out),
         capability=gpu.capability or (0, 0),
         gpu=gpu.key,
         **settings,
     )
-    return [sys.executable, "-c", _START.format(root=str(ROOT), module=module), told.to_json()]
+    return [sys.executable, "-c", start_code(module), told.to_json()]
 
 
-def child_environment(gpu: Gpu, *, devices: int, strict: bool) -> dict[str, str]:
-    """Return the environment of a process over the null driver of a GPU; the arguments are those of `run_child`."""
+def child_environment(
+    gpu: Gpu, *, devices: int, strict: bool, launched: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Return the environment of a process over the null driver of a GPU; `launched` is what a launcher sets.
+
+    The other arguments are those of `run_child`.
+    """
     hardware, _ = hardware_of(gpu)
-    environment = dict(os.environ)
+    environment = os.environ | launched
     if not strict:  # expandable segments reserve addresses by the memory of the device: they are replayed
         for name in _ALLOCATOR:
             if name in environment:

@@ -55,6 +55,7 @@ from sizer.tracing.compiled.launches import Launches
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
+from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 from sizer.tracing.meta.own_code import checkpoints_read_at_once
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
@@ -180,6 +181,7 @@ def main() -> NoReturn:
         setup = ExitStack()
         steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
         stack.enter_context(launches.seen())
+        stack.enter_context(deepspeed_answered())
         stack.enter_context(_answers(settings, recorder, steps.checkpoints))
         stack.enter_context(recordings_answered(history=False))
         for context in (

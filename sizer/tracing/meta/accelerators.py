@@ -159,6 +159,9 @@ class OnMeta(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is torch._C._nn._parse_to and _is_outside(sys._getframe(1)):
             return func(*args, **kwargs)
+        if func is torch._C._nn._parse_to and self._names_meta(*args, **kwargs):  # of `Module.to`
+            device, *rest = func(*args, **kwargs)
+            return self._deferred.name(device), *rest
         if isinstance(kwargs.get("device"), int):  # a GPU by its number
             self._check_single((_numbered(kwargs["device"]),))
             kwargs = kwargs | {"device": _ACCELERATOR}
@@ -245,9 +248,17 @@ class OnMeta(TorchFunctionMode):
         return moved if isinstance(parameter, nn.Parameter) else moved.as_subclass(type(parameter))
 
     def _names_meta(self, device: object = None, *args: Any, **kwargs: Any) -> bool:
-        """Return True if arguments of `Tensor.to` name meta itself, which is no device."""
-        named = self._deferred is not None and self._deferred.names(kwargs.get("device", device))
-        return named and _is_outside(sys._getframe(2))
+        """Return True if arguments of `Tensor.to` or `Module.to` name meta itself, which is no device.
+
+        PyTorch's own code means by the word the device that stands for others.
+        """
+        device = kwargs.get("device", device)
+        if self._deferred is None or not self._deferred.names(device):
+            return False
+        frame = sys._getframe(2)
+        if frame.f_globals.get("__name__") == _MODULE:
+            frame = frame.f_back or frame
+        return not isinstance(device, str) or _is_outside(frame)
 
     def _names_host(self, *args: Any, **kwargs: Any) -> bool:
         """Return True if arguments of `Tensor.to` name the host, or a tensor there."""
