@@ -159,9 +159,9 @@ class OnMeta(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is torch._C._nn._parse_to and _is_outside(sys._getframe(1)):
             return func(*args, **kwargs)
-        if func is torch._C._nn._parse_to and self._names_meta(*args, **kwargs):  # of `Module.to`
+        if func is torch._C._nn._parse_to and self._deferred is not None and self._names_meta(*args, **kwargs):
             device, *rest = func(*args, **kwargs)
-            return self._deferred.name(device), *rest
+            return self._deferred.name(device), *rest  # `Module.to` moves tensors there
         if isinstance(kwargs.get("device"), int):  # a GPU by its number
             self._check_single((_numbered(kwargs["device"]),))
             kwargs = kwargs | {"device": _ACCELERATOR}
