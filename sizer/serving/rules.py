@@ -64,14 +64,19 @@ RULES: tuple[Rule, ...] = (
     Rule(name="graphs_in_budget", since=_FIRST, value=False, source="vllm/v1/worker/gpu_worker.py"),
     Rule(
         name="graphs_in_budget",
-        since=(0, 21, 0),
+        since=(0, 20, 0),
         value=True,
-        source="vllm/v1/worker/gpu_worker.py, determine_available_memory, 0.33",
+        source="vllm/envs.py, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, 0.19.0 and 0.20.0",
     ),
     Rule(name="padding", since=_FIRST, value=1.0, source="vllm/v1/core/kv_cache_utils.py"),
     Rule(name="padding", since=(0, 12, 0), value=1.5, source="vllm/v1/core/kv_cache_planning.py, 0.33"),
     Rule(name="batches_in_flight", since=_FIRST, value=1, source="vllm/v1/kv_cache_interface.py, SlidingWindowSpec"),
-    Rule(name="batches_in_flight", since=(0, 30, 0), value=2, source="vllm/v1/kv_cache_interface.py, 0.33"),
+    Rule(
+        name="batches_in_flight",
+        since=(0, 26, 0),
+        value=2,
+        source="vllm/config/vllm.py, max_in_flight_tokens, 0.26.0; 0.25.1 has none",
+    ),
     Rule(name="tokens_of_requests", since=_FIRST, value=False, source="vllm/v1/core/kv_cache_utils.py"),
     Rule(
         name="tokens_of_requests",
@@ -81,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(name="large_seqs", since=_FIRST, value=1024, source="vllm/engine/arg_utils.py, get_batch_defaults"),
     Rule(name="huge_tokens", since=_FIRST, value=False, source="vllm/engine/arg_utils.py, get_batch_defaults"),
-    Rule(name="huge_tokens", since=(0, 30, 0), value=True, source="vllm/engine/arg_utils.py, get_batch_defaults, 0.33"),
+    Rule(name="huge_tokens", since=(0, 28, 0), value=True, source="vllm/engine/arg_utils.py, get_batch_defaults, 0.27.0 and 0.28.0"),
     Rule(
         name="float_rotations",
         since=_FIRST,
