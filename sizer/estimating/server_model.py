@@ -184,10 +184,19 @@ def _weights(module: nn.Module) -> list[Weight]:
 
 
 def _idle_weights(weights: tuple[Weight, ...], facts: Mapping[str, Any]) -> Iterator[Weight]:
-    """Yield the key and value matrices of layers that use the cache of others: vLLM makes them, though nothing fills them.
+    """Yield the matrices that vLLM makes beside a checkpoint's.
 
-    Source: vllm/model_executor/models/gemma3n.py, QKVParallelLinear of each layer, and a log of Gemma 4 in docs/serving.md.
+    They are keys and values of layers that use the cache of others, and values of layers whose keys are their values.
+
+    Source: vllm/model_executor/models/gemma3n.py and gemma4.py, QKVParallelLinear of each layer, and logs of Gemma 4 in
+    docs/serving.md.
     """
+    if facts.get("attention_k_eq_v"):
+        names = {weight.name for weight in weights}
+        for weight in weights:
+            values = weight.name.replace(".self_attn.k_proj.", ".self_attn.v_proj.")
+            if values not in names and not _ENCODER.search(weight.name):
+                yield Weight(name=values, shape=weight.shape, itemsize=weight.itemsize)
     shared, kinds = int(facts.get("num_kv_shared_layers") or 0), list(facts.get("layer_types") or ())
     if not shared:
         return

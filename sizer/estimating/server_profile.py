@@ -22,6 +22,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 
+GUMBEL_BLOCK = 1024
 CHUNK_TOKENS = 32_768  # vllm/envs.py, VLLM_FUSED_MOE_CHUNK_SIZE
 DTYPE = torch.bfloat16
 
@@ -43,6 +44,12 @@ class Sampler(nn.Module):
 
     def sample(self, raw: Tensor) -> Tensor:
         """Return the tokens drawn from logits, which the caller holds until then."""
+        if self.path in ("copied", "bare"):
+            # vllm/v1/worker/gpu/sample/gumbel.py, gumbel_sample: of each 1,024 logits the largest and its place
+            scores = raw.to(torch.float32) if self.path == "copied" else raw
+            blocks = -(-scores.shape[-1] // GUMBEL_BLOCK)
+            places = scores.new_empty(len(scores), blocks, dtype=torch.int64)
+            return places.gather(-1, scores.new_empty(len(scores), blocks, dtype=torch.float32).argmax(dim=-1, keepdim=True))
         logits = raw.to(torch.float32)
         greedy = logits.argmax(dim=-1)
         logits.div_(torch.full((len(logits), 1), 0.5, device=logits.device))

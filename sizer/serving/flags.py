@@ -25,7 +25,7 @@ class Flags:
 
     `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
     Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
-    `prefix_caching` matters for models with states alone.
+    `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs.
     """
 
     release: Release
@@ -52,11 +52,17 @@ class Flags:
     block: int = BLOCK_TOKENS
     prefix_caching: bool = True
     vocabulary: int = 0
+    second_runner: bool = False
 
     @property
     def rules(self) -> Rules:
         """The rules of the version."""
         return rules_of(self.release)
+
+    @property
+    def graphs_in_budget(self) -> bool:
+        """Return whether graphs are estimated before the cache is sized."""
+        return self.rules.graphs_in_budget and (self.rules.second_graphs or not self.second_runner)
 
     @property
     def kv_itemsize(self) -> int:
@@ -92,6 +98,7 @@ class Flags:
             "quantization": self.layout,
             "enable_prefix_caching": self.prefix_caching,
             "sampler": self.sampler,
+            "model_runner": 2 if self.second_runner else 1,
             "usage": "offline" if self.offline else "server",
             "vocabulary": self.vocabulary,
         }
@@ -155,6 +162,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     _check_layout(layout, architecture)
     # vllm/config/model.py, is_prefix_caching_supported, 0.10.2 to 0.33: off by default for models with states
     prefixes = not architecture.has_states if request.prefix_caching == AUTO else request.prefix_caching == "1"
+    second = runs_second(rules, architecture)
+    path = rules.second_sampler if second else rules.sampler
     marlin = layout == "mxfp4" and (release < (0, 12, 0) or (gpu.capability or HOPPER) < HOPPER)
     return Flags(
         release=release,
@@ -172,7 +181,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         ep=request.ep,
         eager=request.enforce_eager,
         offline=offline,
-        sampler=rules.sampler if request.sampler == "auto" else request.sampler,
+        sampler=path if request.sampler == "auto" else request.sampler,
+        second_runner=second,
         marlin=marlin,
         prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,
@@ -182,6 +192,18 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         vocabulary=architecture.vocabulary,
         block=LATENT_BLOCK if architecture.latent else BLOCK_TOKENS,
     )
+
+
+def runs_second(rules: Rules, architecture: Architecture) -> bool:
+    """Return whether vLLM's second model runner runs a model by default.
+
+    Source: vllm/config/vllm.py, use_v2_model_runner; vLLM 0.22 to 0.33.
+    """
+    models = rules.second_runner
+    if models == "dense":
+        moe = bool(architecture.experts) and architecture.model_type not in ("deepseek_v2", "qwen2_moe", "granitemoe")
+        return not moe and not architecture.has_states
+    return models == "all" or architecture.model_type in models.split(", ")
 
 
 def _check_length(length: int, architecture: Architecture) -> None:

@@ -85,7 +85,7 @@ def vllm_changes(
             fields={"util": MORE_UTIL},
             note="less is left for other programs",
         )
-    if not flags.eager and flags.rules.graphs_in_budget:
+    if not flags.eager and flags.graphs_in_budget:
         yield Change(
             flag="--enforce-eager",
             query="enforce_eager=1",

@@ -100,6 +100,7 @@ def answer_llama(
         forward_bytes=0,
         sampler_bytes=0,
         encoder_bytes=0,
+        compiling_bytes=0,
         outside_torch_bytes=0,
         graphs_bytes=0,
         graphs_in_budget=False,

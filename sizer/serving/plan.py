@@ -12,7 +12,7 @@ from sizer.serving.architecture import Architecture
 from sizer.serving.cache import CachePlan, blocks_of_request, longest_request, plan_cache
 from sizer.serving.flags import Flags
 from sizer.serving.graphs import graph_bytes
-from sizer.serving.layout import weights_bytes
+from sizer.serving.layout import VOCABULARY_PADDING, weights_bytes
 
 MM_LIMIT = 999  # vllm/config/multimodal.py, limit_per_prompt's default
 FIRST_IMAGES = (0, 11, 1)
@@ -39,7 +39,8 @@ Profiler = Callable[[Flags], Profile]
 class Plan:
     """Memory plan of vLLM on one GPU, in bytes.
 
-    `band_bytes` is how far the cache may be off in either direction, `reasons` why.
+    `band_bytes` is how far the cache may be off in either direction, `reasons` why. `compiling_bytes` are part of the peak of a
+    start that finds no compiled code in a cache.
     """
 
     flags: Flags
@@ -49,6 +50,7 @@ class Plan:
     forward_bytes: int
     sampler_bytes: int
     encoder_bytes: int
+    compiling_bytes: int
     profile_peak_bytes: int
     outside_torch_bytes: int
     graphs_bytes: int
@@ -91,6 +93,8 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
     last = stage == flags.pp - 1
     peak = max(profile.forward_bytes, sampling) if last else profile.forward_bytes
+    compiling = compiling_bytes(architecture, flags) if stage == 0 else 0
+    benchmarked, peak = max(0, compiling - peak), max(peak, compiling)
     if stage == 0:
         peak = max(peak + profile.encoded_bytes, profile.encoder_bytes)
     outside, graphs = flags.outside_bytes, flags.graphs_bytes
@@ -98,10 +102,15 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
     if graphs is None or flags.eager:
         graphs = graph_bytes(architecture, flags)
-    available = budget - weights - peak - outside - (graphs if rules.graphs_in_budget else 0)
+    available = budget - weights - peak - outside - (graphs if flags.graphs_in_budget else 0)
     if flags.kv_bytes is not None:
         available = flags.kv_bytes
     band, reasons = _band(architecture, flags)
+    if gpu.unified and 0 < band < VISION_BAND:
+        band, reasons = VISION_BAND, (*reasons, "up to 2 GiB: what the server holds on the host comes off unified memory")
+    if benchmarked and band and compiling + DENSE_BAND > band:
+        band = compiling + DENSE_BAND
+        reasons = (*reasons, f"up to {format_bytes(band)}: a first start compiles, a later one reads compiled code from a cache")
     cache, low, high = (plan_cache(architecture, flags, available + change, stage) for change in (0, -band, band))
     free = flags.total_bytes - flags.used_bytes - gpu.context_bytes
     plan = Plan(
@@ -112,6 +121,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         forward_bytes=profile.forward_bytes,
         sampler_bytes=profile.sampler_bytes if last else 0,
         encoder_bytes=profile.encoder_bytes if stage == 0 else 0,
+        compiling_bytes=compiling,
         profile_peak_bytes=peak,
         outside_torch_bytes=outside,
         graphs_bytes=graphs,
@@ -133,7 +143,7 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
     band, reasons = DENSE_BAND, ["dense model on one card: the logs in docs/serving.md differ by up to 0.15 GiB"]
     others = [
         (
-            bool(flags.rules.graphs_in_budget and not flags.eager and flags.graphs_bytes is None),
+            bool(flags.graphs_in_budget and not flags.eager and flags.graphs_bytes is None),
             "the estimate of CUDA graphs, which is fitted",
         ),
         (bool(architecture.experts), "workspaces of expert kernels, which depend on the kernel"),
@@ -148,6 +158,20 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
     elif architecture.encoder is not None:
         band, reasons = VISION_BAND, [*reasons, f"up to 2 GiB: the {architecture.encoder} encoder's profile run is not counted"]
     return band, tuple(reasons)
+
+
+def compiling_bytes(architecture: Architecture, flags: Flags) -> int:
+    """Return the bytes that a start without compiled code in a cache holds while it compiles, 0 if kernels are not tried out.
+
+    The first kernel reads the embedding: it is tried on a tensor of that size, and writes the hidden states of a step. A model that
+    reads images or sound looks its tokens up outside of what is compiled.
+
+    Source: vllm/config/compilation.py, benchmark_combo_kernel; torch/_inductor, whose benchmarks make each argument anew.
+    """
+    if flags.eager or not flags.rules.benchmarks or architecture.encoder is not None:
+        return 0
+    rows = -(-architecture.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    return (-(-rows // flags.tp) + flags.max_num_batched_tokens) * architecture.hidden * 2
 
 
 def encodes_images(architecture: Architecture, flags: Flags) -> bool:

@@ -31,6 +31,9 @@ class Rules:
     tokens. `float_rotations` says whether encoders of images rotate copies in float32. `outside_bytes` and `outside_ranks_bytes`
     are allocated outside of PyTorch, the latter with more than one rank; `graph_bytes` are those of a graph for each layer and
     captured size. These three are fitted.
+    `second_runner` names the models that the second model runner runs: types with commas between, "dense" for those without
+    experts and states, "all". `second_sampler` is the path of its profile run, `second_graphs` says whether it estimates graphs.
+    `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes.
     """
 
     util: float
@@ -45,10 +48,16 @@ class Rules:
     outside_bytes: int
     outside_ranks_bytes: int
     graph_bytes: int
+    second_runner: str
+    second_sampler: str
+    second_graphs: bool
+    benchmarks: bool
 
 
 FITTED = "fitted on the startup logs in docs/serving.md"
 _FIRST = (0, 9, 0)
+_CONFIG, _RUNNER = "vllm/config/vllm.py", "vllm/v1/worker/gpu/model_runner.py"
+_EARLY = "qwen3, llama, mistral"
 
 RULES: tuple[Rule, ...] = (
     Rule(name="util", since=_FIRST, value=0.9, source="vllm/config/cache.py"),
@@ -86,7 +95,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(name="large_seqs", since=_FIRST, value=1024, source="vllm/engine/arg_utils.py, get_batch_defaults"),
     Rule(name="huge_tokens", since=_FIRST, value=False, source="vllm/engine/arg_utils.py, get_batch_defaults"),
-    Rule(name="huge_tokens", since=(0, 28, 0), value=True, source="vllm/engine/arg_utils.py, get_batch_defaults, 0.27.0 and 0.28.0"),
+    Rule(name="huge_tokens", since=(0, 28, 0), value=True, source="vllm/engine/arg_utils.py, get_batch_defaults, 0.28.0"),
     Rule(
         name="float_rotations",
         since=_FIRST,
@@ -100,9 +109,28 @@ RULES: tuple[Rule, ...] = (
         source="vllm/model_executor/models/qwen2_5_vl.py, ApplyRotaryEmb; logs of 0.17 and later",
     ),
     Rule(name="outside_bytes", since=_FIRST, value=GIB // 20, source=FITTED),
+    Rule(name="outside_bytes", since=(0, 22, 0), value=GIB // 4, source=FITTED),
     Rule(name="outside_ranks_bytes", since=_FIRST, value=18 * GIB // 10, source=f"{FITTED}: NCCL came after the snapshot"),
     Rule(name="outside_ranks_bytes", since=(0, 10, 0), value=15 * GIB // 100, source=FITTED),
     Rule(name="graph_bytes", since=_FIRST, value=3 * MIB // 10, source=FITTED),
+    Rule(name="second_runner", since=_FIRST, value="none", source=_CONFIG),
+    Rule(name="second_runner", since=(0, 22, 0), value="qwen3", source=f"{_CONFIG}, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES, 0.22.1"),
+    Rule(name="second_runner", since=(0, 23, 0), value=_EARLY, source=f"{_CONFIG}, 0.23.0"),
+    Rule(
+        name="second_runner",
+        since=(0, 24, 0),
+        value=f"{_EARLY}, deepseek_v2, qwen2_moe, granitemoe",
+        source=f"{_CONFIG}, 0.24.0",
+    ),
+    Rule(name="second_runner", since=(0, 25, 0), value="dense", source=f"{_CONFIG}, _is_default_v2_model_runner_model, 0.25.1"),
+    Rule(name="second_runner", since=(0, 29, 0), value="all", source=f"{_CONFIG}, use_v2_model_runner, 0.29.0"),
+    Rule(name="second_sampler", since=_FIRST, value="copied", source="vllm/v1/worker/gpu/sample/sampler.py, 0.24.0"),
+    Rule(name="second_sampler", since=(0, 28, 0), value="bare", source="sampler.py, needs_logits_processing, 0.28.0"),
+    Rule(name="second_sampler", since=(0, 33, 0), value="triton", source=f"{_RUNNER}, _dummy_sampler_run, 0.33.0"),
+    Rule(name="second_graphs", since=_FIRST, value=False, source=f"{_RUNNER}, profile_cudagraph_memory, 0.28.0"),
+    Rule(name="second_graphs", since=(0, 29, 0), value=True, source=f"{_RUNNER}, profile_cudagraph_memory, 0.29.0"),
+    Rule(name="benchmarks", since=_FIRST, value=False, source="vllm/config/compilation.py, 0.11.0"),
+    Rule(name="benchmarks", since=(0, 11, 2), value=True, source="vllm/config/compilation.py, benchmark_combo_kernel, 0.11.2"),
 )
 
 

@@ -307,6 +307,7 @@ def answer_sglang(
         forward_bytes=0,
         sampler_bytes=0,
         encoder_bytes=0,
+        compiling_bytes=0,
         outside_torch_bytes=LOADED_BYTES,
         graphs_bytes=0,
         graphs_in_budget=False,

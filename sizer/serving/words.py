@@ -36,6 +36,8 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
     logits = ""
     if served.encoder_bytes >= served.profile_peak_bytes > 0:
         logits = " (encoder of images)"
+    elif served.compiling_bytes >= served.profile_peak_bytes > 0:
+        logits = " (compiling: a tensor of the embedding's size)"
     elif vocabulary and served.sampler_bytes > served.forward_bytes:
         logits = f" (sampler: {served.flags['max_num_seqs']:,} × {vocabulary:,} logits)"
     graphs = f" + {gib(served.graphs_bytes)} CUDA graphs" if served.graphs_in_budget and served.graphs_bytes else ""

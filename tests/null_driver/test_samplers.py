@@ -9,6 +9,7 @@ from sizer.estimating.server_profile import trace_sampler
 
 # 38.02, 50.2 and 15.69 bytes a logit: the sort's buffers are for all rows from 128 on; the Triton path keeps 108 rows of scratch.
 CASES = [("sort", 256, 151_936, 1), ("sort", 64, 128_256, 1), ("triton", 256, 151_936, 108), ("flashinfer", 256, 32_000, 1)]
+CASES += [("copied", 256, 151_936, 1), ("bare", 64, 128_256, 1)]
 
 
 @pytest.mark.parametrize(("path", "rows", "vocabulary", "programs"), CASES)

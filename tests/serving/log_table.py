@@ -31,6 +31,10 @@ WORDS = {
     "outside_bytes": "outside PyTorch",
     "outside_ranks_bytes": "outside PyTorch with several ranks, more",
     "graph_bytes": "a CUDA graph, for each layer and captured size",
+    "second_runner": "models that the second model runner runs",
+    "second_sampler": "path of its sampler in the profile run",
+    "second_graphs": "it estimates CUDA graphs before the cache is sized",
+    "benchmarks": "compiling tries kernels on tensors of their arguments' sizes",
 }
 SGLANG_WORDS = {
     "share": "the static share follows from",

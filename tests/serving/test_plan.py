@@ -10,8 +10,18 @@ from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm, longest_flags
+from sizer.serving.flags import runs_second
 from sizer.serving.graphs import capture_sizes, graph_bytes
-from sizer.serving.plan import DENSE_BAND, OTHER_BAND, VISION_BAND, Plan, make_plan, server_message, wanted
+from sizer.serving.plan import (
+    DENSE_BAND,
+    OTHER_BAND,
+    VISION_BAND,
+    Plan,
+    compiling_bytes,
+    make_plan,
+    server_message,
+    wanted,
+)
 from sizer.serving.rules import RULES, rules_of
 from sizer.serving.words import headline, sum_line, want_line
 from tests.serving.models import decoder, flags, profiler
@@ -177,3 +187,44 @@ def test_what_no_set_holds_leaves_what_gains_requests():
     found = answer(kv_bytes=300 * MIB, want=(64, 8192))
     assert found.want.fits is False and found.levers
     assert not any(lever.fits is True for lever in found.levers) and all(lever.gained > 0 for lever in found.levers)
+
+
+@pytest.mark.parametrize(
+    ("release", "model_type", "second"),
+    [
+        ((0, 21, 0), "qwen3", False),
+        ((0, 22, 1), "qwen3", True),
+        ((0, 22, 1), "llama", False),
+        ((0, 23, 0), "llama", True),
+        ((0, 24, 0), "gemma3", False),
+        ((0, 25, 1), "gemma3", True),
+        ((0, 28, 0), "qwen3_moe", False),
+        ((0, 28, 0), "qwen2_moe", True),
+        ((0, 29, 0), "qwen3_moe", True),
+    ],
+)
+def test_the_second_model_runner_runs_what_its_version_says(release: tuple[int, int, int], model_type: str, second: bool):
+    model = replace(decoder(), model_type=model_type, experts=8 if "moe" in model_type else 0)
+    assert runs_second(rules_of(release), model) is second
+
+
+def test_the_second_model_runner_estimates_graphs_from_0_29_on():
+    for release, counted in (((0, 28, 0), False), ((0, 29, 0), True)):
+        found = plan(release=release, second_runner=True)
+        assert flags(release=release, second_runner=True).graphs_in_budget is counted
+        spent = found.weights_bytes + found.profile_peak_bytes + found.outside_torch_bytes + found.kv_cache_bytes
+        assert found.budget_bytes - spent == (found.graphs_bytes if counted else 0)
+
+
+def test_a_first_start_holds_a_tensor_of_the_embeddings_size():
+    few = {"max_num_seqs": 1, "max_num_batched_tokens": 64}
+    wide = replace(decoder(), vocabulary=1_000_000)
+    compiled, eager = (make_plan(wide, flags(release=(0, 20, 0), eager=one, **few), profiler, GPU) for one in (False, True))
+    table = -(-1_000_000 // 64) * 64 * 1024 * 2
+    assert compiled.profile_peak_bytes == compiled.compiling_bytes == table + 64 * 1024 * 2
+    assert eager.compiling_bytes == 0
+    assert compiled.band_bytes == compiled.compiling_bytes + DENSE_BAND
+    assert "compiles" in compiled.reasons[-1]
+    assert compiling_bytes(wide, flags(release=(0, 11, 0), **few)) == 0
+    assert compiling_bytes(replace(wide, encoder="visual"), flags(release=(0, 20, 0), **few)) == 0
+    assert compiling_bytes(wide, flags(release=(0, 20, 0), tp=2, **few)) == table // 2 + 64 * 1024 * 2
