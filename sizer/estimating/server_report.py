@@ -15,6 +15,7 @@ from sizer.architecture.loaded import as_loaded
 from sizer.architecture.module_census import take_census
 from sizer.base.config_json import read_config
 from sizer.catalogue.gpus import Gpu, read_rows
+from sizer.catalogue.modes import TEXT
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import AUTO
 from sizer.estimating.cautions import versions
@@ -132,20 +133,22 @@ class Planner:
         if request.engine == "llama.cpp":
             of_llama = resolve_llama(request, architecture)
             return answer_llama(architecture, of_llama, gpu, model=model, want=request.want, auto=auto)
+        if request.inputs == TEXT:
+            architecture = architecture.reading_text()
         flags = resolve_flags(request, architecture, gpu, processors_of(gpu))
-        profiler = partial(self._profile, gpu)
+        profiler = partial(self._profile, architecture, gpu)
         if auto:
             flags = longest_flags(architecture, flags, profiler, gpu)
         return answer_vllm(architecture, flags, profiler, gpu, **asked)
 
-    def _profile(self, gpu: Gpu, flags: Flags) -> Profile:
+    def _profile(self, architecture: Architecture, gpu: Gpu, flags: Flags) -> Profile:
         """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
-        profiled = _profiled(flags, self.architecture)
+        profiled = _profiled(flags, architecture)
         name = f"served profile {gpu.backend} {gpu.capability} {profiled}"
         if name not in self._profiles:
             found = read_kept(self._store, name, Profile, "profile")
             if found is None:
-                found = trace_profile(self.architecture, profiled, gpu)
+                found = trace_profile(architecture, profiled, gpu)
                 keep(self._store, name, found)
             self._profiles[name] = found
         return self._profiles[name]

@@ -6,6 +6,8 @@ import shlex
 
 from sizer.serving.flags import Flags
 
+NO_IMAGES = '{"image": 0, "video": 0, "audio": 0}'
+
 
 def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool = False) -> str:
     """Return `vllm serve` with every flag.
@@ -37,6 +39,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
     words += ["--kv-cache-dtype", flags.kv] if flags.kv != "auto" else []
     if flags.prefix_caching == has_states:
         words.append("--enable-prefix-caching" if flags.prefix_caching else "--no-enable-prefix-caching")
+    words += ["--limit-mm-per-prompt", NO_IMAGES] if flags.text_alone else []
     words += ["--enforce-eager"] if flags.eager else []
     words += ["--quantization", "fp8"] if quantizes and flags.layout == "fp8" else []
     return shlex.join(words)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import TEXT
 from sizer.catalogue.serving import AUTO, ENGINES, format_release
 from sizer.query.request import Request
 from sizer.serving.architecture import Architecture
@@ -25,7 +26,8 @@ class Flags:
 
     `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
     Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
-    `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs.
+    `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs, `text_alone`
+    that no prompt of a model that reads images may have any.
     """
 
     release: Release
@@ -53,6 +55,7 @@ class Flags:
     prefix_caching: bool = True
     vocabulary: int = 0
     second_runner: bool = False
+    text_alone: bool = False
 
     @property
     def rules(self) -> Rules:
@@ -183,6 +186,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         offline=offline,
         sampler=path if request.sampler == "auto" else request.sampler,
         second_runner=second,
+        text_alone=request.inputs == TEXT and architecture.vision is not None,
         marlin=marlin,
         prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,

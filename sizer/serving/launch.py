@@ -17,6 +17,7 @@ from sizer.catalogue.sources import arch_of
 from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, unread_layout
 
 MAX_CHARACTERS = 64 * 1024
+SHORTEST_PREFIX = 8  # characters: shorter beginnings may be those of flags that are not listed here
 _PROGRAM = r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.)?api_server\b"
 _SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b"
 _VLLM_SIGN = rf"{_PROGRAM}|vllm/vllm-openai"
@@ -30,6 +31,7 @@ _YAML_SIGNS = frozenset(
     )
 )
 _HALVES = ("auto", "half", "float16", "bfloat16")
+LIMITS = "limit-mm-per-prompt"
 _ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # arg_utils.py, human_readable_int
 
@@ -41,12 +43,12 @@ _VALUES: dict[str, dict[str, str]] = {
         "max-num-seqs": "max_num_seqs",
         "max-num-batched-tokens": "max_num_batched_tokens",
         "gpu-memory-utilization": "util",
-        **dict.fromkeys(("tensor-parallel-size", "tp"), "tp"),
-        **dict.fromkeys(("pipeline-parallel-size", "pp"), "pp"),
-        **dict.fromkeys(("data-parallel-size", "dp"), "dp"),
+        "tensor-parallel-size": "tp",
+        "pipeline-parallel-size": "pp",
+        "data-parallel-size": "dp",
         "kv-cache-dtype": "kv",
         **dict.fromkeys(("kv-cache-memory-bytes", "kv-cache-memory"), "kv_bytes"),
-        **dict.fromkeys(("quantization", "q"), "layout"),
+        "quantization": "layout",
     },
     "sglang": {
         **dict.fromkeys(("model-path", "model"), "model"),
@@ -62,6 +64,13 @@ _VALUES: dict[str, dict[str, str]] = {
         "quantization": "layout",
     },
 }
+# Short flags of vLLM, with one dash. vLLM itself refuses them with two (vllm/utils/argparse_utils.py; 0.33).
+_SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+    "q": "quantization",
+}
 _SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
     "vllm": {
         "enforce-eager": ("enforce_eager", "1"),
@@ -69,13 +78,14 @@ _SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
         "enable-expert-parallel": ("ep", "1"),
         "enable-prefix-caching": ("prefix_caching", "1"),
         "no-enable-prefix-caching": ("prefix_caching", "0"),
+        "language-model-only": ("inputs", "text"),
     },
     "sglang": {"disable-cuda-graph": ("enforce_eager", "1"), "enable-ep-moe": ("ep", "1")},
 }
 # Flags that change memory and have no counterpart here. A name that begins so is one of them.
 _UNCOUNTED_WORDS = """
     speculative spec- num-speculative enable-lora lora max-lora max-cpu-lora cpu-offload offload num-gpu-blocks-override block-size
-    page-size limit-mm-per-prompt mm- skip-mm-profiling language-model-only compilation-config max-seq-len-to-capture
+    page-size mm- skip-mm-profiling compilation-config max-seq-len-to-capture
     cuda-graph cudagraph max-cudagraph hf-overrides json-model-override decode-context-parallel dcp prefill-context-parallel
     kv-transfer-config kv-offloading hicache enable-hierarchical enable-sleep-mode enable-memory-saver rope- mamba runner task
     max-total-tokens enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
@@ -108,6 +118,9 @@ _HINTS = {
     ("vllm", "max-running-requests"): "--max-num-seqs",
     ("vllm", "chunked-prefill-size"): "--max-num-batched-tokens",
     ("vllm", "tp-size"): "--tensor-parallel-size",
+    ("vllm", "tp"): "-tp or --tensor-parallel-size",
+    ("vllm", "pp"): "-pp or --pipeline-parallel-size",
+    ("vllm", "dp"): "-dp or --data-parallel-size",
     ("vllm", "dp-size"): "--data-parallel-size",
     ("vllm", "disable-cuda-graph"): "--enforce-eager",
     ("sglang", "gpu-memory-utilization"): "--mem-fraction-static",
@@ -192,6 +205,8 @@ def read_launch(text: str) -> Launch:
     read: list[tuple[str, str]] = []
     unmatched: list[str] = []
     model, irrelevant = "", 0
+    limits: dict[str, int] = {}
+    limited: list[str] = []
     for name, value in pairs:
         given = f"--{name}{f' {value}' if value else ''}"
         key = _VALUES[engine].get(name)
@@ -200,6 +215,9 @@ def read_launch(text: str) -> Launch:
                 switch, state = _SWITCHES[engine][name]
                 items[switch] = state
                 read.append((given, f"{switch}={state}"))
+        elif engine == "vllm" and name.startswith(LIMITS):
+            limits |= _limits(name, value)
+            limited.append(given)
         elif key is None:
             _check_engine(name, engine)
             if (name == "dtype" and value in _HALVES) or name.startswith(_IRRELEVANT):
@@ -219,6 +237,11 @@ def read_launch(text: str) -> Launch:
             read.append((given, "&".join(f"{one}={text}" for one, text in found.items())))
         else:
             unmatched.append(unread_layout(value) if key == "layout" else given)
+    if limited and {"image", "video"} <= limits.keys() and not any(limits.values()):
+        items["inputs"] = "text"
+        read.append((" ".join(limited), "inputs=text"))
+    else:
+        unmatched += [f"{one}: as many of the largest images as without it are encoded" for one in limited]
     arch = arch_of(model)
     if arch is not None:
         read.insert(0, (f"model {model}", f"arch={arch}"))
@@ -231,6 +254,13 @@ def read_launch(text: str) -> Launch:
         unmatched=tuple(unmatched),
         irrelevant=irrelevant,
     )
+
+
+def _limits(name: str, value: str) -> dict[str, int]:
+    """Return how many images, videos or sounds a prompt may have: of JSON, of image=1,video=0, or of a flag with a point."""
+    kind = name.removeprefix(LIMITS).lstrip(".")
+    text = f"{kind}={value}" if kind else value
+    return {found[1]: int(found[2]) for found in re.finditer(r"([a-z]{1,20})[\"']?\s{0,4}[=:]\s{0,4}([0-9]{1,6})", text)}
 
 
 def _items(key: str, value: str, engine: str) -> Iterator[tuple[str, str]]:
@@ -315,10 +345,20 @@ def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
             continue
         name, sign, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
+        name = _SHORT.get(name, name) if engine == "vllm" and not word.startswith("--") else _completed(name, engine)
         if not sign and position < len(words) and not _begins_flag(words[position]) and name not in _SWITCHES[engine]:
             value = words[position]
             position += 1
         yield name, value
+
+
+def _completed(name: str, engine: str) -> str:
+    """Return the one flag that a name begins, as argparse reads it, the name itself if there is none or several."""
+    known = {**_VALUES[engine], **_SWITCHES[engine]}
+    if name in known or name.startswith((*_UNCOUNTED, *_IRRELEVANT)) or len(name) < SHORTEST_PREFIX:
+        return name
+    fitting = [flag for flag in known if flag.startswith(name)]
+    return fitting[0] if len(fitting) == 1 else name
 
 
 def _begins_flag(word: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sizer.base.units import MIB
-from sizer.serving.architecture import Architecture, Weight
+from sizer.serving.architecture import ENCODER, Architecture, Weight
 from sizer.serving.flags import Flags
 
 VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
@@ -39,7 +39,6 @@ ROWS = frozenset(
 )
 REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa"))
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
-_ENCODER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|encoder|multi_modal_projector)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def _on_stage(name: str, architecture: Architecture, flags: Flags, stage: int) -
     """Return True if a stage holds a weight: its layers, of the first stage the embedding, of the last what follows the layers."""
     if flags.pp == 1:
         return True
-    if _ENCODER.search(name):
+    if ENCODER.search(name):
         return stage == 0
     if found := _LAYER.search(name):
         return int(found[1]) in _stage_layers(architecture, flags, stage)
@@ -143,7 +142,7 @@ def _matrix(weight: Weight, architecture: Architecture, flags: Flags) -> _Matrix
     parts = weight.name.split(".")
     if parts[-1] != "weight" or len(parts) < 2 or len(weight.shape) != 2 or _is_vocabulary(weight, architecture):
         return None
-    leaf, encoder = parts[-2], bool(_ENCODER.search(weight.name))
+    leaf, encoder = parts[-2], bool(ENCODER.search(weight.name))
     if leaf not in COLUMNS | ROWS | REPLICATED:
         return None
     transposed = leaf in ("c_attn", "c_fc", "c_proj")  # transformers' Conv1D
@@ -209,7 +208,7 @@ def _whole(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator
         yield from _experts(weight, architecture, flags)
     elif "experts" in parts:
         yield -(-size // flags.tp) * (4 if flags.layout == "mxfp4" else weight.itemsize)
-    elif parts[-1] == "bias" and len(parts) > 1 and parts[-2] in COLUMNS and not _ENCODER.search(weight.name):
+    elif parts[-1] == "bias" and len(parts) > 1 and parts[-2] in COLUMNS and not ENCODER.search(weight.name):
         yield _split_outputs(parts[-2], size, architecture, flags, encoder=False) * weight.itemsize
     elif len(parts) > 1 and parts[-2] in COLUMNS:
         yield -(-size // flags.tp) * weight.itemsize

@@ -67,6 +67,7 @@ _VLLM: dict[str, tuple[str, ...]] = {
         r"Graph capturing finished in [0-9]+ secs, took (-?[0-9.]+) GiB",
         r"Estimated CUDA graph memory: (-?[0-9.]+) GiB",
     ),
+    "text_alone": (r"(running in text-only mode)", r"'language_model_only': (True)"),
     "encoder_items": (r"profiled with ([0-9]+) \w+ items? of the maximum feature size",),
     "sampler": (r"(Using FlashInfer for top-p)", r"(FlashInfer is not available)"),
     "needed_gib": (r"\(([0-9.]+) GiB KV\s+cache is needed",),
@@ -112,8 +113,8 @@ _UNCOUNTED = (
         "decode context parallel: each rank keeps a part of each request",
     ),
     (
-        r"running in text-only mode|'limit_mm_per_prompt': \{|'language_model_only': True|'skip_mm_profiling': True",
-        "limits of images: the encoder and its dummy run are counted as without them",
+        r"(?s)\A(?!.*running in text-only mode).*(?:'limit_mm_per_prompt': \{|'skip_mm_profiling': True)",
+        "limits of images: as many of the largest images as without them are encoded",
     ),
     (r"'num_gpu_blocks_override': [0-9]", "num_gpu_blocks_override, which sets the cache"),
     (r"enable_dp_attention=True", "DP attention of SGLang"),
@@ -193,6 +194,8 @@ class StartupLog:
             keys.append(f"weights={layout}")
         if self.figures.get("ep") == "True":
             keys.append("ep=1")
+        if "text_alone" in self.figures:
+            keys.append("inputs=text")
         if (size := self.number("kv_bytes")) is not None:
             keys.append(f"kv_bytes={int(size)}")
         if self.figures.get("prefix_caching") == "True" and "page_tokens" in self.figures:
@@ -302,7 +305,10 @@ def read_startup(text: str) -> StartupLog:
     return StartupLog(engine=engine, figures=figures, failure=failure, uncounted=uncounted)
 
 
-_WORDS = ("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture")
+_WORDS = (
+    *("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture"),
+    "text_alone",
+)
 
 
 def _value(name: str, text: str) -> float | str | None:

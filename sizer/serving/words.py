@@ -73,11 +73,9 @@ def want_line(want: Want) -> str:
 
 def range_line(served: Served) -> str:
     """Return the range of requests at once and tokens, and why it is as wide."""
-    low, high = served.requests_at_once_low, served.requests_at_once_high
-    return (
-        f"Range: {low:,.1f} to {high:,.1f} requests, {served.kv_tokens_low:,} to {served.kv_tokens_high:,} tokens "
-        f"({'; '.join(served.reasons)})"
-    )
+    low, high, length = served.requests_at_once_low, served.requests_at_once_high, served.flags.get("max_model_len")
+    tokens = f"{served.kv_tokens_low:,} to {served.kv_tokens_high:,} KV tokens"
+    return f"Range: {low:,.1f} to {high:,.1f} requests of {length:,} tokens, {tokens} ({'; '.join(served.reasons)})"
 
 
 def lever_lines(served: Served) -> Iterator[str]:

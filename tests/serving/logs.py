@@ -104,11 +104,13 @@ def request_of(row: Row) -> Request:
         api="offline" if cells["offline"] == "1" else "server",
         sampler=cells["sampler"] or "auto",
         prefix_caching=cells["prefix"] or "auto",
+        inputs=cells["inputs"] or None,
     )
 
 
 def _facts(row: Row) -> tuple[Architecture, Gpu]:
     architecture, gpu = architecture_of(row.cells["preset"]), find_gpu(row.cells["gpu"] or UNKNOWN_GPU)
+    architecture = architecture.reading_text() if row.cells["inputs"] == "text" else architecture
     longest = max(architecture.positions, row.integer("max_model_len") or 0)  # checkpoints of one preset differ in it
     rows = architecture.rotary_rows if row.integer("positions") is None else (row.integer("positions"),)
     return replace(architecture, positions=longest, rotary_rows=rows), gpu

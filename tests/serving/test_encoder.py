@@ -9,7 +9,8 @@ import pytest
 from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.server_profile import trace_encoder
-from sizer.serving.architecture import Tower
+from sizer.serving.architecture import CROSS, Layer, Tower, Weight
+from sizer.serving.command import vllm_command
 from sizer.serving.layout import tensors
 from sizer.serving.plan import OTHER_BAND, VISION_BAND, Profile, encoder_items, make_plan
 from tests.serving.logs import architecture_of
@@ -131,3 +132,15 @@ def test_layers_of_gemma_4_share_caches():
 def test_rotations_of_images_have_four_times_the_rows():
     # the preset leaves the sections out, which its class has by default
     assert architecture_of("qwen3-vl-30b-a3b-instruct").rotary_rows == (4 * 262_144,)
+
+
+def test_a_model_that_reads_text_alone_has_no_encoder():
+    tower = Weight(name="model.visual.blocks.0.attn.qkv.weight", shape=(64, 64))
+    seeing = replace(decoder(), weights=(*decoder().weights, tower), tower=TOWER, encoder="visual", vision=(1, 64))
+    text = seeing.reading_text()
+    assert (text.weights, text.encoder, text.tower) == (decoder().weights, None, None)
+    assert encoder_items(text, flags()) == 0
+    heard = replace(seeing, layers=(Layer(kind=CROSS, elements=64, kv_heads=1),))
+    assert heard.reading_text() == heard
+    command = vllm_command("m", flags(text_alone=True), quantizes=False)
+    assert """--limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}'""" in command

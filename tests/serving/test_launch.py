@@ -58,6 +58,18 @@ COMMANDS = {
         "weights=awq",
     ),
     'vllm serve "Qwen/Qwen3-8B --tensor_parallel_size 2': ("hf:qwen3-8b", "tp=2"),
+    "vllm serve Qwen/Qwen3-VL-8B-Instruct --limit-mm-per-prompt '{\"image\": 0, \"video\": 0}'": ("hf:qwen3-vl-8b", "inputs=text"),
+    "vllm serve Qwen/Qwen3-VL-8B-Instruct --limit-mm-per-prompt image=0,video=0": ("hf:qwen3-vl-8b", "inputs=text"),
+    "vllm serve Qwen/Qwen3-VL-8B-Instruct --limit-mm-per-prompt.image 0 --limit-mm-per-prompt.video=0": (
+        "hf:qwen3-vl-8b",
+        "inputs=text",
+    ),
+    "vllm serve Qwen/Qwen3-VL-8B-Instruct --language-model-only": ("hf:qwen3-vl-8b", "inputs=text"),
+    "vllm serve Qwen/Qwen3-VL-8B-Instruct --limit-mm-per-prompt '{\"image\": 2}'": ("hf:qwen3-vl-8b", ""),
+    "vllm serve Qwen/Qwen3-8B -pp=2 --tensor-parallel 2 --gpu-memory-util=0.8 -q fp8": (
+        "hf:qwen3-8b",
+        "pp=2&tp=2&util=0.8&weights=fp8",
+    ),
 }
 
 
@@ -73,6 +85,8 @@ def test_a_command_is_read_with_its_flags(text: str):
 
 REFUSED = {
     "vllm serve Qwen/Qwen3-8B --mem-fraction-static 0.8": "--gpu-memory-utilization",
+    "vllm serve Qwen/Qwen3-8B --tp 2": "-tp or --tensor-parallel-size",
+    "model: Qwen/Qwen3-8B\nmax-model-len: 8192\ndp: 2": "-dp or --data-parallel-size",
     "python -m sglang.launch_server --model Qwen/Qwen3-8B --gpu-memory-utilization 0.9": "--mem-fraction-static",
     "vllm serve Qwen/Qwen3-8B --max-model-len": "has no value",
 }
