@@ -94,6 +94,14 @@ _UNCOUNTED_WORDS = """
     load-format dtype disable-radix-cache max-prefill-tokens enable-multimodal is-embedding
 """
 _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
+# In which direction the plan is off without what such a flag asks for.
+_DIRECTIONS = {
+    **dict.fromkeys(("speculative", "spec-", "num-speculative"), "a draft comes off the cache: fewer tokens than planned"),
+    "enable-lora": "the slots of adapters come off the cache: fewer tokens than planned",
+    "cpu-offload": "weights leave the device: more tokens than planned",
+    "offload": "weights leave the device: more tokens than planned",
+    **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
+}
 # Flags that change no memory of the device. A name that begins so is one of them.
 _IRRELEVANT_WORDS = """
     host port served-model-name api-key chat-template tool-call-parser tool-parser enable-auto-tool-choice reasoning-parser
@@ -225,7 +233,8 @@ def read_launch(text: str) -> Launch:
             elif name == "config":
                 unmatched.append(f"{given}: its lines are not read; paste them")
             elif name.startswith(_UNCOUNTED):
-                unmatched.append(given)
+                direction = next((words for beginning, words in _DIRECTIONS.items() if name.startswith(beginning)), "")
+                unmatched.append(f"{given}: {direction}" if direction else given)
             else:
                 unmatched.append(f"{given}: not known as a flag of {ENGINES[engine].title}{_meant(name, engine)}")
         elif not value:

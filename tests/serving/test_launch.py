@@ -103,7 +103,7 @@ def test_flags_without_a_counterpart_are_named():
     launch = read_launch(text)
     assert (launch.arch, launch.model, launch.irrelevant) == (None, "/models", 1)
     assert launch.unmatched == (
-        "--enable-lora",
+        "--enable-lora: the slots of adapters come off the cache: fewer tokens than planned",
         "--max-model-leng 8: not known as a flag of vLLM; did you mean max-model-len?",
         "--config a.yaml: its lines are not read; paste them",
         "quantization=gguf: which layers are quantised is in the checkpoint's config.json alone; give it as arch",

@@ -161,7 +161,8 @@ def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
     asked = client.requests[-1]
     assert (asked.mode, asked.name, asked.gpu, asked.max_model_len, asked.tp) == ("serve", "qwen3-8b", "l4", 8192, 2)
     assert "**Read as a command of vLLM**" in markup(page)
-    assert {"--max-model-len 8192 → max_model_len=8192", "--enable-lora"} <= set(texts(page))
+    lora = "--enable-lora: the slots of adapters come off the cache: fewer tokens than planned"
+    assert {"--max-model-len 8192 → max_model_len=8192", lora} <= set(texts(page))
     page.text_area(key=pasting.TEXT).set_value("vllm serve /models --mem-fraction-static 0.8").run()
     assert any("--gpu-memory-utilization" in line for line in texts(page))
     assert client.requests[-1] == asked
