@@ -83,7 +83,7 @@ def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: 
 
 def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, encoder_tokens: int = 0) -> int:
     """Return the blocks that one request of `length` tokens holds in all groups."""
-    total, in_flight = 0, flags.max_num_batched_tokens * flags.rules.batches_in_flight
+    total, in_flight = 0, flags.max_num_batched_tokens * flags.steps_in_flight
     for group in groups:
         if group.kind == STATE:
             total += 2 if flags.prefix_caching else 1

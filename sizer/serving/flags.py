@@ -68,6 +68,13 @@ class Flags:
         return self.rules.graphs_in_budget and (self.rules.second_graphs or not self.second_runner)
 
     @property
+    def steps_in_flight(self) -> int:
+        """Return the steps whose tokens a sliding window keeps: one, or what a pipeline has under way (max_concurrent_batches)."""
+        if self.rules.batches_in_flight == 1:
+            return 1
+        return self.pp + 1 if self.second_runner else max(2, self.pp)
+
+    @property
     def kv_itemsize(self) -> int:
         """Bytes of an element of the cache."""
         return 1 if self.kv == "fp8" else 2

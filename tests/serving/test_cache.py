@@ -104,3 +104,17 @@ def test_prefixes_of_models_with_states_are_cached_if_that_is_asked_for():
     both = [(kind, on) for kind in (True, False) for on in (True, False)]
     asked = [vllm_command("m", flags(prefix_caching=on), quantizes=False, has_states=kind) for kind, on in both]
     assert ["prefix" in command for command in asked] == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("release", "pp", "second", "steps"),
+    [
+        ((0, 25, 1), 4, True, 1),
+        ((0, 26, 0), 1, False, 2),
+        ((0, 26, 0), 4, False, 4),
+        ((0, 26, 0), 1, True, 2),
+        ((0, 26, 0), 4, True, 5),
+    ],
+)
+def test_a_pipeline_has_several_steps_under_way(release: tuple[int, int, int], pp: int, second: bool, steps: int):
+    assert flags(release=release, pp=pp, second_runner=second).steps_in_flight == steps
