@@ -102,8 +102,20 @@ def _quantised(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
     if not is_of_transformers(part):
         return _by_diffusers(part, how, dtype)
     config = {"quant_method": "bitsandbytes", **BITSANDBYTES[how]}
+    in_float32 = [path for path, value in part.named_parameters() if value.dtype == torch.float32 != dtype]
     made = quantizers.replace_layers(part, config, str(dtype).removeprefix("torch."), given=f"weights={how}")
+    _keep_in_float32(made, in_float32)
     return quantizers.load_quantized(made, "cuda").requires_grad_(False)
+
+
+def _keep_in_float32(part: nn.Module, paths: list[str]) -> None:
+    """Cast the parameters back that a checkpoint is read into in float32, as T5's `wo` in float16, unless they are quantised."""
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        module = part.get_submodule(parent)
+        value = module._parameters.get(name)
+        if value is not None and type(value) is nn.Parameter and value.is_floating_point():
+            module._parameters[name] = nn.Parameter(value.detach().to(torch.float32), requires_grad=False)
 
 
 def _by_diffusers(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
