@@ -126,6 +126,11 @@ OTHER_FILES = (
     OtherFile(name="processor_config.json", matches=_has("processor_class")),
     OtherFile(name="model_index.json of diffusers", matches=lambda value: "_diffusers_version" in value, todo=_TRANSFORMER),
     OtherFile(
+        name="the files of a pipeline without model_index.json",
+        matches=lambda value: "model_index.json" not in value and any(key.endswith("/config.json") for key in value),
+        todo="add model_index.json of the pipeline's repository",
+    ),
+    OtherFile(
         name="open_clip_config.json",
         matches=lambda value: isinstance(value.get("model_cfg"), dict) or {"embed_dim", "vision_cfg", "text_cfg"} <= value.keys(),
         todo="paste the config.json of the transformers version of this CLIP model",

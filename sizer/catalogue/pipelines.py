@@ -15,6 +15,7 @@ PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 TRAINS_OF_DENOISERS = ("all", "adapter")
 DENOISERS = ("transformer", "unet")  # the names of the part that denoises
 OFFLOADS = ("none", "model", "sequential", "group-leaf")  # and "group-block:N"
+MAX_BLOCKS = 999  # of a group
 VAES = ("tiling", "slicing")
 PIPELINE_OUTPUTS = ("image", "video", "latent")
 OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "transformer_2")

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from sizer.base.errors import BuildError, quote
+from sizer.base.errors import BuildError, ConfigError, quote, suggest
 from sizer.base.versions import installed
-from sizer.diffusion.bundle import GUIDER, SCHEDULER, TOKENIZER, Bundle, Part, needs_inputs
+from sizer.catalogue.pipelines import DENOISERS
+from sizer.diffusion.bundle import GUIDER, INDEX, SCHEDULER, TOKENIZER, Bundle, Part, needs_inputs
 from sizer.diffusion.tokens import UnknownImages, UnknownWords, UnknownWordsAndImages
 
 WORDS = 60  # tokens of a prompt for which nothing else is known
 LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
 IMAGES = ("image", "mask_image", "control_image", "control_mask")  # arguments of a call that are given images
 _GIVEN = ("self", "prompt", *IMAGES)
+_NOT_NULL = (*DENOISERS, "vae", SCHEDULER)  # parts that a pipeline needs unless its class says that they are optional
 
 
 def build_pipeline(
@@ -32,10 +34,10 @@ def build_pipeline(
 
     Raises:
         BuildError: diffusers is missing or has no such pipeline, or a part or its config is refused by its class.
-        ConfigError: The pipeline's call needs inputs that are not made here.
+        ConfigError: The pipeline's call needs inputs that are not made here, or a part that its index says is null.
     """
-    diffusers = diffusers_installed()
     kind = pipeline_class(bundle)
+    _check_parts(kind, bundle)
     required = [name for name in _required(kind) if name not in _GIVEN]
     if required:
         raise needs_inputs(bundle.pipeline, f"{', '.join(required)}, which are not made here")
@@ -46,9 +48,8 @@ def build_pipeline(
             made[part.name] = None
         elif part.has_weights:
             made[part.name] = build_part(part, torch.float32 if part.name in bundle.float32 else dtype)
-        elif "Scheduler" in part.kind or GUIDER in part.kind:
-            with torch.device("cpu"):  # its tables go through numpy
-                made[part.name] = _class(diffusers, part.kind, SCHEDULER).from_config(dict(part.config))
+        elif part.name == SCHEDULER or "Scheduler" in part.kind or GUIDER in part.kind:
+            made[part.name] = _scheduler(part)
         elif "Tokenizer" in part.kind or TOKENIZER in part.name:
             made[part.name] = _tokenizer(bundle, part, tokens)
         else:
@@ -60,7 +61,7 @@ def build_pipeline(
         raise BuildError(
             f"{bundle.pipeline} refuses these parts",
             given=quote(" ".join(str(error).split()), 300),
-            todo="install it" if isinstance(error, ImportError) else "check model_index.json, and the keys of `without`",
+            todo="install it" if isinstance(error, ImportError) else f"check {INDEX}, and the parts of `without`",
         ) from error
     template = getattr(pipe, "prompt_template_encode_start_idx", 0)  # tokens that are cut off once they are encoded
     for words in (one for one in made.values() if isinstance(one, UnknownWords)):
@@ -73,9 +74,39 @@ def pipeline_class(bundle: Bundle) -> Any:
     """Return the class of a pipeline.
 
     Raises:
-        BuildError: diffusers is missing or has no such class.
+        BuildError: diffusers is missing or has no such class, or it is no pipeline that can be called.
     """
-    return _class(diffusers_installed(), bundle.pipeline, "pipeline")
+    diffusers = diffusers_installed()
+    kind = _class(diffusers, bundle.pipeline, "pipeline")
+    lacks_package = hasattr(kind, "_backends")  # diffusers' placeholder of a class, which names the package when it is made
+    if not lacks_package and (not _is_class(kind, diffusers.DiffusionPipeline) or kind is diffusers.DiffusionPipeline):
+        raise BuildError(
+            f"{bundle.pipeline} is no pipeline with parts of its own",
+            given=quote(bundle.pipeline),
+            todo=f"write the _class_name of the pipeline's repository into {INDEX}, such as FluxPipeline",
+        )
+    return kind
+
+
+def _is_class(kind: object, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _check_parts(kind: Any, bundle: Bundle) -> None:
+    """Refuse files whose index says of a part that the pipeline needs that it is null.
+
+    Raises:
+        ConfigError: There is such a part.
+    """
+    accepted, optional = inspect.signature(kind.__init__).parameters, getattr(kind, "_optional_components", ())
+    for name in bundle.absent:
+        if name in _NOT_NULL and name in accepted and name not in optional:
+            raise ConfigError(
+                f"part {name!r} is null, which {bundle.pipeline} needs",
+                given=f'{INDEX} with "{name}": [null, null]',
+                allowed="a library, diffusers or transformers, and a class of it",
+                todo=f"copy {INDEX} again from the pipeline's repository",
+            )
 
 
 def reads_images(bundle: Bundle) -> bool:
@@ -115,9 +146,37 @@ def _class(library: Any, name: str, what: str) -> Any:
         raise BuildError(
             f"the installed {library.__name__} {installed(library.__name__)} has no such {what}",
             given=quote(name),
-            todo=f"upgrade {library.__name__}, or check model_index.json",
+            todo=suggest(name, dir(library)) or f"upgrade {library.__name__}, or check {INDEX}",
         )
     return kind
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return the errors by which classes of diffusers and transformers refuse a config."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (
+        *(TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError, ArithmeticError),
+        *(ImportError, OSError, StrictDataclassError),
+    )
+
+
+def _refused(part: Part, error: Exception) -> BuildError:
+    return BuildError(
+        f"{part.kind} refuses the config of {part.name}",
+        given=quote(" ".join(f"{type(error).__name__}: {error}".split()), 300),
+        todo="copy the file again from the pipeline's repository",
+    )
+
+
+def _scheduler(part: Part) -> Any:
+    """Return a scheduler, or a guider. Raises BuildError."""
+    kind = _class(diffusers_installed(), part.kind, SCHEDULER)
+    try:
+        with torch.device("cpu"):  # its tables go through numpy
+            return kind.from_config(dict(part.config))
+    except _refusals() as error:
+        raise _refused(part, error) from error
 
 
 def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
@@ -129,18 +188,19 @@ def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
     import transformers
 
     kind = _class(_library(part.library), part.kind, f"class for {part.name}")
-    loaded_by_transformers = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not _is_class(kind, nn.Module) and not hasattr(kind, "_backends"):
+        raise BuildError(
+            f"{part.kind} of {part.name} is no model",
+            given=quote(part.kind),
+            todo=f"write the class of {part.name} from the pipeline's repository into {INDEX}",
+        )
     try:
-        if loaded_by_transformers:
+        if _is_class(kind, transformers.PreTrainedModel):
             module = kind(kind.config_class.from_dict(dict(part.config)))
         else:
             module = kind.from_config(dict(part.config))
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise BuildError(
-            f"{part.kind} refuses {part.name}/config.json",
-            given=quote(f"{type(error).__name__}: {error}", 300),
-            todo="copy the file again from the pipeline's repository",
-        ) from error
+    except _refusals() as error:
+        raise _refused(part, error) from error
     return as_loaded(module.eval().requires_grad_(False), dtype)
 
 
@@ -149,12 +209,12 @@ def _whole_config(part: Part) -> dict[str, Any]:
     import transformers
 
     kind = getattr(_library(part.library), part.kind, None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    if not _is_class(kind, transformers.PreTrainedModel):
         return dict(part.config)
     model: Any = kind
     try:
         return model.config_class.from_dict(dict(part.config)).to_dict()
-    except (TypeError, ValueError, KeyError, AttributeError):  # `build_part` refuses it, by name
+    except _refusals():  # `build_part` refuses it, by name
         return dict(part.config)
 
 

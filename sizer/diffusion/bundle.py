@@ -49,7 +49,7 @@ class Part:
     @property
     def has_weights(self) -> bool:
         """Return False for tokenizers, processors, schedulers and guiders."""
-        return has_weights(self.kind)
+        return has_weights(self.kind) and self.name != SCHEDULER
 
 
 def has_weights(kind: str) -> bool:

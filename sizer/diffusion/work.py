@@ -19,9 +19,10 @@ from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST, FRAMES
-from sizer.diffusion.building import IMAGES, build_pipeline, reads_images
-from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
+from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, reads_images
+from sizer.diffusion.bundle import INDEX, Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NF4, NF4_TWICE, NONE, denoiser_of, place
+from sizer.diffusion.tokens import UnknownWords
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 _USUAL_SIZE = (512, 512)  # of an image for a pipeline that tells none
 DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
 _SIZES = ("height", "width")
+_TEXT = "text_encoder"
+# The key of a query that sets an argument of a call, by words in what a pipeline says of it.
+_KEY_OF = {"max_sequence_length": "seq", "height": "image", "width": "image", "num_frames": "frames", "video_length": "frames"}
 _CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
 
 
@@ -52,8 +56,9 @@ def count(
     bundle = bundle_of(request, config)
     with torch.device("meta"):
         pipe = build_pipeline(bundle, torch.bfloat16, without=request.without or (), tokens=request.sequence_length)
-    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-    call = call_of(pipe, bundle, request, batch=1)
+        parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+        call = call_of(pipe, bundle, request, batch=1)
+        _check_call(pipe, bundle, request, call)
     weights_of(request, parts)
     census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
     told = ", ".join(
@@ -134,7 +139,7 @@ def trace(
             devices_told(host, deferred),
             _phases_marked(pipe, recorder),
             torch.no_grad(),
-            _remedied(bundle, pipe, call, recorder),
+            _remedied(bundle, request, pipe, call, recorder),
         ):
             pipe(**call)
         recorder.log.mark(AFTER)
@@ -220,11 +225,17 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
         name = next((name for name in FRAMES if name in taken), FRAMES[-1])
         ask("frames", request.frames, **{name: request.frames})
         _check_frames(pipe, bundle, request.frames)
-    if request.sequence_length is not None and "max_sequence_length" in taken:
-        call["max_sequence_length"] = request.sequence_length
+    if request.sequence_length is not None:
+        _check_length(pipe, taken, request.sequence_length)
+        if "max_sequence_length" in taken:
+            call["max_sequence_length"] = request.sequence_length
+    _check_parts(bundle, request)
     if request.guidance is not None:
         call |= _guidance(taken, request.guidance, call)
     if request.output is not None:
+        if request.output == "video" and not taken.keys() & set(FRAMES):
+            todo = f"ask for output=image: {bundle.pipeline} makes images"
+            raise RequestError("output", given="'video'", allowed="image or latent of this pipeline", todo=todo)
         call["output_type"] = "latent" if request.output == "latent" else "pt"
     if reads_images(bundle):
         call |= _images(pipe, taken, call)
@@ -273,21 +284,35 @@ def sizes_of(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int]
     return {"image_size": None if height is None or width is None else (height, width), "frames": frames}
 
 
+_FACTORS = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_scale_factor", "vae_spatial_compression_ratio")
+
+
 def _factor(pipe: Any) -> int:
     """Return by how much a pipeline's VAE makes an image smaller."""
-    factor: Any = getattr(pipe, "vae_scale_factor", None)
-    return factor or getattr(pipe, "vae_scale_factor_spatial", 1)
+    return next((factor for name in _FACTORS if isinstance(factor := getattr(pipe, name, None), int) and factor), 1)
+
+
+def _patched_factor(pipe: Any, bundle: Bundle) -> int:
+    """Return how many pixels a side of a patch of the denoiser has."""
+    config = getattr(getattr(pipe, bundle.denoiser or "unet", None), "config", {})
+    patch = config.get("patch_size") or config.get("all_patch_size") or 1
+    side = patch[-1] if isinstance(patch, list | tuple) else patch
+    return _factor(pipe) * (side if isinstance(side, int) else 1)
+
+
+def _fitting(size: tuple[int, int], factor: int) -> str:
+    """Return the next smaller size whose sides a number divides, as a query has it."""
+    return "x".join(str(max(side // factor, 1) * factor) for side in size)
 
 
 def _check_size(pipe: Any, size: tuple[int, int]) -> None:
     factor = _factor(pipe)
     if any(side % factor for side in size):
-        fitting = "x".join(str(max(side // factor, 1) * factor) for side in size)
         raise RequestError(
             "image",
             given="x".join(map(str, size)),
             allowed=f"sides that {factor} divides, by which its VAE makes them smaller",
-            todo=f"ask for image={fitting}",
+            todo=f"ask for image={_fitting(size, factor)}",
         )
 
 
@@ -296,6 +321,65 @@ def _check_frames(pipe: Any, bundle: Bundle, frames: int) -> None:
     fixed = getattr(getattr(pipe, bundle.denoiser or "unet", None), "config", {}).get("video_length")
     if isinstance(fixed, int) and frames != fixed:
         raise RequestError("frames", given=str(frames), allowed=f"{fixed}, for which it has positions", todo="remove it")
+
+
+def _check_length(pipe: Any, taken: Any, tokens: int) -> None:
+    """Refuse prompts that are longer than a pipeline's tokenizers cut them to."""
+    limits = [one.model_max_length for one in pipe.components.values() if isinstance(one, UnknownWords)]
+    if "max_sequence_length" not in taken and limits and tokens > max(limits) and max(limits) < LONGEST:
+        allowed = f"at most {max(limits)} tokens, to which its tokenizers cut a prompt"
+        raise RequestError("seq", given=str(tokens), allowed=allowed, todo=f"ask for seq={max(limits)}")
+
+
+def _check_parts(bundle: Bundle, request: Request) -> None:
+    """Refuse to leave out a part that a pipeline does not have."""
+    for name in request.without or ():
+        if name not in bundle.with_weights:
+            allowed = f"parts of {bundle.pipeline}: {', '.join(bundle.with_weights)}"
+            raise RequestError("without", given=name, allowed=allowed, todo=f"remove {name}")
+
+
+class _CheckedError(Exception):
+    """The call has checked its arguments, and refuses them for this reason, or for none."""
+
+
+def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any]) -> None:
+    """Have a pipeline check the arguments of a call by its own `check_inputs`, where the call ends.
+
+    Raises:
+        RequestError: It refuses an argument.
+    """
+    own = getattr(pipe, "check_inputs", None)
+    if own is None:
+        return
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        try:
+            own(*args, **kwargs)
+        except ValueError as error:
+            raise _CheckedError(" ".join(str(error).split())) from error
+        raise _CheckedError
+
+    pipe.check_inputs = check
+    reason = ""
+    try:
+        pipe(**call)
+    except _CheckedError as checked:
+        reason = str(checked)
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError):
+        reason = ""  # it fails before it checks them: its trace says why
+    finally:
+        del pipe.check_inputs
+    if not reason:
+        return
+    asked = {"seq": request.sequence_length, "image": request.image_size, "frames": request.frames}
+    key = next((key for word, key in _KEY_OF.items() if word in reason and asked[key] is not None), "arch")
+    given, todo = str(asked.get(key) or bundle.pipeline), "ask for another value"
+    if key == "image" and request.image_size is not None:
+        given = "x".join(map(str, request.image_size))
+        if (fitting := _fitting(request.image_size, _patched_factor(pipe, bundle))) != given:
+            todo = f"ask for image={fitting}"
+    raise RequestError(key, given=given, allowed=f"what the call of {bundle.pipeline} takes: {reason.rstrip('.')}", todo=todo)
 
 
 @contextmanager
@@ -324,18 +408,48 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _remedied(bundle: Bundle, pipe: Any, call: dict[str, Any], recorder: Recorder) -> Iterator[None]:
-    """Say of a call that fails what to ask for: tiling of a VAE that needs it, or other inputs than those that are made here."""
+def _remedied(bundle: Bundle, request: Request, pipe: Any, call: dict[str, Any], recorder: Recorder) -> Iterator[None]:
+    """Say of a call that fails what to ask for: tiling of a VAE that needs it, or other inputs than those that are made here.
+
+    Raises:
+        RequestError: A text encoder that the call needs was left out, or the denoiser's patches do not divide the size.
+    """
     try:
         with explained(recorder):
             yield
     except TraceError as error:
+        _refuse_left_out(bundle, request, error)
+        _refuse_patches(bundle, request, pipe, error)
         others = [name for name in inspect.signature(type(pipe).__call__).parameters if _is_input(name) and name not in call]
         named = [name for name in others if re.search(rf"\b{name}\b", str(error))]
         todo = f"this call of {bundle.pipeline} has no {', no '.join(named)}" if named else error.todo
+        absent = [name for name in bundle.absent if name.startswith(_TEXT)]
+        if absent and "NoneType" in str(error):
+            todo = f"{INDEX} says that {', '.join(absent)} is null: copy it from the repository of a pipeline with it"
         if "without tiling" in str(error):
             todo = "ask for vae=tiling"
         raise TraceError(error.what, given=error.given, allowed=error.allowed, todo=todo) from error
+
+
+def _refuse_left_out(bundle: Bundle, request: Request, error: TraceError) -> None:
+    if left_out := [name for name in request.without or () if name.startswith(_TEXT)]:
+        raise RequestError(
+            "without",
+            given=", ".join(left_out),
+            allowed=f"parts that the call of {bundle.pipeline} does without",
+            todo=f"remove it: a prompt is encoded by {', '.join(name for name in bundle.with_weights if name.startswith(_TEXT))}",
+        ) from error
+
+
+def _refuse_patches(bundle: Bundle, request: Request, pipe: Any, error: TraceError) -> None:
+    factor = _patched_factor(pipe, bundle)
+    if request.image_size is not None and any(side % factor for side in request.image_size):
+        raise RequestError(
+            "image",
+            given="x".join(map(str, request.image_size)),
+            allowed=f"sides that {factor} divides, the VAE's factor times the patches of {bundle.denoiser or 'unet'}",
+            todo=f"ask for image={_fitting(request.image_size, factor)}",
+        ) from error
 
 
 def _is_input(name: str) -> bool:

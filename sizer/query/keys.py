@@ -22,6 +22,7 @@ from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.pipelines import (
     CACHED,
     CAST,
+    MAX_BLOCKS,
     MAX_FRAMES,
     OFFLOADS,
     OPTIONAL_PARTS,
@@ -303,9 +304,12 @@ def _read_offload(text: str) -> dict[str, object]:
     if text in ("0", "1"):
         return {"offload": text == "1"}
     kind, colon, blocks = text.partition(":")
-    counted = kind == "group-block" and (not colon or (blocks.isdecimal() and 0 < int(blocks) < 1000))
+    counted = kind == "group-block" and (not colon or (blocks.isdecimal() and 0 < int(blocks) <= MAX_BLOCKS))
     if not counted and (kind not in OFFLOADS or colon):
-        raise RefusedValueError(f"0, 1; of a pipeline {', '.join(OFFLOADS)}, group-block:<blocks>", "write offload=model")
+        close = "write offload=group-block:1" if kind == "group-block" else suggest(kind, OFFLOADS)
+        raise RefusedValueError(
+            f"0, 1; of a pipeline {', '.join(OFFLOADS)}, group-block:<1 to {MAX_BLOCKS} blocks>", close or "write offload=model"
+        )
     return {"offloading": kind if kind != "group-block" else f"{kind}:{int(blocks or 1)}"}
 
 
@@ -698,7 +702,7 @@ KEYS: dict[str, Key] = {
         write=_write_offload,
         is_default=lambda request: not request.offload and request.offloading == OFFLOADS[0],
         allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory; of a "
-        f"pipeline {', '.join(OFFLOADS)}, group-block:<blocks>: diffusers' own",
+        f"pipeline {', '.join(OFFLOADS)}, group-block:<1 to {MAX_BLOCKS} blocks>: diffusers' own",
         needs=of_offload,
     ),
     "tp": _field(

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from sizer.architecture import quantizers
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import CAST
-from sizer.diffusion.building import build_pipeline, diffusers_installed, reads_images
+from sizer.diffusion.building import as_loaded, build_pipeline, diffusers_installed, reads_images
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle
+from sizer.diffusion.placing import BITSANDBYTES, _quantised
 from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
@@ -207,12 +209,71 @@ def test_what_is_offloaded_is_in_the_memory_of_the_host() -> None:
         ("arch=diffusers:sd1.5-img2img&image=514x512", "image"),
         ("arch=diffusers:sdxl-inpaint&frames=9", "frames"),
         ("arch=diffusers:flux.1-kontext-dev&mode=training&train=adapter", "mode"),
+        ("arch=diffusers:flux.1-dev&without=text_encoder_3", "without"),
+        ("arch=diffusers:sd1.5&without=text_encoder", "without"),
+        ("arch=diffusers:flux.1-dev&output=video", "output"),
+        ("arch=diffusers:flux.1-dev&seq=513", "seq"),
+        ("arch=diffusers:sdxl&seq=300", "seq"),
+        ("arch=diffusers:hunyuan-video&image=328x512", "image"),
+        ("arch=diffusers:mochi&image=240x424", "image"),
+        ("arch=diffusers:flux.1-dev&offload=group-block:0", "offload"),
     ],
 )
 def test_what_a_pipeline_does_not_take_is_refused_by_its_key(query: str, key: str) -> None:
     with pytest.raises(RequestError) as refused:
         estimate(parse_query(query))
-    assert key in str(refused.value)
+    assert str(refused.value).startswith(f"{key}: given")
+
+
+def test_a_length_that_a_call_refuses_is_told_in_its_own_words() -> None:
+    with pytest.raises(RequestError, match=r"seq: given 513, .*cannot be greater than 512"):
+        count(parse_query("arch=diffusers:flux.1-dev&seq=513"))
+
+
+@pytest.mark.parametrize("how", ["int8", "nf4"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_t5_keeps_in_float32_what_transformers_does_not_quantise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, dtype: torch.dtype
+) -> None:
+    from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
+
+    sizes = {"vocab_size": 100, "d_model": 128, "d_ff": 256, "d_kv": 32, "num_layers": 1, "num_heads": 4}
+    config = T5Config(**sizes, feed_forward_proj="gated-gelu")
+    T5EncoderModel(config).to(dtype).save_pretrained(tmp_path)
+    options = BitsAndBytesConfig(**BITSANDBYTES[how])
+    loaded = T5EncoderModel.from_pretrained(tmp_path, dtype=dtype, device_map={"": "cpu"}, quantization_config=options)
+    monkeypatch.setattr(quantizers, "load_quantized", lambda module, device: module)
+    with torch.device("meta"):
+        made = _quantised(as_loaded(T5EncoderModel(config), dtype), how, dtype)
+    plain = [
+        {path: one.weight.dtype for path, one in model.named_modules() if type(one) is torch.nn.Linear}
+        for model in (loaded, made)
+    ]
+    assert plain[0] == plain[1]
+    assert [path for path in plain[0] if path.endswith(".wo")]
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value", "error"),
+    [
+        ("model_index.json", "scheduler", ["diffusers", "DDIMSchedular"], "did you mean DDIMScheduler"),
+        ("model_index.json", "scheduler", [None, None], "part 'scheduler' is null"),
+        ("model_index.json", "unet", [None, None], "part 'unet' is null"),
+        ("model_index.json", "unet", ["transformers", "pipeline"], "pipeline of unet is no model"),
+        ("model_index.json", "unet", ["diffusers", "DiffusionPipeline"], "is no model"),
+        ("model_index.json", "_class_name", "UNet2DConditionModel", "is no pipeline"),
+        ("model_index.json", "_class_name", "AutoPipelineForText2Image", "is no pipeline"),
+        ("model_index.json", "_class_name", "StableDifusionPipeline", "did you mean .*StableDiffusionPipeline"),
+        ("text_encoder/config.json", "hidden_size", 7, "CLIPTextModel refuses the config of text_encoder"),
+        ("scheduler/scheduler_config.json", "num_train_timesteps", 0, "refuses the config of scheduler"),
+        ("scheduler/scheduler_config.json", "beta_schedule", "none", "refuses the config of scheduler"),
+    ],
+)
+def test_files_with_a_fault_are_refused_by_the_name_of_the_part(path: str, key: str, value: object, error: str) -> None:
+    files = files_of("sd1.5")
+    files[path][key] = value
+    with pytest.raises((BuildError, ConfigError), match=error):
+        count(parse_query(f"arch=config:{encode_config(json.dumps(files))}"))
 
 
 def test_pasted_files_and_their_preset_take_the_same_bytes() -> None:
@@ -250,6 +311,8 @@ def test_a_call_that_requires_other_inputs_is_refused_by_their_names(name: str, 
 
 class _Lacking:
     """A pipeline without a package that it needs, as diffusers' placeholder of it is (diffusers/utils/dummy_*_objects.py)."""
+
+    _backends = ("sentencepiece",)
 
     def __init__(self, **parts: object) -> None:
         raise ImportError("KolorsPipeline requires the sentencepiece library")
