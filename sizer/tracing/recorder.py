@@ -41,7 +41,7 @@ from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import memoized
 from sizer.tracing.modules import Loading, ModulePaths, tensors_in
 from sizer.tracing.values.handler import Handler
-from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
+from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_meta, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
 _META = torch.device("meta")
@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
         if self.device.kind == "cpu" or (plan.held is None and not plan.multiplies):
             return False
         tensors = tensors_of((args, out))
-        return bool(tensors) and not any(tensor.is_meta for tensor in tensors)
+        return bool(tensors) and not any(map(is_meta, tensors))
 
     def _plan(self, func: Any) -> _Plan:
         if self.environment is not None and func in cublas.WORKSPACE_USERS and (blas := self.rules.blas) is not None:
@@ -340,7 +340,7 @@ class Recorder(TorchDispatchMode):
                 self.log.classify(block, category)
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
-        on_cpu = not tensor.is_meta
+        on_cpu = not is_meta(tensor)
         if tensor.is_sparse and not on_cpu:  # gradients of embeddings, say
             raise sparse_refused(plan.name)
         if (on_cpu and tensor.device.type not in self._device_types) or tensor in self.storages:
@@ -373,7 +373,7 @@ class Recorder(TorchDispatchMode):
 
     def _on_meta_of_host(self, tensor: Tensor) -> Tensor:
         """Return a meta tensor of the host like a tensor that has values there, which are known while they are few."""
-        if tensor.is_meta:
+        if is_meta(tensor):
             return tensor
         copy = self.host.copy_of(tensor, pinned=False)
         if is_small(tensor):
@@ -413,5 +413,5 @@ def _resizable(func: Any) -> Callable[[tuple, dict], list[Tensor]] | None:
 
 def _storages(tensors: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, int]]:
     """Return the storages on meta of tensors, each with its bytes."""
-    storages = (tensor.untyped_storage() for tensor in tensors if tensor.is_meta)
+    storages = (tensor.untyped_storage() for tensor in tensors if is_meta(tensor))
     return [(storage, storage.nbytes()) for storage in storages]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -458,7 +459,13 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 
 def _is_outside(frame: FrameType) -> bool:
     """Return True if the caller is neither PyTorch nor Sizer; both need the real device, meta."""
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS
+    return not _is_ours(frame.f_globals.get("__name__", ""))
+
+
+@functools.cache
+def _is_ours(name: str) -> bool:
+    """Return True for the name of a module of PyTorch or Sizer."""
+    return name.partition(".")[0] in _OURS
 
 
 def _are_devices_sent_to_meta() -> bool:

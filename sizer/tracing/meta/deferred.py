@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.tracing.values.known import storage_number, tensors_of
+from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 
 class Deferred:
@@ -30,7 +30,7 @@ class Deferred:
         self._storages: dict[int, weakref.ref] = {}
         self._emptied: set[int] = set()  # of these storages those whose tensors had memory before
         self.is_setting_up = False
-        self._devices: list[torch.device] = []  # those that code has named meta; equal ones are told apart by identity
+        self._devices: dict[int, torch.device] = {}  # those that code has named meta; equal ones are told apart by id
 
     def __contains__(self, tensor: Tensor) -> bool:
         return bool(self._storages) and storage_number(tensor) in self._storages
@@ -43,7 +43,7 @@ class Deferred:
         """Return True if the results of an operator with these arguments are on no device."""
         if not self.is_setting_up or self.making is not None:
             return bool(self.is_setting_up and self.making)
-        on_meta = [tensor for tensor in tensors_of(arguments) if tensor.device.type == "meta"]
+        on_meta = [tensor for tensor in tensors_of(arguments) if is_meta(tensor)]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def take(self, tensor: Tensor) -> None:
@@ -84,12 +84,12 @@ class Deferred:
 
     def name(self, device: torch.device) -> torch.device:
         """A device that code has named meta, told apart from those that stand for others."""
-        self._devices.append(device)
+        self._devices[id(device)] = device
         return device
 
     def names(self, device: object) -> bool:
         """Return whether code has named it meta: the word, or a device that `name` was given."""
-        return device == "meta" if isinstance(device, str) else any(device is one for one in self._devices)
+        return device == "meta" if isinstance(device, str) else id(device) in self._devices
 
     @contextmanager
     def told(self, making: bool) -> Iterator[None]:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.held_tensors import parts_of
-from sizer.tracing.values.known import storage_number, tensors_of
+from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 _LARGEST_STORAGE = 2**40  # bytes
 # Operators that take tensors of the device and of the host at once.
@@ -76,7 +76,7 @@ class HostMemory:
             return self.making
         if not self._storages:
             return False
-        on_meta = [tensor for tensor in tensors_of(arguments) if tensor.device.type == "meta"]
+        on_meta = [tensor for tensor in tensors_of(arguments) if is_meta(tensor)]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def check(self, operator: str, inputs: list[Tensor]) -> None:
@@ -88,7 +88,7 @@ class HostMemory:
         if self.making is not None or self.offloads or operator.split(".")[1] in _OF_BOTH:
             return
         places = {
-            tensor in self for tensor in inputs if tensor.is_meta and tensor.dim() and not torch._is_zerotensor(tensor)
+            tensor in self for tensor in inputs if is_meta(tensor) and tensor.dim() and not torch._is_zerotensor(tensor)
         }
         if len(places) == 2:
             raise RuntimeError(
@@ -98,7 +98,7 @@ class HostMemory:
     def mixes(self, operator: str, inputs: list[Tensor]) -> bool:
         """Return True if an operator computes with tensors of the host of which some have values and others are on meta."""
         with_values = any(tensor.is_cpu and tensor.dim() for tensor in inputs)
-        return with_values and operator.split(".")[1] not in _OF_BOTH and any(one.is_meta and one in self for one in inputs)
+        return with_values and operator.split(".")[1] not in _OF_BOTH and any(is_meta(one) and one in self for one in inputs)
 
     @contextmanager
     def told(self, making: bool, *, pinned: bool = False) -> Iterator[None]:

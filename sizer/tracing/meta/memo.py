@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sizer.tracing.values.known import tensors_of
+from sizer.tracing.values.known import is_meta, tensors_of
 
 _META = torch.device("meta")
 _ORDINARY = (Tensor, nn.Parameter)
@@ -112,7 +112,7 @@ def _traits(values: Iterable[Any]) -> tuple:
     traits: list[Any] = []
     for value in values:
         kind = type(value)
-        if kind in _ORDINARY and value.is_meta and value.layout is torch.strided and not value.dtype.is_complex:
+        if kind in _ORDINARY and is_meta(value) and value.layout is torch.strided and not value.dtype.is_complex:
             traits.append((value.shape, value.stride(), value.dtype))
         elif kind in _NUMBERS:
             traits.append((kind, value))
@@ -146,7 +146,7 @@ def _tensor_maker(out: Tensor) -> Maker:
 
 def _is_whole(tensor: Tensor) -> bool:
     """Return whether a tensor is all that there is of its memory, and nothing but its shape, strides and dtype."""
-    if type(tensor) is not Tensor or not tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+    if type(tensor) is not Tensor or not is_meta(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     alike = _tensor_maker(tensor)()
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == alike.untyped_storage().nbytes()

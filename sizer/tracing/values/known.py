@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,10 @@ def _filled(like: Tensor, value: Any) -> Tensor:
         return torch.full(like.shape, value, dtype=like.dtype, device="cpu")
     zeros = np.zeros(like.numel() * like.itemsize, np.uint8)  # of which nothing is written before it is read
     return torch.from_numpy(zeros).view(like.dtype).view(like.shape)
+
+
+# Tensor.is_meta as C++ answers it, without the attribute that a trace has put in its place (`devices_told`)
+is_meta: Callable[[Tensor], bool] = torch._C.TensorBase.is_meta.__get__
 
 
 def tensors_of(values: Any) -> list[Tensor]:
