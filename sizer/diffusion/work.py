@@ -42,6 +42,9 @@ _SIZES = ("height", "width")
 _TEXT = "text_encoder"
 # The key of a query that sets an argument of a call, by words in what a pipeline says of it.
 _KEY_OF = {"max_sequence_length": "seq", "height": "image", "width": "image", "num_frames": "frames", "video_length": "frames"}
+# Pipelines whose calls set num_videos_per_prompt to 1, or repeat what they encode of an image for each prompt, and not for each
+# video of a prompt (pipelines/cogvideo, pipelines/wan/pipeline_wan_i2v.py, diffusers 0.42).
+_SEVERAL_PROMPTS = ("CogVideoX", "WanImageToVideo")
 _CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
 
 
@@ -211,8 +214,8 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
 
     if batch > 1:
         several = next((n for n in ("num_images_per_prompt", "num_videos_per_prompt") if n in taken), None)
-        if bundle.pipeline.startswith("CogVideoX"):
-            several = None  # whose calls set num_videos_per_prompt to 1 (pipelines/cogvideo, diffusers 0.42)
+        if bundle.pipeline.startswith(_SEVERAL_PROMPTS):
+            several = None
         call |= {"prompt": ["a prompt"] * batch} if several is None else {several: batch}
     if request.image_size is not None:
         sizes = dict(zip(_SIZES, request.image_size, strict=True))
@@ -254,7 +257,11 @@ def _images(pipe: Any, taken: Any, call: dict[str, Any]) -> dict[str, Any]:
     image = Image.new("RGB", (width, height))
     strength = call.get("strength") or (taken["strength"].default if "strength" in taken else 1.0)
     steps = next(n for n in itertools.count(DENOISING_STEPS) if int(n * strength) >= DENOISING_STEPS)
-    given: dict[str, Any] = dict.fromkeys((name for name in IMAGES if name in taken), image)
+    prompts = call.get("prompt")
+    images: Any = image
+    if isinstance(prompts, list) and type(pipe).__name__.startswith("CogVideoX"):
+        images = [image] * len(prompts)  # it reads an image for each prompt
+    given: dict[str, Any] = dict.fromkeys((name for name in IMAGES if name in taken), images)
     if steps != DENOISING_STEPS and "intermediate_timesteps" in taken:  # of SCM, for two steps alone (pipelines/sana, 0.42)
         given["intermediate_timesteps"] = None
     return given | {"num_inference_steps": steps}

@@ -262,7 +262,7 @@ def test_t5_keeps_in_float32_what_transformers_does_not_quantise(
         ("model_index.json", "unet", [None, None], "part 'unet' is null"),
         ("model_index.json", "unet", ["transformers", "pipeline"], "pipeline of unet is no model"),
         ("model_index.json", "unet", ["diffusers", "DiffusionPipeline"], "is no model"),
-        ("model_index.json", "_class_name", "UNet2DConditionModel", "is no pipeline"),
+        ("model_index.json", "_class_name", "FluxTransformer2DModel", "is no pipeline"),
         ("model_index.json", "_class_name", "AutoPipelineForText2Image", "is no pipeline"),
         ("model_index.json", "_class_name", "StableDifusionPipeline", "did you mean .*StableDiffusionPipeline"),
         ("text_encoder/config.json", "hidden_size", 7, "CLIPTextModel refuses the config of text_encoder"),
@@ -288,6 +288,12 @@ def test_files_without_a_tokenizers_config_take_the_same_bytes() -> None:
     files = {path: content for path, content in files_of("sd1.5").items() if not path.startswith("tokenizer")}
     query = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
     assert estimated(query).phases == estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}").phases  # CLIP reads 77 tokens
+
+
+@pytest.mark.parametrize("query", ["cogvideox-5b-i2v&frames=9", "wan2.1-i2v-14b&frames=5&image=256x256"])
+def test_a_batch_of_videos_that_start_from_an_image_takes_more_than_one(query: str) -> None:
+    one, two = (estimated(f"arch=diffusers:{query}&batch={batch}&gpu={GPU}") for batch in (1, 2))
+    assert two.peak_allocated_bytes > one.peak_allocated_bytes
 
 
 @pytest.mark.parametrize(
