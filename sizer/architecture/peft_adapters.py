@@ -19,7 +19,7 @@ from torch import nn
 
 from sizer.architecture.beside import WithFrozenParts
 from sizer.architecture.compile_later import compiled_when_called
-from sizer.base.errors import BuildError, quote
+from sizer.base.errors import BuildError, quote, suggest
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, PACKAGE, SCRIPT, Adapter, targets_of_script
 from sizer.catalogue.recipes import ORPO, is_made_by_trl
 from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
@@ -85,6 +85,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=f"weights={request.weights}&train=adapter",
             todo="choose other weights, or mode=inference",
         )
+    _check_saved(module, request.modules_to_save)
     of_bitsandbytes = getattr(module, "quantization_method", None) == BITSANDBYTES
     by_trl = of_bitsandbytes and is_made_by_trl(request.objective, request.loss)
     if request.prepare and of_bitsandbytes and not by_trl:
@@ -162,7 +163,21 @@ def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
         "targets": _targets(request, module),
         "adapter_dropout": request.adapter_dropout,
     }
-    return {name: values[key] for key, name in row.arguments.items()} | dict(row.options)
+    saved = {"modules_to_save": list(request.modules_to_save)} if request.modules_to_save else {}
+    return {name: values[key] for key, name in row.arguments.items()} | dict(row.options) | saved
+
+
+def _check_saved(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise BuildError for a name of `modules_to_save` that no module has; PEFT says so only if none of them is found."""
+    paths = [path for path, _ in module.named_modules()]
+    for name in names:
+        if not any(path.endswith(name) for path in paths):  # as PEFT compares them (_set_trainable in peft/utils/other.py, 0.21)
+            raise BuildError(
+                f"modules_to_save: {type(module).__name__} has no module of this name",
+                given=quote(name),
+                allowed="names of its modules, such as those of its embeddings and its head",
+                todo=suggest(name, {path.rpartition(".")[2] for path in paths if path}) or "remove it",
+            )
 
 
 def _targets(request: Request, module: nn.Module) -> str | list[str]:

@@ -109,9 +109,7 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in layers))
     names = f"{', '.join(kinds[:MANY])}{', …' if len(kinds) > MANY else ''}"
     rank = f", rank {request.adapter_rank}" if "r" in row.arguments else ""
-    whole = (
-        f" {', '.join(kept)} trains whole, as PEFT has it for this task." if (kept := _trained_whole(module)) else ""
-    )
+    whole = "".join(_trained_whole(module, request.modules_to_save))
     injected = request.is_of_pipeline and not is_adapted(module)
     held = "the question's dtype, in float32 beside float16" if injected else "float32"
     told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in {held}: {share}{whole}"
@@ -141,10 +139,15 @@ def uncounted_of(request: Request) -> tuple[str, ...]:
     )
 
 
-def _trained_whole(module: nn.Module) -> list[str]:
-    """The parts of which PEFT trains a copy beside the adapter, a classifier say (`modules_to_save`)."""
+def _trained_whole(module: nn.Module, asked: tuple[str, ...]) -> Iterator[str]:
+    """Yield sentences on the parts of which PEFT trains a copy beside the adapter: those that were asked for, a classifier say."""
     copies = (name.partition(".modules_to_save.") for name, _ in module.named_parameters())
-    return list(dict.fromkeys(path.rpartition(".")[2] for path, found, _ in copies if found))
+    found = dict.fromkeys(path for path, is_copy, _ in copies if is_copy)
+    of_task = dict.fromkeys(path.rpartition(".")[2] for path in found if not path.endswith(asked))
+    if saved := dict.fromkeys(path.rpartition(".")[2] for path in found if path.endswith(asked)):
+        yield f" A copy of {', '.join(saved)} trains as a whole, beside the frozen original."
+    if of_task:
+        yield f" {', '.join(of_task)} trains whole, as PEFT has it for this task."
 
 
 def _tied(module: nn.Module) -> tuple[str, ...]:

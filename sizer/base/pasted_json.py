@@ -178,6 +178,9 @@ def adapter_query(value: dict) -> str | None:
         keys["targets"] = ",".join(targets)
     elif isinstance(targets, str) and targets == "all-linear":
         keys["targets"] = targets
+    saved = value.get("modules_to_save")
+    if isinstance(saved, list) and saved and all(isinstance(one, str) for one in saved):
+        keys["modules_to_save"] = ",".join(saved)
     if type(value.get("lora_dropout")) in (int, float) and value["lora_dropout"]:
         keys["adapter_dropout"] = json.dumps(value["lora_dropout"])
     return "&".join(f"{key}={text}" for key, text in keys.items())

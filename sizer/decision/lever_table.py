@@ -225,7 +225,7 @@ def _without_training(request: Request, known: Counted) -> Request:
         *("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", "new"),
         *("budget", *RECIPE_KEYS),
     )
-    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "modules_to_save")
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters, *PARALLEL_KEYS)})
 
 

@@ -384,6 +384,7 @@ FORMATS = (
             "lora_alpha": number("alpha"),
             "lora_dropout": lines.dropout,
             "lora_target": lines.targets,
+            "additional_target": lines.saved_modules,
             "flash_attn": lines.attention,
             "deepspeed": nothing,
         },
@@ -416,6 +417,7 @@ FORMATS = (
             "lora_alpha": number("alpha"),
             "lora_dropout": lines.dropout,
             "lora_target_modules": lines.targets,
+            "lora_modules_to_save": lines.saved_modules,
             "attn_implementation": lines.attention,
             "flash_attention": switch(attention="sdpa"),
             "sdp_attention": switch(attention="sdpa"),
@@ -446,6 +448,7 @@ FORMATS = (
             "max_seq_length": number("seq"),
             "lora_dropout": lines.dropout,
             "lora_target_modules": lines.targets,
+            "lora_modules_to_save": lines.saved_modules,
         },
         finish=_trl,
         joint=(

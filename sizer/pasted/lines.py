@@ -114,6 +114,16 @@ def targets(draft: Draft, name: str, value: object) -> bool:
     return True
 
 
+def saved_modules(draft: Draft, name: str, value: object) -> bool:
+    """Read the modules of which a copy trains as a whole beside an adapter."""
+    names = value if isinstance(value, list) else as_text(value).split(",")
+    texts = [as_text(one).strip() for one in names]
+    if not texts or not all(re.fullmatch(r"[\w.-]+", one) for one in texts):
+        return False
+    draft.take(f"{name}: {', '.join(texts)}", modules_to_save=",".join(texts))
+    return True
+
+
 def dropout(draft: Draft, name: str, value: object) -> bool:
     """Read the dropout of an adapter's input."""
     try:

@@ -80,7 +80,7 @@ def conflicts(request: Request) -> Iterator[Refusal]:
         yield from _refused_in_parallel(request, gpu)
 
 
-_NOT_COMPILED = ("cudnn_benchmark", "outputs", *RECIPE_KEYS)
+_NOT_COMPILED = ("cudnn_benchmark", "outputs", "modules_to_save", *RECIPE_KEYS)
 
 
 def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
@@ -462,6 +462,13 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             given=f"{quote(request.optimizer)} with parallel={request.parallel}",
             allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
             todo="choose another optimizer, or remove parallel",
+        )
+    if request.parallel == "zero1" and request.modules_to_save and {"bfloat16", "float16"} & {*request.dtypes}:
+        yield Refusal(
+            key="modules_to_save",
+            given=f"{quote(','.join(request.modules_to_save))} with parallel=zero1 and 16-bit weights",
+            allowed="float32 weights: ZeroRedundancyOptimizer takes parameters of one dtype, and the adapter's are float32",
+            todo="ask for parallel=ddp or parallel=fsdp, or for dtype=amp-bfloat16",
         )
     if request.world > MAX_WORLD:
         yield _too_many_ranks(request)

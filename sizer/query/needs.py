@@ -77,6 +77,14 @@ def of_targets(request: Request) -> str:
     return "arch=diffusers:<pipeline>"
 
 
+def of_saved_modules(request: Request) -> str:
+    """Return what modules that train as a whole beside an adapter need: PEFT's own model around the one that trains."""
+    needs = of_plain_module(request) or of_adapters("adapter")(request)
+    if needs or not ADAPTERS[request.adapter].learns_prompt:
+        return needs
+    return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if not row.learns_prompt)}"
+
+
 def of_parallels(key: str) -> Callable[[Request], str]:
     """Return what a key needs that some ways of parallel training take."""
     taking = [row.key for row in PARALLELS.values() if key in row.keys]

@@ -82,6 +82,7 @@ class Request:
     adapter_alpha: int | None = None
     adapter_targets: tuple[str, ...] = (ALL_LINEAR,)
     adapter_dropout: float = 0.0
+    modules_to_save: tuple[str, ...] = ()
     weights: str = "checkpoint"
     compute: str | None = None
     prepare: bool = True

@@ -173,6 +173,19 @@ def read_targets(text: str) -> tuple[str, ...]:
     )
 
 
+def read_modules(text: str) -> tuple[str, ...]:
+    """Names of modules or their ends, with commas between; none of them is `none`."""
+    names = listed(str)(text)
+    if names == ("none",):
+        return ()
+    if "none" not in names and all(MODULE_NAME.fullmatch(name) for name in names):
+        return names
+    raise RefusedValueError(
+        "none, or names of modules as embed_tokens or lm_head, with commas between",
+        "write for example modules_to_save=embed_tokens,lm_head",
+    )
+
+
 def read_sequence_length(text: str) -> int:
     """A number of tokens; 8k is 8,192."""
     return _read_integer(read_tokens(text), 1, MAX_SEQUENCE_LENGTH, "seq=2048")

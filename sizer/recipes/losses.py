@@ -106,7 +106,14 @@ def is_causal(model: nn.Module) -> bool:
 
     if type(model).__name__ not in NAMES.values():
         return False
-    return isinstance(model.get_output_embeddings(), nn.Linear)
+    return isinstance(_head_of(model), nn.Linear)
+
+
+def _head_of(model: nn.Module) -> nn.Module:
+    """Return the head of a causal language model: the copy that trains if PEFT has made one (`modules_to_save`)."""
+    head = model.get_output_embeddings()
+    copies = getattr(head, "modules_to_save", None)
+    return head if copies is None else copies[head.active_adapters[0]]
 
 
 def _of_states(compute: Callable[..., Tensor]) -> LossOf:
@@ -118,7 +125,7 @@ def _of_states(compute: Callable[..., Tensor]) -> LossOf:
     def loss(model: nn.Module, example: Example) -> Tensor:
         inputs = {name: value for name, value in example.kwargs.items() if name != "labels"}
         states = model.base_model(*example.args, **inputs | {"use_cache": False}).last_hidden_state
-        head, labels = model.get_output_embeddings(), example.kwargs["labels"]
+        head, labels = _head_of(model), example.kwargs["labels"]
         cap = getattr(model.config.get_text_config(), _CAP, None)
         return compute(head, states, labels) if cap is None else compute(head, states, labels, cap)
 

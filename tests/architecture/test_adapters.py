@@ -144,9 +144,25 @@ def test_it_says_what_is_trained():
 
 
 @needs_peft
+def test_copies_of_whole_modules_train_beside_an_adapter():
+    query = f"{arch(LLAMA)}&train=adapter&targets=q_proj&modules_to_save=embed_tokens,lm_head"
+    module = made(query)
+    trained = [name for name, one in module.named_parameters() if one.requires_grad and "lora_" not in name]
+    assert [name.rpartition(".modules_to_save.")[0].rpartition(".")[2] for name in trained] == ["embed_tokens", "lm_head"]
+    (lora,) = said(query)
+    assert lora.endswith("the others are frozen. A copy of embed_tokens, lm_head trains as a whole, beside the frozen original.")
+    (both,) = said(f"{arch(BERT)}&train=adapter&targets=query&modules_to_save=pooler")
+    assert " A copy of pooler trains as a whole" in both and " classifier trains whole, as PEFT has it" in both
+
+
+@needs_peft
 @pytest.mark.parametrize(
     ("query", "message"),
     [
+        (
+            f"{arch(LLAMA)}&train=adapter&modules_to_save=embed_tokens,lm_haed",
+            r"modules_to_save: LlamaForCausalLM has no module of this name: given .lm_haed., .*lm_head",
+        ),
         (f"{arch(LLAMA)}&train=adapter&targets=query", r"PEFT refuses LoRA for LlamaForCausalLM: .*query.* not found"),
         (
             "arch=torchvision:resnet18&train=adapter&adapter=prompt",

@@ -100,6 +100,8 @@ def test_an_adapters_config_asks_for_its_base_model():
     adapter["target_modules"] = ["q_proj", "v_proj"]
     assert adapter_query(adapter) == query
     assert adapter_query(read_object(JSON)) is None
+    saved = query.replace("&adapter_dropout", "&modules_to_save=lm_head&adapter_dropout")
+    assert adapter_query(adapter | {"modules_to_save": ["lm_head"]}) == saved
     with pytest.raises(ConfigError, match=r"adapter_config\.json") as refused:
         read_config(json.dumps(adapter))
     assert query in refused.value.todo

@@ -48,6 +48,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "alpha": (ADAPTER, None, "4"),
     "targets": (ADAPTER, None, "q_proj"),
     "adapter_dropout": (ADAPTER, None, "0.1"),
+    "modules_to_save": (ADAPTER, None, "lm_head"),
     "weights": (ADAPTER, None, "nf4"),
     "compute": (FOUR_BITS, None, "bfloat16"),
     "prepare": (FOUR_BITS, None, "0"),

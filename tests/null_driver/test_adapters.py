@@ -54,6 +54,8 @@ QUERIES = (
     f"{arch(T5)}&seq=64&dtype=bfloat16&train=adapter&optimizer=sgd",
     f"{arch(VIT)}&image=224&dtype=bfloat16&train=adapter&optimizer=rmsprop",
     f"{LLAMA_TEXT}&dtype=bfloat16&accumulate=8",
+    f"{LLAMA_TEXT}&dtype=bfloat16&train=adapter&modules_to_save=embed_tokens,lm_head&accumulate=2",
+    f"{LLAMA_TEXT}&dtype=bfloat16&train=adapter&modules_to_save=lm_head&checkpointing=1&autocast=1",
 )
 
 # A small model for every adapter that is not asked for above.

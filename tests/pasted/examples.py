@@ -95,13 +95,16 @@ adapter: lora
 lora_r: 8
 lora_target_modules:
   - c_attn
+lora_modules_to_save:
+  - wte
+  - lm_head
 sequence_len: 1024
 micro_batch_size: 8
 optimizer: adamw_torch
 fp16: true
 eager_attention: true
 """, LORA | {"arch": "hf:gpt2", "mode": "training", "r": "8", "targets": "c_attn", "seq": "1024", "batch": "8",
-         "optimizer": "adamw",
+         "modules_to_save": "wte,lm_head", "optimizer": "adamw",
          "dtype": "float16", "attention": "eager"}),
     Example("axolotl", "DoRA", """
 base_model: meta-llama/Llama-3.1-8B

@@ -341,6 +341,7 @@ def test_the_complete_form_writes_defaults_too():
     asked.append(f"{LLAMA}&objective=dpo&reference=precomputed&activations=offload&optimizer_offload=1")
     asked.append(f"{LLAMA}&dtype=bfloat16&autocast=1&liger=1")
     asked.append(f"{LLAMA}&objective=grpo&group=4&rollout=colocated:0.3")
+    asked.append(f"{LLAMA}&train=adapter&modules_to_save=lm_head")
     asked.append(f"{LLAMA}&compile=default&compile_scope=model&budget=0.5")
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
@@ -417,6 +418,13 @@ def test_an_adapter_is_asked_for_by_its_keys():
             "targets: given 'all-linear,q_proj', allowed all-linear or attention, or",
         ),
         ("train=adapter&targets=.*", "targets: given '.*', allowed all-linear or attention, or names of modules"),
+        ("modules_to_save=lm_head", "modules_to_save: given 'lm_head' without train=adapter"),
+        ("train=adapter&adapter=prompt&modules_to_save=lm_head", "modules_to_save: given 'lm_head' without adapter=lora or"),
+        (
+            "parallel=zero1&dtype=bfloat16&train=adapter&modules_to_save=lm_head",
+            "modules_to_save: given 'lm_head' with parallel=zero1",
+        ),
+        ("train=adapter&modules_to_save=none,lm_head", "modules_to_save: given 'none,lm_head', allowed none, or names"),
         ("train=adapter&adapter_dropout=1", "adapter_dropout: given '1', allowed numbers from 0 to below 1"),
         (
             "accumulate=0",
