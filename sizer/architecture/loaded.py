@@ -20,6 +20,10 @@ NOT_TRACED = (
 )
 # transformers/quantizers/auto.py, merge_quantization_configs, 5.23: another method raises, the same one keeps the checkpoint's
 COPY = "this checkpoint is {title}, which transformers does not quantise anew: the figures are those of an unquantised copy"
+DEQUANTIZED = (
+    "the weights are as the checkpoint has them, {title}: a product in training dequantises its layer, as gptqmodel's code does, "
+    "without what its kernels take beside the result"
+)
 _KERNELS = "; without the package kernels transformers makes them 16 bits"  # quantizer_mxfp4.py, 5.23
 
 
@@ -54,6 +58,8 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     method = METHODS[quantization.method]  # without a row there is a reason
     if method.traced:
         return Loaded(request=request, quantization=quantization)
+    if MODES[request.mode].trains:
+        return Loaded(request=request, cautions=(DEQUANTIZED.format(title=title),), quantization=quantization)
     told = NOT_TRACED.format(title=title) + (_KERNELS if method.key == "mxfp4" else "")
     return Loaded(request=request, cautions=(told,), quantization=quantization)
 
@@ -80,6 +86,10 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
         yield "quantised weights are not trained"
     if MODES[request.mode].trains and not method.adapts:
         yield "adapters beside such weights are not traced"
+    if MODES[request.mode].trains and method.adapters and request.adapter not in method.adapters:
+        yield f"beside such weights adapter={' and '.join(method.adapters)} are traced"
+    if MODES[request.mode].trains and method.adapts and not method.traced and request.compile is not None:
+        yield "compiled training with such weights is not traced"
     if not takes_weights(request.parallel, method.key):
         yield "how they are split among ranks was not compared with PyTorch's own"
     if gpu.backend not in method.backends:

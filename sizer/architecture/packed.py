@@ -1,6 +1,7 @@
 """Layers that hold a checkpoint's quantised weights by their method's layout, where the method's own kernels cannot be traced.
 
-Every tensor has the bytes that it has on the device. A product takes its result and nothing beside it.
+Every tensor has the bytes that it has on the device. A product takes its result and nothing beside it; in training a product of
+GPTQ takes its layer's weights in 16 bits, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,24 @@ class PackedLinear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """`input [.., in_features]`: [.., out_features]."""
         return input.new_empty((*input.shape[:-1], self.out_features))
+
+
+class DequantizedLinear(PackedLinear):
+    """A linear layer in GPTQ that dequantises its weight in training, and multiplies with it, so that autograd keeps that weight.
+
+    gptqmodel/nn_modules/qlinear/torch.py, TorchLinear._forward_eager, 7.7, whose compiled dequantisation is taken to allocate its
+    result alone. auto_gptq's layers did the same (nn_modules/qlinear/qlinear_cuda_old.py, 0.7).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input [.., in_features]`: [.., out_features]."""
+        if not self.training:
+            return super().forward(input)
+        rows = input.reshape(-1, self.in_features)
+        weight = self.scales.new_empty((self.in_features, self.out_features)).to(input.dtype)
+        result = torch.matmul(rows, weight).reshape(*input.shape[:-1], self.out_features)
+        del weight
+        return result if self.bias is None else result.add_(self.bias.to(result.dtype))
 
 
 class PackedExperts(nn.Module):
@@ -149,7 +168,8 @@ def _packed(path: str, layer: nn.Module, quantization: Quantization, dtype: torc
         bias = layer.bias
         if bias is not None and method == "quark":  # ImportBuilder.build_bias of quark's, 0.13
             bias = nn.Parameter(bias.float(), requires_grad=False)
-        return PackedLinear(outputs, inputs, layout_of(method, settings, outputs, inputs, dtype), bias)
+        made = DequantizedLinear if method == "gptq" else PackedLinear
+        return made(outputs, inputs, layout_of(method, settings, outputs, inputs, dtype), bias)
     count, hidden, inner = sides
     together = method == "mxfp4"
     parts = (

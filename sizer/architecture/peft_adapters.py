@@ -20,7 +20,7 @@ from torch import nn
 from sizer.architecture.beside import WithFrozenParts
 from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, quote, suggest
-from sizer.catalogue.adapters import ADAPTERS, ATTENTION, PACKAGE, SCRIPT, Adapter, targets_of_script
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, PACKAGE, SCRIPT, Adapter, targets_of_script
 from sizer.catalogue.recipes import ORPO, is_made_by_trl
 from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.query.request import Request
@@ -43,6 +43,10 @@ _LINEAR = (
     "Linear8bitLt",
     "FP8Linear",
 )  # torch's, transformers' and what quantises them
+# Classes of sizer.architecture.packed by their names: that module imports transformers.
+_DEQUANTIZED = "DequantizedLinear"
+_PACKED = (_DEQUANTIZED, "PackedLinear")
+_EXPERTS = "PackedExperts"
 
 
 def import_peft() -> ModuleType:
@@ -85,6 +89,12 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=f"weights={request.weights}&train=adapter",
             todo="choose other weights, or mode=inference",
         )
+    if any(type(part).__name__ == _EXPERTS for part in module.modules()):
+        raise BuildError(
+            "training with a checkpoint's quantised experts is not traced",
+            given=quote(f"train=adapter with {type(module).__name__}"),
+            todo="ask for weights=full",
+        )
     _check_saved(module, request.modules_to_save)
     of_bitsandbytes = getattr(module, "quantization_method", None) == BITSANDBYTES
     by_trl = of_bitsandbytes and is_made_by_trl(request.objective, request.loss)
@@ -95,6 +105,10 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             module.enable_input_require_grads()  # as it does with checkpointing
     try:
         config = getattr(peft, row.config_class)(task_type=task, **arguments_of(request, module))
+        if dequantized := {type(part) for part in module.modules() if type(part).__name__ == _DEQUANTIZED}:
+            from peft.tuners.lora.gptq import GPTQLoraLinear
+
+            config._register_custom_module(dict.fromkeys(dequantized, GPTQLoraLinear))  # PEFT knows gptqmodel's classes
         # Nobody asks for the values: known zeros would be kept beside every meta tensor, which takes as long as all else.
         made = nullcontext() if row.learns_prompt else _made_as_moved(module)
         with warnings.catch_warnings(), made, mock.patch.object(nn.init, "zeros_", lambda tensor: tensor):
@@ -185,9 +199,23 @@ def _targets(request: Request, module: nn.Module) -> str | list[str]:
     (first, *others) = request.adapter_targets
     if first == ATTENTION:
         return attention_layers(module)
+    if first == ALL_LINEAR and (packed := packed_layers(module)):
+        return packed
     if first == SCRIPT:
         return list(targets_of_script(type(module).__name__, quantized=WEIGHTS[request.weights].quantizes))
     return [first, *others] if others or "-" not in first else first
+
+
+def packed_layers(module: nn.Module) -> list[str]:
+    """Return the paths of the linear layers of a model whose checkpoint is packed, without its head; none of another model.
+
+    PEFT's `all-linear` finds layers of PyTorch alone, so that users of GPTQ name these.
+    """
+    layers = {path: part for path, part in module.named_modules() if type(part).__name__ in (*_LINEAR, *_PACKED)}
+    if not any(type(part).__name__ in _PACKED for part in layers.values()):
+        return []
+    head = module.get_output_embeddings()
+    return [path for path, part in layers.items() if part is not head]
 
 
 def attention_layers(module: nn.Module) -> list[str]:
@@ -197,7 +225,7 @@ def attention_layers(module: nn.Module) -> list[str]:
         for path, part in module.named_modules()
         if "Attention" in type(part).__name__
         for name, layer in part.named_modules()
-        if type(layer).__name__ in _LINEAR
+        if type(layer).__name__ in (*_LINEAR, *_PACKED)
     }
     if not found:
         raise BuildError(

@@ -20,7 +20,7 @@ class Method:
     """One value of `quant_method`. `traced` says whether transformers' own layers of it are traced; where they are not, their
     weights are counted by the method's layout, and a product takes its result alone.
 
-    `adapts` says whether an adapter beside such weights is traced. `lowest` is the least capability that computes with them, below
+    `adapts` says whether an adapter beside such weights is traced, `adapters` which, if not all are. `lowest` is the least capability that computes with them, below
     which transformers makes them 16 bits while it loads them; `decompresses` says that it does so in the first forward pass on
     every device. `backends` are the kinds of devices whose kernels for them are known. `settings` are what of a
     `quantization_config` transformers' own code is given.
@@ -30,6 +30,7 @@ class Method:
     title: str
     traced: bool = False
     adapts: bool = False
+    adapters: tuple[str, ...] = ()
     lowest: tuple[int, int] | None = None
     decompresses: bool = False
     backends: tuple[str, ...] = ("cuda",)
@@ -56,7 +57,7 @@ _ROWS = (
     Method(key="fp8", title="FP8 in blocks", traced=True, adapts=True, lowest=FP8_CAPABILITY, settings=_OF_FP8),
     Method(key="mxfp4", title="MXFP4", lowest=MXFP4_CAPABILITY),
     Method(key="awq", title="AWQ"),
-    Method(key="gptq", title="GPTQ"),
+    Method(key="gptq", title="GPTQ", adapts=True, adapters=("lora", "rslora")),
     Method(key="auto-round", title="AutoRound"),
     Method(key="modelopt", title="ModelOpt"),
     Method(key="mxfp8", title="MXFP8", lowest=FP8_CAPABILITY),

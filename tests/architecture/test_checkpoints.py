@@ -17,7 +17,7 @@ from sizer.architecture.compressed_layouts import is_target
 from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.loaded import as_loaded
 from sizer.architecture.module_census import take_census
-from sizer.architecture.packed import checkpoint_bytes
+from sizer.architecture.packed import DequantizedLinear, checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError
@@ -350,7 +350,9 @@ def test_weights_that_arrive_quantised_are_those_that_are_quantised_as_they_arri
 REASONS = {
     "dtype=bfloat16": ("awq", "quantised weights are not trained"),
     "train=head": ("fp8", "quantised weights are not trained"),
-    "train=adapter": ("gptq", "adapters beside such weights are not traced"),
+    "train=adapter": ("awq", "adapters beside such weights are not traced"),
+    "train=adapter&adapter=dora": ("gptq", "beside such weights adapter=lora and rslora are traced"),
+    "train=adapter&dtype=bfloat16&batch=1&compile=default": ("gptq", "compiled training with such weights is not traced"),
     "mode=inference&gpu=t4": ("fp8", "the Tesla T4 (16 GB) does not compute with them, and transformers makes them"),
     "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are known for CUDA devices alone"),
     "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
@@ -388,6 +390,35 @@ def test_what_is_loaded_of_a_preset_whose_checkpoint_is_quantised_is_said(query,
     request = parse_query(f"arch=hf:gpt-oss-20b&{query}")
     cautions = as_loaded(request, find_gpu(request.gpu)).cautions
     assert [told in caution for caution in cautions] == ([] if told is None else [True])
+
+
+def test_an_adapter_trains_beside_weights_in_gptq():
+    pytest.importorskip("peft")
+    training = "dtype=bfloat16&batch=1&seq=64&train=adapter&optimizer=sgd"
+    found, full = (estimate(parse_query(f"{arch('gptq')}&{training}{more}")) for more in ("", "&weights=full"))
+    (held,), (whole,) = found.estimates, full.estimates
+    assert whole.weights_bytes - held.weights_bytes == 2 * LINEAR - BYTES["gptq"]
+    assert held.gradients_bytes == whole.gradients_bytes > 0  # all-linear adapts the same layers
+    # Without checkpointing the weights of all layers wait in 16 bits for the backward pass, as autograd keeps what multiplies; not
+    # those of q, k and v in the first layer, whose input needs no gradient.
+    assert held.activations_bytes - whole.activations_bytes == 2 * (LINEAR - (256 + 2 * 128) * 256)
+    assert any("as gptqmodel's code does" in told for told in found.cautions)
+
+
+def test_a_dequantised_layer_multiplies_in_training_alone():
+    layer = DequantizedLinear(32, 16, {"scales": ((1, 32), torch.float16)}, nn.Parameter(torch.empty(32, device="meta")))
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.shape) or one, lambda one: one):
+        result = layer(torch.empty(2, 8, 16, device="meta", requires_grad=True))
+    assert (result.shape, result.requires_grad) == ((2, 8, 32), True)
+    assert torch.Size((32, 16)) in kept or torch.Size((16, 32)) in kept
+    assert not layer.eval()(torch.empty(2, 8, 16, device="meta", requires_grad=True)).requires_grad
+
+
+def test_experts_in_gptq_do_not_train():
+    pytest.importorskip("peft")
+    with pytest.raises(BuildError, match=r"quantised experts is not traced: given 'train=adapter with MixtralFor.*weights=full"):
+        made(f"{arch('gptq', MIXTRAL)}&train=adapter")
 
 
 def test_what_is_not_counted_so_is_still_said():
