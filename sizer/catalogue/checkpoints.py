@@ -20,8 +20,8 @@ class Method:
     """One value of `quant_method`. `traced` says whether transformers' own layers of it are traced; where they are not, their
     weights are counted by the method's layout, and a product takes its result alone.
 
-    `adapts` says whether an adapter beside such weights is traced, `adapters` which, if not all are. `lowest` is the least capability that computes with them, below
-    which transformers makes them 16 bits while it loads them; `decompresses` says that it does so in the first forward pass on
+    `adapts` says whether an adapter beside such weights is traced, `adapters` which if not all. `lowest` is the least
+    capability that computes with them, below which transformers makes them 16 bits while it loads them; `decompresses` says that it does so in the first forward pass on
     every device. `backends` are the kinds of devices whose kernels for them are known. `settings` are what of a
     `quantization_config` transformers' own code is given.
     """

@@ -20,10 +20,14 @@ from sizer.catalogue.recipes import CCE, FULL, LIGER, LOSSES, TORCH, TRL, chunks
 IGNORED = -100  # transformers' label of tokens without a loss
 # What some models do to logits after the head (transformers 5.24): a loss that computes its own logits leaves it out.
 # TRL's does the same to its logits (add_fused_lm_head in trl/trainer/utils.py, 1.16), and the libraries' kernels cap them.
+# States are multiplied in the place of logits: in Liger's models that it has such a loss for (falcon_h1.py, muse_glimmer.py in
+# liger_kernel/transformers/model, 0.8; it has none for Granite), and in Axolotl's patches of cut cross-entropy.
 _CAP = "final_logit_softcapping"
-_CHANGES = (_CAP, "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+_BY_LIGER = ("output_multiplier", "lm_head_multiplier")
+_SCALES = ("logit_scale", *_BY_LIGER, "logits_scaling")  # in the order in which TRL looks for them
+_CHANGES = (_CAP, *_SCALES, "logits_soft_cap", "output_logit_soft_cap")  # the last two of RecurrentGemma and xLSTM
 
-CAPPING = (LIGER, CCE)  # losses of libraries that are given a cap
+_TAKES = {LIGER: (_CAP, *_BY_LIGER), CCE: (_CAP, *_SCALES)}  # changes that losses of libraries are given
 
 LossOf = Callable[[nn.Module, Example], Tensor]
 
@@ -67,12 +71,11 @@ def check_loss(loss: str, module: nn.Module) -> None:
             allowed="a class such as LlamaForCausalLM, or loss=full",
             todo="leave loss out",
         )
-    if (changed := change_of(model)) is None:
-        return
-    takes = (FULL, TRL, *(CAPPING if changed == _CAP else ()))
-    if loss not in takes:
+    changes = _changes_of(model)
+    takes = (FULL, TRL, *(name for name, taken in _TAKES.items() if {*changes} <= {*taken}))
+    if changes and loss not in takes:
         raise RequestError(
-            f"loss: {type(model).__name__} changes its logits after the head ({changed})",
+            f"loss: {type(model).__name__} changes its logits after the head ({', '.join(changes)})",
             given=repr(loss),
             allowed=", ".join(takes),
             todo=f"ask for loss={TRL}",
@@ -94,10 +97,24 @@ def losses_beside(loss: str, vocabulary: int | None) -> Iterator[str]:
 def change_of(module: nn.Module) -> str | None:
     """Return the name of what a causal language model does to its logits after the head, None if it leaves them or is another."""
     model = base_of(module)
-    if not is_causal(model):
-        return None
+    return next(iter(_changes_of(model)), None) if is_causal(model) else None
+
+
+def _changes_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names in a config of what a causal language model does to its logits after the head."""
     text = model.config.get_text_config()
-    return next((name for name in _CHANGES if getattr(text, name, None) not in (None, 1, 1.0)), None)
+    values = {name: getattr(text, name, None) for name in _CHANGES}
+    return tuple(name for name, value in values.items() if isinstance(value, int | float) and value != 1)
+
+
+def _scale_of(model: nn.Module) -> float | None:
+    """Return what a causal language model multiplies its logits by, None if it leaves their scale."""
+    text = model.config.get_text_config()
+    name = next((name for name in _SCALES if getattr(text, name, None) is not None), None)
+    if name is None or (scale := getattr(text, name)) == 1:
+        return None
+    divides = name == "logits_scaling" and text.model_type != "hyperclovax"
+    return 1 / scale if divides else scale
 
 
 def is_causal(model: nn.Module) -> bool:
@@ -119,12 +136,15 @@ def _head_of(model: nn.Module) -> nn.Module:
 def _of_states(compute: Callable[..., Tensor]) -> LossOf:
     """Return a loss from the head, the backbone's last hidden states [batch, tokens, H] and labels [batch, tokens].
 
-    `compute` is also given the cap of the logits if the model has one, which `check_loss` allows for losses of CAPPING alone.
+    States are multiplied by the scale of the logits, and `compute` is also given their cap, if the model has them: `check_loss`
+    allows that for the losses of _TAKES alone.
     """
 
     def loss(model: nn.Module, example: Example) -> Tensor:
         inputs = {name: value for name, value in example.kwargs.items() if name != "labels"}
         states = model.base_model(*example.args, **inputs | {"use_cache": False}).last_hidden_state
+        if (scale := _scale_of(model)) is not None:
+            states = states * scale
         head, labels = _head_of(model), example.kwargs["labels"]
         cap = getattr(model.config.get_text_config(), _CAP, None)
         return compute(head, states, labels) if cap is None else compute(head, states, labels, cap)

@@ -131,11 +131,19 @@ QUERIES["rtx-4090/layers-gelu"] = f"{GELU}&dtype=bfloat16&liger=1&gpu=rtx-4090"
 PACKAGES |= dict.fromkeys((*LAYERS, "layers-gelu"), "liger-kernel")
 SCALED = {"model_type": "cohere", "num_attention_heads": 4, **{name: size for name, size in GATED.items() if name != "model_type"}}
 SCALES = f"arch=config:{encode_config(json.dumps(SCALED))}&batch=2&seq=64"
+GRANITE = f"arch=config:{encode_config(json.dumps({**SCALED, 'model_type': 'granite', 'logits_scaling': 8.0}))}&batch=2&seq=64"
 QUERIES |= {  # logits that the model caps or scales, as TRL's loss does
     "rtx-4090/trl-capped": f"{GELU}&dtype=bfloat16&loss=trl&gpu=rtx-4090",
     "h100-80gb/trl-scaled": f"{SCALES}&dtype=amp-bfloat16&loss=trl&gpu=h100-80gb",
 }
 PACKAGES |= dict.fromkeys(("trl-capped", "trl-scaled"), "trl")
+QUERIES |= {  # states that are multiplied in the place of logits, and a head of which PEFT trains a copy
+    "rtx-4090/cce-scaled": f"{SCALES}&dtype=bfloat16&loss=cce&gpu=rtx-4090",
+    "rtx-4090/cce-granite": f"{GRANITE}&dtype=bfloat16&loss=cce&gpu=rtx-4090",
+    "rtx-4090/liger-saved": f"{MODELS['h100-80gb']}&dtype=bfloat16&loss=liger&train=adapter&modules_to_save=lm_head&gpu=rtx-4090",
+    "rtx-4090/trl-saved": f"{MODELS['h100-80gb']}&dtype=bfloat16&loss=trl&train=adapter&modules_to_save=embed_tokens&gpu=rtx-4090",
+}
+PACKAGES |= dict.fromkeys(("cce-scaled", "cce-granite"), "cut-cross-entropy") | {"liger-saved": "liger-kernel", "trl-saved": "trl"}
 LLAVA = f"arch=config:{encode_config(json.dumps(TINY['llava']))}&batch=2&seq=32&gpu=h100-80gb"
 QUERIES |= {
     "h100-80gb/without-tower": f"{LLAVA}&dtype=bfloat16&train=without-tower",

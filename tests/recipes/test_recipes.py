@@ -162,6 +162,11 @@ def test_a_loss_needs_the_head_of_a_language_model():
         ("liger", "final_logit_softcapping", True),
         ("cce", "final_logit_softcapping", True),
         ("liger", "logit_scale", False),
+        ("liger", "logits_scaling", False),
+        ("liger", "lm_head_multiplier", True),
+        ("cce", "logits_scaling", True),
+        ("cce", "output_logit_soft_cap", False),
+        ("trl", "logits_soft_cap", True),
     ],
 )
 def test_logits_that_a_model_changes_are_those_of_losses_that_change_them(loss: str, change: str, takes: bool):
@@ -174,6 +179,25 @@ def test_logits_that_a_model_changes_are_those_of_losses_that_change_them(loss: 
         else:
             with pytest.raises(RequestError, match=rf"after the head \({change}\).*, allowed full, trl"):
                 losses.check_loss(loss, model)
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [({"logit_scale": 0.5}, 0.5), ({"logits_scaling": 4.0}, 0.25), ({"logits_scaling": 4.0, "model_type": "hyperclovax"}, 4.0)],
+)
+def test_states_are_multiplied_in_the_place_of_logits(config: dict, scale: float):
+    from transformers import CohereConfig, CohereForCausalLM
+
+    sizes = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = CohereForCausalLM(CohereConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, logit_scale=None))
+    for name, value in config.items():
+        setattr(model.config, name, value)
+    ids = torch.arange(8)[None] % 7
+    seen: list[torch.Tensor] = []
+    compute = losses._of_states(lambda head, states, labels: seen.append(states) or states.sum())
+    compute(model, Example(kwargs={"input_ids": ids, "labels": ids}))
+    plain = model.base_model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(seen[0], plain * scale)
 
 
 def test_a_lever_changes_the_loss_of_a_model_that_caps_its_logits_to_trls_alone():
