@@ -146,6 +146,8 @@ def _of_states(compute: Callable[..., Tensor]) -> LossOf:
         if (scale := _scale_of(model)) is not None:
             states = states * scale
         head, labels = _head_of(model), example.kwargs["labels"]
+        if states.dtype == torch.float32 and head.weight.itemsize == 2 and not torch.is_autocast_enabled("cuda"):
+            states = states.to(head.weight.dtype)  # as models with float32 residuals do before their head (Mamba)
         cap = getattr(model.config.get_text_config(), _CAP, None)
         return compute(head, states, labels) if cap is None else compute(head, states, labels, cap)
 
