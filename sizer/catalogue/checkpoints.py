@@ -22,7 +22,8 @@ class Method:
 
     `adapts` says whether an adapter beside such weights is traced, `adapters` which if not all. `lowest` is the least
     capability that computes with them, below which transformers makes them 16 bits while it loads them;
-    `decompresses` says that it does so in the first forward pass on every device. `backends` are the kinds of devices whose kernels for them are known. `settings` are what of a
+    `decompresses` says that it does so in the first forward pass on every device.
+    `backends` are the kinds of devices whose kernels for them are known. `settings` are what of a
     `quantization_config` transformers' own code is given.
     """
 
