@@ -43,6 +43,7 @@ NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name wh
 
 # the errors and docs say how to install these
 OF_AN_EXTRA = {"accelerate", "cut_cross_entropy", "diffusers", "liger_kernel", "sentence_transformers", "torchao", "triton", "trl"}
+BROUGHT_BY_TRANSFORMERS = {"huggingface_hub"}  # its errors are part of transformers' configs
 OF_THE_PLUGIN = {"pytest"}  # sizer.running's plugin is loaded by pytest alone
 NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, because it is above what Streamlit asks
 
@@ -51,6 +52,7 @@ def test_what_is_required_is_what_is_imported():
     imported = {IMPORTED_AS.get(name, name) for name in third_party("app.py", "pages", "sizer")}
     of_broker = set(requirements("deploy/requirements-broker.txt"))
     needed = (imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT) - of_broker - OF_THE_PLUGIN - OF_AN_EXTRA
+    needed -= BROUGHT_BY_TRANSFORMERS
     assert set(requirements("requirements.txt")) == needed
 
 
@@ -91,7 +93,8 @@ def test_what_the_tests_require_beside():
         "accelerate",  # which peft brings
         "torchao",  # which .ci/run installs for its own tests
         "triton",  # which torch brings on Linux
-        "lightning",  # these four by .ci/full
+        "lightning",  # these five by .ci/full
+        "deepspeed",
         "liger_kernel",
         "torchtune",
         "trl",
