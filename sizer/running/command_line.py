@@ -122,10 +122,10 @@ def _accelerate(words: Sequence[str]) -> Command:
         ended = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if not answer.exists():
             reason = ended.stderr.strip().rpartition("\n")[2] or f"it ended with {ended.returncode}"
-            raise RequestError("accelerate launch", todo=f"accelerate said: {reason}")
+            raise RequestError("accelerate launch", todo=reason)
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in found:
-        raise RequestError("accelerate launch", todo=f"accelerate said: {found['error']}")
+        raise RequestError("accelerate launch", todo=found["error"])
     command = _launched(found["program"], found["module"], world=found["world"], local=found["local"])
     # all devices of the described host are there
     kept = {name: value for name, value in found["environment"].items() if name != "CUDA_VISIBLE_DEVICES"}

@@ -69,18 +69,18 @@ def test_accelerate_without_a_config_file(words: list[str], world: int, told: di
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "why"),
     [
-        pytest.param(["accelerate", "launch", "--no-such-option", TRAIN], marks=pytest.mark.exhaustive),
-        pytest.param(["accelerate", "launch", "--tpu", TRAIN], marks=pytest.mark.exhaustive),
-        ["accelerate", "launch", "--config_file", "no-such-file.yaml", TRAIN],
-        ["deepspeed", "--no-such-option", TRAIN],
-        ["deepspeed", "--num_gpus", "2"],
-        ["deepspeed", "no-such-script.py"],
+        pytest.param(["accelerate", "launch", "--no-such-option", TRAIN], "--no-such-option", marks=pytest.mark.exhaustive),
+        pytest.param(["accelerate", "launch", "--tpu", TRAIN], "TPU", marks=pytest.mark.exhaustive),
+        (["accelerate", "launch", "--config_file", "no-such-file.yaml", TRAIN], "no-such-file.yaml"),
+        (["deepspeed", "--no-such-option", TRAIN], "--no-such-option"),
+        (["deepspeed", "--num_gpus", "2"], "no script"),
+        (["deepspeed", "no-such-script.py"], "no-such-script.py"),
     ],
 )
-def test_a_launcher_that_cannot_start_says_why(words: list[str]):
-    with pytest.raises(RequestError):
+def test_a_launcher_that_cannot_start_says_why(words: list[str], why: str):
+    with pytest.raises(RequestError, match=why):
         read_command(words)
 
 

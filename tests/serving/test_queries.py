@@ -194,7 +194,7 @@ def test_a_command_is_planned(startup):
         "The command: vLLM",
         "  model Qwen/Qwen3-8B → arch=hf:qwen3-8b",
         "  --max-model-len 8K → max_model_len=8192",
-        "  not counted: --enable-lora",
+        "  not counted: --enable-lora: the slots of adapters come off the cache: fewer tokens than planned",
     ]
     assert "The question: arch=hf:qwen3-8b&mode=serve&max_model_len=8192&gpu=l4" in said
     assert json.loads("\n".join(startup("vllm serve Qwen/Qwen3-8B", "--json")[:1]))["engine"] == "vllm"
