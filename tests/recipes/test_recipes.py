@@ -200,6 +200,12 @@ def test_states_are_multiplied_in_the_place_of_logits(config: dict, scale: float
     torch.testing.assert_close(seen[0], plain * scale)
 
 
+def test_a_head_takes_float32_residuals_in_its_own_dtype():
+    config = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 512, "state_size": 8}
+    query = f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16&batch=1&seq=64"
+    assert 0 < _estimate(f"{query}&loss=chunked:4").peak_allocated_bytes <= _estimate(query).peak_allocated_bytes
+
+
 def test_a_lever_changes_the_loss_of_a_model_that_caps_its_logits_to_trls_alone():
     row = next(lever for lever in LEVERS if lever.key == "loss")
     known = mock.Mock(vocabulary=11, changes_logits=True)

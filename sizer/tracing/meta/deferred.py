@@ -30,7 +30,7 @@ class Deferred:
         self._storages: dict[int, weakref.ref] = {}
         self._emptied: set[int] = set()  # of these storages those whose tensors had memory before
         self.is_setting_up = False
-        self._devices: dict[int, torch.device] = {}  # those that code has named meta; equal ones are told apart by id
+        self._devices: dict[int, torch.device] = {}  # that code named meta, by id: equal devices may stand for others
 
     def __contains__(self, tensor: Tensor) -> bool:
         return bool(self._storages) and storage_number(tensor) in self._storages
