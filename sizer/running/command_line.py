@@ -134,8 +134,8 @@ def _accelerate(words: Sequence[str]) -> Command:
 
 # Options of deepspeed that take a value, or none, and do not matter here (deepspeed/launcher/runner.py, DeepSpeed 0.19).
 _DEEPSPEED_VALUES = (
-    "exclude", "master_port", "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "bind_core_list",
-    "ssh_port", "venv_script", "log_level", "e",
+    "master_port", "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "bind_core_list",
+    "ssh_port", "venv_script", "log_level",
 )  # fmt: skip
 _DEEPSPEED_FLAGS = (
     "no_python", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "bind_cores_to_rank", "quiet", "q",
@@ -147,13 +147,19 @@ def _deepspeed(words: Sequence[str]) -> Command:
     parser.add_argument("--num_gpus", "--num_accelerators", type=int, default=-1)
     parser.add_argument("--num_nodes", type=int, default=-1)
     parser.add_argument("-i", "--include", default="")
+    parser.add_argument("-e", "--exclude", default="")
     parser.add_argument("-H", "--hostfile", type=Path)
     parser.add_argument("--module", action="store_true")
     parser.add_argument("--no_local_rank", action="store_true")
     _add_ignored(parser, _DEEPSPEED_VALUES, _DEEPSPEED_FLAGS)
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args(words)
-    hosts = [slots.count(",") + 1 for _, _, slots in (one.partition(":") for one in options.include.split("@")) if slots]
+    if options.exclude:
+        raise RequestError(
+            "deepspeed --exclude", given=quote(options.exclude), allowed="--include, or --num_gpus", todo="name those that it uses"
+        )
+    named = [one.partition(":")[2] for one in options.include.split("@")] if options.include else []
+    hosts = [slots.count(",") + 1 if slots else _USUAL_HOST for slots in named]
     if not hosts and options.hostfile is not None and options.hostfile.is_file():
         hosts = [int(slots) for slots in re.findall(r"^[^#\n]*\bslots=(\d+)", options.hostfile.read_text(), re.MULTILINE)]
     hosts = hosts or [_USUAL_HOST] * max(1, options.num_nodes)
