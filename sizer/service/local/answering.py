@@ -190,19 +190,22 @@ def prepare(request: Request, task: str) -> None:
     gc.disable()
     name = "torch"
     try:
-        importlib.import_module(name)
         if request.compile is None:
             placeholders.install()
         else:  # the compiler needs the real modules
+            importlib.import_module(name)
             importlib.import_module(name := _COMPILER)
         with placeholders.hidden("scipy"), placeholders.hidden("numba") if _is_short(request, task) else nullcontext():
             for name in compiled_for(request):
                 importlib.import_module(name)
         # PEFT takes for granted that transformers has imported DTensor
         alone = request.world == 1 and request.train != "adapter"
-        if alone and SOURCES[request.source].package == "transformers":
+        if SOURCES[request.source].package == "transformers":
             name = "transformers"
-            placeholders.import_undistributed()
+            if request.compile is None:
+                placeholders.install_transformers()
+            if alone:
+                placeholders.import_undistributed()
         for name in imports_of(request):
             module, _, function = name.partition(":")
             imported = importlib.import_module(module)

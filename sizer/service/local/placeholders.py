@@ -6,6 +6,10 @@
 | torch.fx.experimental.symbolic_shapes | 0.1 | `torch._check`, and meta kernels that compare shapes |
 | sympy | 0.2 | torch/_prims_common/__init__.py, `elementwise_dtypes` |
 | scipy.optimize | 0.3 | transformers/loss/loss_for_object_detection.py, 5.24 |
+| torchvision | 0.14 | transformers/image_utils.py, of which losses and validators of configs read a name or two |
+| torch.export | 0.14 | torch/__init__.py; torch/onnx/_internal/exporter/_dynamic_shapes.py |
+| torchvision.datasets | 0.03 | torchvision/__init__.py |
+| torch.onnx | 0.03 | torchvision/ops/_register_onnx_ops.py, so that convolutions of boxes can be exported |
 
 A placeholder has what is used of plain numbers. Any other attribute, submodule or kind of value loads the real module, which then
 takes its place.
@@ -24,14 +28,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import module_from_spec
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, Unpack
 
 DYNAMO, SHAPES, SYMPY = "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "sympy"
-OPTIMIZE = "scipy.optimize"
+OPTIMIZE, EXPORT, DATASETS = "scipy.optimize", "torch.export", "torchvision.datasets"
+_ONNX, _IMAGES = "torchvision.ops._register_onnx_ops", "transformers.image_utils"
+_TRANSFORMS, _VIDEOS = "transformers.image_transforms", "transformers.video_utils"
+_PROCESSORS = "transformers.processing_utils"
 _UTILS, _MASKS = f"{DYNAMO}.utils", f"{DYNAMO}._trace_wrapped_higher_order_op"
 _PARTS = (DYNAMO, _UTILS, _MASKS)
+_PACKAGES = (DYNAMO, SYMPY, OPTIMIZE, EXPORT, DATASETS)
 
 
 class _Placeholder(ModuleType):
@@ -62,7 +70,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package = next((one for one in (DYNAMO, SYMPY, OPTIMIZE) if name.startswith(f"{one}.")), None)
+        package = next((one for one in _PACKAGES if name.startswith(f"{one}.")), None)
         if package is None or not isinstance(sys.modules.get(package), _Placeholder):
             return None
         real = load_real(package)
@@ -72,8 +80,18 @@ class _Finder:
         return PathFinder.find_spec(name, real.__path__)
 
 
+def import_torch() -> None:
+    """Import PyTorch without `torch.export` and NVIDIA's Python bindings, 0.04 s (torch/cuda/_utils.py, 2.15)."""
+    if "torch" not in sys.modules:
+        _put(EXPORT, {})
+        sys.meta_path.insert(0, _Finder())
+        with hidden("cuda.bindings"):
+            importlib.import_module("torch")
+
+
 def install() -> None:
     """Put placeholders in the place of those modules that are not imported yet. PyTorch is imported here."""
+    import_torch()
     import torch
     import torch.fx.experimental._config  # which the real module of shapes imports, and its users read
 
@@ -89,15 +107,33 @@ def install() -> None:
         SHAPES: {name: _of_numbers(name, function) for name, function in _SHAPE_FUNCTIONS.items()}
         | {"GuardOnDataDependentSymNode": type("GuardOnDataDependentSymNode", (RuntimeError,), {})},
         SYMPY: {"Basic": type("Basic", (), {})},
-        OPTIMIZE: {"linear_sum_assignment": _assign},
+        OPTIMIZE: {"linear_sum_assignment": _deferred(OPTIMIZE, "linear_sum_assignment")},
+        DATASETS: {},
+        _ONNX: {"_register_custom_op": lambda: None},
     }
-    for name, attributes in wanted.items():
-        if name not in sys.modules:
-            _put(name, attributes)
+    _put_missing(wanted)
     if isinstance(torch.__dict__.get("_dynamo", sys.modules[DYNAMO]), _Placeholder):
         torch._dynamo = sys.modules[DYNAMO]
         sys.modules[DYNAMO].__dict__["utils"] = sys.modules[_UTILS]
-    sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def install_transformers() -> None:
+    """Put placeholders in the place of transformers' modules for images, if not imported yet: most models have none."""
+    if find_spec("PIL") is None:
+        return  # transformers then does without, too
+    from PIL.Image import Resampling
+
+    corners = "center_to_corners_format"
+    _put_missing(
+        {
+            _IMAGES: {"PILImageResampling": Resampling},
+            _TRANSFORMS: {corners: _deferred(_TRANSFORMS, corners)},
+            _VIDEOS: {"VideoMetadataType": Any},  # in annotations alone, as the next
+            _PROCESSORS: {"Unpack": Unpack},
+        }
+    )
 
 
 def import_undistributed() -> None:
@@ -154,20 +190,32 @@ def _load_alone(name: str) -> ModuleType:
     return module
 
 
+def _put_missing(wanted: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, attributes in wanted.items():
+        if name not in sys.modules:
+            _put(name, attributes)
+
+
 def _put(name: str, attributes: Mapping[str, Any]) -> None:
-    parent, _, _ = name.rpartition(".")
-    above = PathFinder.find_spec(parent) if parent == "scipy" else None
-    path = above.submodule_search_locations if above else getattr(sys.modules.get(parent), "__path__", None)
     inner = name in _PARTS[1:]
-    spec = None if inner else PathFinder.find_spec(name, path)
+    spec = None if inner else _find_spec(name)
     if spec is None and not inner:
         return  # it is not installed
     module = _Placeholder(name)
     module.__spec__ = spec
-    if name in (DYNAMO, SYMPY, OPTIMIZE):
+    if name in _PACKAGES:
         module.__path__ = []  # importing a submodule asks `_Finder`
     module.__dict__.update(attributes)
     sys.modules[name] = module
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Return where a module is, without importing the packages that it is in; None if it is not installed."""
+    parent, _, _ = name.rpartition(".")
+    if not parent:
+        return PathFinder.find_spec(name)
+    above = _find_spec(parent)
+    return above and PathFinder.find_spec(name, above.submodule_search_locations)
 
 
 def _of_numbers(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,8 +251,9 @@ _SHAPE_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _assign(*values: Any, **options: Any) -> Any:
-    return load_real(OPTIMIZE).linear_sum_assignment(*values, **options)
+def _deferred(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that calls the one of the real module."""
+    return lambda *values, **options: getattr(load_real(module), name)(*values, **options)
 
 
 def _disable(
