@@ -66,28 +66,23 @@ def float32_outputs(tape: Tape) -> Tape:
     """
     if tape.loops or not tape.half_outputs:
         return tape
-    at = {event: position for position, event in enumerate(tape.order)}
-    copied: dict[int, list[int]] = {}  # by the position before whose event the copies are made, the blocks copied
-    outputs = []
+    written = np.asarray(tape.order, np.int64)
+    at = _places(tape, written)
+    outputs, sources, before, events = [], list[int](), list[int](), list[int]()
     new = len(tape.sizes)
     for blocks in tape.outputs:
         halves = [block for block in blocks if block in tape.half_outputs]
-        if halves:
-            copied[max(at[block] for block in blocks) + 1] = halves
         copies = range(new, new + len(halves))
+        if halves:
+            before += [max(int(at[block]) for block in blocks) + 1] * 2 * len(halves)
+            sources += halves
+            events += [*copies, *(~copy for copy in copies)]
         outputs.append((*(block for block in blocks if block not in tape.half_outputs), *copies))
         new = copies.stop
-    order = array("q")
-    for position, event in enumerate([*tape.order, None]):
-        first = len(tape.sizes) + sum(len(halves) for before, halves in copied.items() if before < position)
-        copies = range(first, first + len(copied.get(position, ())))
-        order.extend((*copies, *(~copy for copy in copies)))
-        if event is not None:
-            order.append(event)
-    sources = [block for halves in copied.values() for block in halves]
+    order = array("q", np.insert(written, before, events).tobytes())
 
     def moved_to(position: int) -> int:
-        return position + sum(2 * len(halves) for before, halves in copied.items() if before <= position)
+        return position + sum(place <= position for place in before)
 
     return replace(
         _at_other_positions(tape, moved_to),
