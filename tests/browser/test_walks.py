@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import ANSWER_MS
@@ -74,6 +75,7 @@ def test_qlora_of_an_8b_on_24_gb(page: Page, app_url: str) -> None:
     assert walk.actions <= 4
 
 
+@pytest.mark.exhaustive  # takes longest, in a browser
 def test_a_70b_on_h100s_without_typing(page: Page, app_url: str) -> None:
     walk = Walk(page, app_url)
     walk.click(page.get_by_role("button", name="Train Llama 3.1 70B on H100s"))

@@ -262,6 +262,7 @@ def test_what_does_not_help_has_its_reason():
     assert not next(iter(levers(parse_query(f"{CNN.partition('&gpu')[0]}&mode=inference&gpu=cpu")))).useless
 
 
+@pytest.mark.exhaustive
 def test_smaller_batches_of_work_that_has_events_for_each_sample_are_as_large_as_fit():
     found = list(levers(parse_query(FOR_EACH_SAMPLE.replace("batch=1", "batch=8"))))[-1]
     row = next(row for row in found.rows if row.key == "batch")
@@ -292,6 +293,7 @@ compiles = pytest.mark.skipif(
 
 
 @compiles
+@pytest.mark.exhaustive
 def test_eager_code_is_compiled_after_all_other_levers_and_in_no_set():
     first, *_, before, last = levers(parse_query(BLOCKS), compiles=True)
     assert first.pending[-1] == "compile" and before.pending == ("compile",)

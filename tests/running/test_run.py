@@ -171,15 +171,14 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
     "script",
     [
         "train.py",
-        "functional.py",
         "folds.py",
-        "speech.py",
         "checks.py",
-        "masks.py",
         "drawn.py",
-        "typed.py",
         "recorded.py",
-        pytest.param("recurrent.py", marks=pytest.mark.exhaustive),
+        *(
+            pytest.param(script, marks=pytest.mark.exhaustive)
+            for script in ("functional.py", "speech.py", "masks.py", "typed.py", "recurrent.py")
+        ),
     ],
 )
 def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):

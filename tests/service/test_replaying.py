@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can
 
 IMPORTS = "importing torch"
 slow = pytest.mark.slow
+one_more = pytest.mark.exhaustive
 
 CONVOLUTIONS = "arch=torchvision:squeezenet1_1&image=64&batch=1,2,4"
 CLASSIFIED = "arch=torchvision:squeezenet1_1&image=64&batch=1,2&dtype=float32&mode=inference&gpu=t4"
@@ -74,10 +75,10 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], N
         (CONVOLUTIONS, {"batch": "2", "dtype": "float32", "gpu": "custom:20GiB@8.0"}),
         (CLASSIFIED, {"batch": "1,5", "gpu": "v100-16gb"}),
         pytest.param(LANGUAGE, {"batch": "1,8", "gpu": "a100-40gb"}, marks=slow),
-        pytest.param(LANGUAGE, {"batch": "3", "dtype": "bfloat16", "gpu": "rtx-4090"}, marks=slow),
+        pytest.param(LANGUAGE, {"batch": "3", "dtype": "bfloat16", "gpu": "rtx-4090"}, marks=one_more),
         pytest.param(ADAPTED, {"accumulate": "8", "gpu": "a100-40gb"}, marks=slow),
         pytest.param(SHARDED, {"batch": "3", "gpu": "h200"}, marks=slow),
-        pytest.param(DETECTION, {"gpu": "rtx-3090"}, marks=slow),
+        pytest.param(DETECTION, {"gpu": "rtx-3090"}, marks=one_more),
         pytest.param(GENERATION, {"batch": "3", "gpu": "a100-40gb"}, marks=slow),
     ],
 )
@@ -94,9 +95,9 @@ def test_kept_tapes_answer_as_traces_do_without_torch(
     [
         (CLASSIFIED, {"gpu": "cpu"}),  # other rules
         pytest.param(CLASSIFIED, {"torch": "2.11"}, marks=slow),
-        pytest.param(CLASSIFIED, {"image": "96"}, marks=slow),
+        pytest.param(CLASSIFIED, {"image": "96"}, marks=one_more),
         pytest.param(LANGUAGE, {"dtype": "bfloat16", "gpu": "t4"}, marks=slow),  # no flash attention
-        pytest.param(LANGUAGE, {"dtype": "amp-bfloat16"}, marks=slow),  # a dtype that was not traced
+        pytest.param(LANGUAGE, {"dtype": "amp-bfloat16"}, marks=one_more),  # a dtype that was not traced
         pytest.param(LANGUAGE, {"dtype": "bfloat16", "optimizer": "sgd"}, marks=slow),
     ],
 )
