@@ -60,6 +60,11 @@ def last(x: Tensor) -> Tensor:
     return x.movedim(1, -1)
 
 
+def averaged(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the means of each channel after an activation, whose gradient then is contiguous."""
+    return activation(x).mean(tuple(range(2, x.dim())))
+
+
 def resize(x: Tensor, **options) -> Tensor:
     return F.interpolate(x, **options)
 
@@ -167,6 +172,9 @@ ON_BOTH: dict[str, Callable[[Tensor], Tensor]] = {
     "silu in place": lambda x: F.silu(x + 0, inplace=True),
     "masked_fill": lambda x: x.masked_fill(x > 0, 0.0),
     "prelu": lambda x: F.prelu(x, new(x, 64)),
+    **{f"mean of {activation.__name__}": partial(averaged, activation=activation) for activation in (
+        F.silu, F.gelu, F.relu, F.relu6, F.softplus, F.mish, F.hardswish, F.hardsigmoid, F.leaky_relu, F.elu, F.celu, F.selu,
+        F.logsigmoid, F.softshrink, F.hardshrink, F.tanhshrink, torch.sigmoid, torch.tanh)},
 }  # fmt: skip
 
 

@@ -178,6 +178,8 @@ def correction(func: Any) -> Callable[[tuple, Any], Any] | None:
         return like_first
     if func._opname in ("masked_fill", "_unsafe_masked_index") or len(func._schema.returns) != 1:
         return None  # a contiguous clone that is written to
+    if func._opname == "threshold_backward":  # its operands are the input and the gradient (native/Activation.cpp)
+        return lambda args, out: iterated((args[1], args[0]), out)
     if torch.Tag.pointwise in func.tags or func._opname == "_prelu_kernel":
         # a number in a tensor's place is a tensor without dimensions, so that not all operands have one shape
         return partial(
