@@ -11,6 +11,7 @@ order in each process.
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -80,10 +81,16 @@ def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> 
 def moved(case: Case, mode: str) -> tuple[Any, tuple, dict]:
     """Return a sample's arguments on the device; floating-point tensors require gradients in a backward pass.
 
-    The input may be a function that makes it there.
+    The input may be a module, or a function that makes it there.
     """
-    made = tree_map(lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, case[2:])
-    if callable(made[0]):
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.nn.Module):
+            return copy.deepcopy(leaf).to("cuda")
+        return leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf
+
+    made = tree_map(move, case[2:])
+    if callable(made[0]) and not isinstance(made[0], torch.nn.Module):
         made = made[0]().detach(), *made[1:]
     if mode == "backward":
         for tensor in tensors(made):

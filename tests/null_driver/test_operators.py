@@ -14,7 +14,7 @@ import torch
 
 import sizer
 from sizer.base.errors import SizerError
-from tests.null_driver import layouts, operators
+from tests.null_driver import layouts, modules, operators
 from tests.null_driver.operators import MODES, Case, layout, moved, work
 
 GPU = "h100-80gb"
@@ -112,6 +112,24 @@ def test_a_sample_of_layouts_allocates_as_on_a_device(run_on_null, mode: str):
     ran, differing = compared(run_on_null, layouts, mode, "bfloat16", 3, 11)
     assert ran > 60
     assert not differing
+
+
+@OF_2_15
+@pytest.mark.parametrize("mode", ["no_grad", "backward"])
+def test_a_sample_of_modules_allocates_as_on_a_device(run_on_null, mode: str):
+    ran, differing = compared(run_on_null, modules, mode, "float32", 5, 16)
+    assert ran > 40
+    assert not differing
+
+
+@pytest.mark.exhaustive
+@OF_2_15
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("mode", ["no_grad", "backward"])
+def test_modules_allocate_as_on_a_device(run_on_null, mode: str, dtype: str):
+    ran, differing = compared(run_on_null, modules, mode, dtype, 0, 1)
+    assert ran > 1000
+    assert len(differing) <= (1 - EQUAL) * ran, differing
 
 
 @OF_2_15

@@ -119,6 +119,20 @@ def indexed_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Step
     return [(out.nbytes,), [args[3].nbytes], [out.numel()]]
 
 
+def ctc(device: Device, args: tuple, kwargs: dict, out: tuple[Tensor, Tensor]) -> Steps:
+    """_ctc_loss(log_probs [time, batch, classes], ..): both lengths and where each target begins, as int64, then log_alpha
+    (native/cuda/LossCTC.cu)."""
+    yield (args[0].shape[1] * 8,) * 3
+    yield out[1]
+    yield out[0]
+
+
+def ctc_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_ctc_loss_backward(.., log_alpha, blank): as `ctc`, and log_beta beside the gradient (native/cuda/LossCTC.cu)."""
+    yield (*(args[1].shape[1] * 8,) * 3, args[6].nbytes)
+    yield out
+
+
 def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Which elements are not zero, and their sum as int64 (native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
     input = args[0]
@@ -183,6 +197,8 @@ HELD: dict[Any, Held] = {
     **listed("renorm", renorm),
     **listed("scatter_reduce.two", after_results(scattered_mean)),
     **listed("index_reduce", after_results(indexed_mean)),
+    **listed("_ctc_loss _ctc_loss.Tensor", ctc),
+    **listed("_ctc_loss_backward _ctc_loss_backward.Tensor", ctc_backward),
     **listed("count_nonzero count_nonzero.dim_IntList", count_nonzero),
     **listed("isin.Tensor_Tensor", after_results(isin)),
     **listed("isinf", isinf),

@@ -9,7 +9,7 @@ the activations of the gates, the cells, and what goes from layer to layer. Its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -31,6 +31,7 @@ _NAMES = {_RELU: "rnn_relu", _TANH: "rnn_tanh", _LSTM: "lstm", _GRU: "gru"}
 _KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 4}  # values kept per hidden unit and step: gates, for LSTM the cell too
 _FLATTENED = {torch.half, torch.float, torch.double}  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 _DROPOUT_STATE = 80 * 2048 * 16  # bytes, for a device of unknown hardware: that of 80 multiprocessors
+_BIASED = 4  # tensors of each layer, or more: with biases
 _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 
@@ -42,7 +43,8 @@ def _run(device: Device, mode: int, input, hx, params, has_biases, layers, dropo
     projected = hx.shape[2] if cx is not None and hx.shape[2] != hidden else 0
     device.note_choice("recurrent layers", "cuDNN", f"{_NAMES[mode]}, {str(input.dtype)[6:]}, hidden size {hidden}")
     flat = torch.empty(0, dtype=torch.uint8, device=input.device)  # the buffer that the weights are views of
-    out = _aten._cudnn_rnn.default(input, params, 4 if has_biases else 2, flat, hx, cx, mode, hidden, projected, layers,
+    stride = len(params) // (layers * (2 if both_ways else 1))
+    out = _aten._cudnn_rnn.default(input, params, stride, flat, hx, cx, mode, hidden, projected, layers,
                                    batch_first, dropout, train, both_ways, sizes, None)  # fmt: skip
     return tuple(out)[: 3 if mode == _LSTM else 2]
 
@@ -95,7 +97,9 @@ def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
     ways, width = 2 if both_ways else 1, projected or hidden
     steps, samples = _steps(input, sizes, batch_first)
 
-    output = input.new_empty((steps, width * ways) if sizes else (*input.shape[:2], width * ways))
+    output = input.new_empty((steps, width * ways) if sizes else (input.shape[1 if batch_first else 0], samples, width * ways))
+    if _is_turned(batch_first, sizes):
+        output = output.transpose(0, 1)
     kept = reserve_bytes(mode, steps, hidden, width, layers, ways, dropout, input.itemsize) if train else 0
     reserve = torch.empty(kept, dtype=torch.uint8, device="meta")
     cell = input.new_empty((layers * ways, samples, hidden) if cx is not None else 0)
@@ -103,18 +107,41 @@ def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
 
 
 def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_cudnn_rnn_backward: (gradient of input, of hidden state, of cell, of each weight), the last as views of one buffer."""
-    input, weights, hx, cx, wanted = args[0], args[1], args[4], args[5], args[-1]
+    """_cudnn_rnn_backward: (gradient of input, of hidden state, of cell, of each weight), the last as views of one buffer.
+
+    Without biases they are copied out of the buffer, which has them all the same.
+    """
+    input, weights, stride, hx, cx, wanted = *args[:3], args[4], args[5], args[-1]
     if input.device.type != "meta":
         return NotImplemented
+    turned = _is_turned(args[14], args[18])
 
     grads: list[Tensor] = []
-    if wanted[3]:
+    if wanted[3] and stride < _BIASED:
+        grads = [like(weight) for weight in weights]
+    elif wanted[3]:
         buffer = torch.empty(sum(w.numel() for w in weights), dtype=weights[0].dtype, device="meta")
         grads = [
             part.view(w.shape) for part, w in zip(buffer.split([w.numel() for w in weights]), weights, strict=True)
         ]
-    return like(input), like(hx), like(cx) if cx is not None else None, grads
+    dx = like(input.transpose(0, 1)).transpose(0, 1) if turned else like(input)
+    return dx, like(hx), like(cx) if cx is not None else None, grads
+
+
+def _is_turned(batch_first: bool, sizes: list[int]) -> bool:
+    """Return True if cuDNN's kernel, for which time comes first, reads and writes transposed views."""
+    return batch_first and not sizes
+
+
+def _bias_values(weights: Sequence[Tensor], stride: int) -> int:
+    """Return how many values cuDNN has for the biases of a layer without them: two for each row of its weights."""
+    return sum(2 * weight.shape[0] for weight in weights[::stride])
+
+
+def _copied(tensor: Tensor, turned: bool) -> list[int]:
+    """Return the bytes of the contiguous copy that the kernel makes, if it makes one."""
+    read = tensor.transpose(0, 1) if turned else tensor
+    return [] if read.is_contiguous() else [tensor.nbytes]
 
 
 def _workspace(input: Tensor, mode: int, hidden: int, both_ways: bool) -> int:
@@ -124,25 +151,33 @@ def _workspace(input: Tensor, mode: int, hidden: int, both_ways: bool) -> int:
 
 
 def held_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """`_cudnn_rnn` of cudnn/RNN.cpp: the workspace is there before the reserve."""
+    """`_cudnn_rnn` of cudnn/RNN.cpp: a contiguous input, and the workspace before the reserve."""
     output, hidden, cell, reserve, _ = out
+    yield tuple(_copied(args[0], _is_turned(args[10], args[14])))
     yield from (output, hidden, cell)
     yield (_workspace(args[0], args[6], args[7], args[13]),)
     yield reserve
 
 
 def held_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """`_cudnn_rnn_backward` of cudnn/RNN.cpp: zeros for the gradients that autograd does not have, a workspace for the gradients of
-    inputs, and one for those of weights."""
+    """`_cudnn_rnn_backward` of cudnn/RNN.cpp: zeros for the gradients that autograd does not have, then a contiguous input, its
+    output's gradient and a workspace for the gradients of inputs, and an input and a workspace for those of weights."""
     hx, cx, output = args[4:7]
     pairs = zip((output, hx, cx), args[7:10], strict=True)
     yield tuple(like.nbytes for like, grad in pairs if like is not None and grad is None)
+    turned = _is_turned(args[14], args[18])
+    copied = _copied(args[0], turned)
+    gradient = _copied(like(output) if args[7] is None else args[7], turned)
     workspace = _workspace(args[0], args[10], args[11], args[17])
     yield from tensors_of(out[:3])
-    yield [workspace]
-    if out[3]:
+    yield [*copied, *gradient, workspace]
+    if out[3] and args[2] < _BIASED:
+        buffer = args[1][0].itemsize * (sum(weight.numel() for weight in args[1]) + _bias_values(args[1], args[2]))
+        yield (*copied, buffer, workspace)
+        yield from out[3]
+    elif out[3]:
         yield out[3][0]
-        yield [workspace]
+        yield [*copied, workspace]
 
 
 def lstm_cell(device, input: Tensor, hx: list[Tensor], w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]:
@@ -211,8 +246,10 @@ def weights_flattened(block_of: Callable[[Tensor], int | None]) -> Iterator[None
             flatten(module)
             return
         with torch.no_grad():
-            buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
-            for weight, part in zip(weights, buffer.split([weight.numel() for weight in weights]), strict=True):
+            sizes = [weight.numel() for weight in weights]
+            beside = 0 if module.bias else _bias_values(weights, len(weights) // len(module._all_weights))
+            buffer = weights[0].new_empty(sum(sizes) + beside)
+            for weight, part in zip(weights, buffer.split([*sizes, beside]), strict=False):
                 weight.data = part.view(weight.shape)
 
     with mock.patch.object(nn.RNNBase, "flatten_parameters", flatten_parameters):

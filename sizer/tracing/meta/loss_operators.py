@@ -128,9 +128,11 @@ def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> i
 
 
 def ctc_loss_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_ctc_loss_backward: the gradient of log_probs, of its shape."""
+    """_ctc_loss_backward: the gradient of log_probs, of its shape and contiguous."""
     log_probs = args[1]
-    return torch.empty_like(log_probs) if log_probs.device.type == "meta" else NotImplemented
+    if log_probs.device.type != "meta":
+        return NotImplemented
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
 KERNELS = {_aten.ctc_loss.Tensor: ctc_loss_of_tensors, _aten.ctc_loss.IntList: ctc_loss_of_lengths}
