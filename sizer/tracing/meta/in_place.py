@@ -139,9 +139,12 @@ def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> A
 
 
 def _is_saved(tensor: Tensor) -> bool:
-    """Return True if autograd's node at work has saved a tensor, such as the weight of positive examples: it stays as it is."""
+    """Return True if autograd's node at work has saved a tensor, such as the weight of positive examples: it stays as it is.
+
+    No saved tensor is unpacked: hooks of saved tensors, such as those of checkpointing, allow that once.
+    """
     node = torch._C._current_autograd_node()
-    saved = (getattr(node, name) for name in dir(node) if name.startswith("_saved_"))
+    saved = (getattr(getattr(node, name), "data", None) for name in dir(node) if name.startswith("_raw_saved_"))
     address = torch._C._storage_address(tensor)
     return any(isinstance(one, Tensor) and torch._C._storage_address(one) == address for one in saved)
 
