@@ -139,16 +139,19 @@ class Estimator:
         for done, dtype in enumerate(dtypes):
             self._progress(f"{dtype}, {done + 1} of {len(dtypes)}")
             pending = dtypes if done == 0 else dtypes[1:]
-            if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._begin(dtype, batches)) is not None:
-                self._traced[dtype] = begun
-                self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
-                yield self._report(pending)
-                if self._is_answered_by_one(dtype, batches):
-                    self._tracer.keep_begun(dtype)
-                    self._columns[dtype] = replace(self._columns[dtype], max_batch=no_batch(dtype, self.gpu, 1))
-                    continue
-            yield from self._growing(dtype, batches, pending)
-            self._check_kernels(dtype)
+            try:
+                if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._begin(dtype, batches)) is not None:
+                    self._traced[dtype] = begun
+                    self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
+                    yield self._report(pending)
+                    if self._is_answered_by_one(dtype, batches):
+                        self._tracer.keep_begun(dtype)
+                        self._columns[dtype] = replace(self._columns[dtype], max_batch=no_batch(dtype, self.gpu, 1))
+                        continue
+                yield from self._growing(dtype, batches, pending)
+                self._check_kernels(dtype)
+            except RequestError as error:
+                self._leave_out(dtype, error)
             if dtype in self._columns and done == 0:
                 self._find_largest(dtype)
                 if len(dtypes) > 1:
@@ -188,6 +191,14 @@ class Estimator:
     def _left_out_of(self, column: Column, batches: tuple[int, ...]) -> tuple[int, ...]:
         """Return the batch sizes that a column leaves out."""
         return left_out(batches, {row.batch: row.fits for row in column.estimates}) if self._stops else ()
+
+    def _leave_out(self, dtype: str, refused: RequestError) -> None:
+        """Leave a dtype out that a trace has refused. Raises the refusal if the question names dtypes, or every dtype is refused."""
+        self._left_out[dtype] = f"{dtype} is left out: {refused}"
+        if self.request.dtypes != DTYPES or len(self._left_out) == len(DTYPES):
+            raise refused
+        self._traced.pop(dtype, None)
+        self._columns.pop(dtype, None)
 
     def _check_kernels(self, dtype: str) -> None:
         """Leave a dtype out if an operator has no kernel for it and the question names no dtypes.

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from sizer.architecture.peft_adapters import base_of
-from sizer.base.errors import BuildError, RequestError, suggest
+from sizer.base.errors import BuildError, Refusal, RequestError, suggest
 
 PACKAGE, MODULE = "liger-kernel", "liger_kernel"
 _CHANGED = ("transformers.models.", "transformers.loss.")  # prefixes of modules whose functions and classes Liger replaces
@@ -66,9 +66,30 @@ def check_liger(asked: bool, module: nn.Module) -> None:
     )
 
 
+def _check_adapted(model: nn.Module, changed: list[tuple[dict[str, Any], str, object]]) -> None:
+    """Raise RequestError if Liger has replaced the forward function of a layer that PEFT has put around the model's own.
+
+    Liger's function reads attributes of the model's layer, which the one around does not have.
+    """
+    places = {id(place) for place, name, _ in changed if name == "forward"}
+    for path, part in model.named_modules():
+        if id(vars(part)) in places and hasattr(part, "base_layer"):
+            refusal = Refusal(
+                key="liger",
+                given=f"1 with an adapter around {path}",
+                allowed="1 with an adapter of other layers: Liger and PEFT both replace how this one computes, and the step fails",
+                todo="ask for targets without it, such as targets=o_proj, or remove liger",
+            )
+            raise RequestError(refusals=[refusal])
+
+
 @contextmanager
 def liger_layers(module: nn.Module) -> Iterator[None]:
-    """Within the context a model, which may have an adapter, has Liger's layers."""
+    """Within the context a model, which may have an adapter, has Liger's layers.
+
+    Raises:
+        RequestError: Liger replaces a layer that the adapter is around.
+    """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
 
     model = base_of(module)
@@ -88,6 +109,7 @@ def liger_layers(module: nn.Module) -> Iterator[None]:
         finally:
             for place, old in zip(places, before, strict=True):
                 undo += [(place, name, old.get(name, _ABSENT)) for name in place if place[name] is not old.get(name, _ABSENT)]
+        _check_adapted(model, undo)
         yield
     finally:
         log.setLevel(level)

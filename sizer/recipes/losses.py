@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.peft_adapters import base_of
-from sizer.base.errors import BuildError, RequestError
+from sizer.base.errors import BuildError, Refusal, RequestError
 from sizer.catalogue.recipes import CCE, FULL, LIGER, LOSSES, TORCH, TRL, chunks_of
 
 IGNORED = -100  # transformers' label of tokens without a loss
@@ -187,6 +187,14 @@ def _liger(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = 
 def _cce(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = None) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy
 
+    if states.dtype == torch.float32:  # cce_backward_kernel asserts the dtype (cce_backward.py, 25.1)
+        refusal = Refusal(
+            key="loss",
+            given=f"{CCE!r} with hidden states in float32",
+            allowed="hidden states in bfloat16 or float16: its backward pass takes no others",
+            todo=f"ask for dtype=bfloat16, for prepare=0 if weights are quantised, or for loss={TRL}",
+        )
+        raise RequestError(refusals=[refusal])
     return linear_cross_entropy(states, head.weight, labels, softcap=cap, shift=1)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.base.errors import TraceError
+from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.compilation import DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import (
@@ -243,7 +243,7 @@ class Steps:
             self.optimizers = self._step_in_backward(optimizer)
         else:
             if offloaded := work.trains and work.optimizer_offload:
-                self._refuse_scaler("it does not divide the gradients on the host", "optimizer_offload=1")
+                self._refuse_scaler("optimizer_offload", "1", "which does not divide gradients on the host")
                 self._hooks.enter_context(hooks_removed(module))
             self.optimizers = build_optimizers(
                 optimizer, work.optimizer_impl, module, sharded=sharded, offloaded=offloaded
@@ -366,7 +366,7 @@ class Steps:
 
     def _step_in_backward(self, optimizer: str) -> Optimizers:
         """Return the optimizers of a module that step in its backward pass."""
-        self._refuse_scaler("it checks all gradients before a step", "step=in_backward")
+        self._refuse_scaler("step", repr(IN_BACKWARD), "which checks all gradients before a step")
         make = partial(build_optimizers_of, optimizer, self._work.optimizer_impl)
         self._in_backward = StepsInBackward(self.module, lambda parameters: make(parameters).optimizers)
         self._in_backward.on_gradient = lambda gradient: self.on_gradient(gradient)
@@ -398,14 +398,12 @@ class Steps:
         cast, self._cast = self._cast, nullcontext
         return None if cast is nullcontext else cast
 
-    def _refuse_scaler(self, why: str, asked: str) -> None:
-        """Raise TraceError in a dtype whose gradients are scaled."""
+    def _refuse_scaler(self, key: str, value: str, why: str) -> None:
+        """Raise RequestError for the value of a key in a dtype whose gradients are scaled."""
         if self._work.computed_in == "amp-float16":
-            raise TraceError(
-                f"the gradient scaler cannot be used: {why}",
-                given=f"{asked} with dtype={self._work.dtype}",
-                todo="ask for amp-bfloat16",
-            )
+            given = f"{value} with dtype={self._work.dtype}"
+            allowed = f"dtypes without a gradient scaler, {why}"
+            raise RequestError(refusals=[Refusal(key=key, given=given, allowed=allowed, todo="ask for dtype=amp-bfloat16")])
 
     def close(self) -> None:
         """Remove the hooks that step in the backward pass, or offload, and a library's layers."""

@@ -25,10 +25,12 @@ from sizer.estimating.custom import size_step
 from sizer.estimating.estimator import estimate
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import format_query, parse_query
+from sizer.query.values import DTYPES
 from sizer.recipes import liger, losses, offloading
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.report.estimate import Estimate
+from tests.architecture.tiny_configs import TINY
 from tests.null_driver.recipes import APART, GATED, PACKAGES, QUERIES, RECORDED
 
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -243,6 +245,22 @@ def test_layers_of_liger_need_a_type_that_it_has():
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_layers_of_liger_need_experts_without_an_adapter():
+    experts = {**TINY["qwen3_moe"], "vocab_size": 512}
+    query = f"arch=config:{encode_config(json.dumps(experts))}&dtype=bfloat16&batch=1&seq=32&gpu=rtx-4090&liger=1"
+    with pytest.raises(RequestError, match=r"liger: given 1 with an adapter around model.layers.0.mlp.experts"):
+        estimate(parse_query(f"{query}&train=adapter"))
+    assert estimate(parse_query(f"{query}&train=adapter&targets=o_proj")).estimates
+
+
+@pytest.mark.parametrize("keys", ["", "&loss=chunked:2", "&train=adapter"])
+def test_layers_with_experts_are_recomputed(keys: str):
+    query = f"arch=config:{encode_config(json.dumps(TINY['qwen3_moe']))}&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090{keys}"
+    kept, recomputed = _estimate(query), _estimate(f"{query}&checkpointing=1")
+    assert recomputed.activations_bytes < kept.activations_bytes
+
+
 def test_the_types_that_liger_has_are_read_without_importing_it():
     found = liger._types()
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -325,8 +343,21 @@ def test_the_hooks_of_trl_are_removed_and_those_before_stay():
 
 
 def test_the_gradient_scaler_does_not_step_in_the_backward_pass():
-    report = estimate(parse_query("arch=hf:gpt2&dtype=amp-float16&batch=2&seq=64&step=in_backward"))
-    assert "the gradient scaler cannot be used: it checks all gradients" in report.failures["amp-float16"]
+    query = "arch=hf:gpt2&batch=2&seq=64&step=in_backward"
+    with pytest.raises(RequestError, match="step: given 'in_backward' with dtype=amp-float16, allowed dtypes without"):
+        estimate(parse_query(f"{query}&dtype=amp-float16"))
+    report = estimate(parse_query(query))  # of all dtypes
+    assert {row.dtype for row in report.estimates} == {*DTYPES} - {"amp-float16"} and not report.failures
+    assert [note for note in report.notes if note.startswith("amp-float16 is left out: step: given 'in_backward'")]
+
+
+@pytest.mark.full
+def test_a_loss_that_takes_no_float32_says_so():
+    for keys in ("dtype=float32", "dtype=amp-bfloat16", "dtype=bfloat16&train=adapter&weights=nf4"):
+        with pytest.raises(RequestError, match="loss: given 'cce' with hidden states in float32"):
+            estimate(parse_query(f"arch=hf:qwen2.5-0.5b&batch=1&seq=64&gpu=rtx-4090&loss=cce&{keys}"))
+    report = estimate(parse_query("arch=hf:qwen2.5-0.5b&batch=1&seq=64&gpu=rtx-4090&loss=cce"))  # of all dtypes
+    assert [row.dtype for row in report.estimates] == ["bfloat16", "float16"] and not report.failures
 
 
 @pytest.mark.full
