@@ -129,10 +129,31 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         raise BuildError(
             f"PEFT refuses {row.title} for {type(module).__name__}", given=_given(request, row), todo=_reason(error)
         ) from error
+    _check_outputs(adapted, request)
     for name, tokens in getattr(adapted, "prompt_tokens", {}).items():
         # PEFT keeps their numbers on the CPU, and copies them to the device in every pass.
         adapted.prompt_tokens[name] = torch.arange(len(tokens), device="cpu")
     return adapted
+
+
+def _check_outputs(adapted: nn.Module, request: Request) -> None:
+    """Raise BuildError if an adapter is around a linear layer that returns more than a tensor, such as Llama 4's router.
+
+    PEFT's layers read the dtype of what the layer returns.
+    """
+    for name, part in base_of(adapted).named_modules():
+        layer = getattr(part, "base_layer", None)
+        own = isinstance(layer, nn.Linear) and type(layer).__module__.startswith("transformers.models.")
+        if not own or type(layer).forward is nn.Linear.forward:
+            continue
+        with torch.no_grad():
+            found = layer(layer.weight.new_empty(1, layer.in_features))
+        if not isinstance(found, torch.Tensor):
+            raise BuildError(
+                "PEFT adapts no layer that returns more than a tensor",
+                given=f"targets={','.join(request.adapter_targets)} with {name}, a {type(layer).__name__}",
+                todo=f"ask for targets={ATTENTION}, or name layers",
+            )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,22 @@ def check_liger(asked: bool, module: nn.Module) -> None:
     )
 
 
+@contextmanager
+def _explained(kind: str) -> Iterator[None]:
+    """Turn a failure of Liger to change a type of model into a RequestError: its table has types of other transformers, too."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError) as error:
+        why = str(error).partition(" (/")[0]  # without the path of a module
+        refusal = Refusal(
+            key="liger",
+            given=f"1 with a model of the type {kind}",
+            allowed=f"types that {PACKAGE} {version(PACKAGE)} can change in transformers {version('transformers')}: {why}",
+            todo="remove it, or install versions that fit",
+        )
+        raise RequestError(refusals=[refusal]) from error
+
+
 def _check_adapted(model: nn.Module, changed: list[tuple[dict[str, Any], str, object]]) -> None:
     """Raise RequestError if Liger has replaced the forward function of a layer that PEFT has put around the model's own.
 
@@ -78,7 +95,7 @@ def _check_adapted(model: nn.Module, changed: list[tuple[dict[str, Any], str, ob
                 key="liger",
                 given=f"1 with an adapter around {path}",
                 allowed="1 with an adapter of other layers: Liger and PEFT both replace how this one computes, and the step fails",
-                todo="ask for targets without it, such as targets=o_proj, or remove liger",
+                todo="ask for targets=attention, or remove liger",
             )
             raise RequestError(refusals=[refusal])
 
@@ -88,14 +105,15 @@ def liger_layers(module: nn.Module) -> Iterator[None]:
     """Within the context a model, which may have an adapter, has Liger's layers.
 
     Raises:
-        RequestError: Liger replaces a layer that the adapter is around.
+        RequestError: Liger cannot change the model, or replaces a layer that the adapter is around.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
 
     model = base_of(module)
     function = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
     switches = [name for name, one in inspect.signature(function).parameters.items() if isinstance(one.default, bool)]
-    function(**dict.fromkeys(switches, False))  # changes nothing, but imports what it would change
+    with _explained(model.config.model_type):
+        function(**dict.fromkeys(switches, False))  # changes nothing, but imports what it would change
     changed = [nn, nn.functional, *(one for name, one in sys.modules.items() if name.startswith(_CHANGED))]
     places = [*map(vars, changed), *(place for one in model.modules() for place in (vars(one), one._modules))]
     before = [dict(place) for place in places]
@@ -105,7 +123,8 @@ def liger_layers(module: nn.Module) -> Iterator[None]:
     log.setLevel(logging.ERROR)
     try:
         try:
-            _apply_liger_kernel_to_instance(model, **_LOSS)
+            with _explained(model.config.model_type):
+                _apply_liger_kernel_to_instance(model, **_LOSS)
         finally:
             for place, old in zip(places, before, strict=True):
                 undo += [(place, name, old.get(name, _ABSENT)) for name in place if place[name] is not old.get(name, _ABSENT)]

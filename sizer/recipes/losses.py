@@ -66,7 +66,7 @@ def check_loss(loss: str, module: nn.Module) -> None:
     model = base_of(module)
     if not is_causal(model):
         raise RequestError(
-            f"loss: {type(model).__name__} has no head of a causal language model",
+            f"loss: {type(model).__name__} has no linear head over hidden states of a causal language model",
             given=repr(loss),
             allowed="a class such as LlamaForCausalLM, or loss=full",
             todo="leave loss out",
@@ -118,12 +118,20 @@ def _scale_of(model: nn.Module) -> float | None:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Return True if a model is a causal language model of transformers, with a linear head."""
+    """Return True if a model is a causal language model of transformers with a linear head, which may read pictures, too."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    if type(model).__name__ not in NAMES.values():
+    if type(model).__name__ not in NAMES.values() and not (reads_pictures(model) and model.base_model is not model):
         return False
     return isinstance(_head_of(model), nn.Linear)
+
+
+def reads_pictures(model: nn.Module) -> bool:
+    """Return True if a model of transformers reads pictures and text in one sequence, such as LlavaForConditionalGeneration."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
+
+    config = getattr(model, "config", None)
+    return type(model).__name__ in NAMES.values() and not getattr(config, "is_encoder_decoder", False)
 
 
 def _head_of(model: nn.Module) -> nn.Module:

@@ -40,7 +40,7 @@ from sizer.catalogue.recipes import (
     cached_texts,
     is_contrastive,
 )
-from sizer.recipes.losses import fused_head, is_causal, prepared, unfrozen
+from sizer.recipes.losses import fused_head, is_causal, prepared, reads_pictures, unfrozen
 
 # What the heads of the trainers' policies compute.
 _OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
@@ -113,13 +113,17 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
         ids = blueprint.example(sequences, training).kwargs["input_ids"]
         return prompts_of(ids) if objective == GRPO else _BATCHES[objective](ids, precomputed=reference == PRECOMPUTED)
 
-    told = f"{_TITLES[objective]}{_TOLD[reference]}: {_SAMPLES[objective]}"
+    def describe(module: nn.Module) -> tuple[str, ...]:
+        policy = policy_of(module)
+        pictures = "; sequences have text alone, no pictures" if reads_pictures(base_of(policy)) else ""
+        return *blueprint.describe(policy), f"{_TITLES[objective]}{_TOLD[reference]}: {_SAMPLES[objective]}{pictures}"
+
     return replace(
         blueprint,
         example=batch_of,
         loss=_LOSSES.get(objective, blueprint.loss),  # GRPO's is its steps' (sizer.recipes.grpo)
         limit=limit_beside_reference,
-        describe=lambda module: (*blueprint.describe(policy_of(module)), told),
+        describe=describe,
     )
 
 
@@ -176,7 +180,7 @@ def check_objective(objective: str, module: nn.Module) -> None:
         )
     if objective in (*WITH_REFERENCE, ORPO) and not is_causal(model):
         raise RequestError(
-            f"objective: {type(model).__name__} has no head of a causal language model",
+            f"objective: {type(model).__name__} has no linear head over hidden states of a causal language model",
             given=repr(objective),
             allowed="a class such as LlamaForCausalLM, or objective=lm",
             todo="leave objective out",

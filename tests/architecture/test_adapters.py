@@ -181,6 +181,15 @@ def test_what_peft_refuses_is_refused_with_its_reason(query: str, message: str):
         made(query)
 
 
+def test_a_router_that_returns_several_tensors_is_not_adapted():
+    text = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    text |= {"intermediate_size": 48, "intermediate_size_mlp": 48, "num_local_experts": 2, "vocab_size": 128}
+    query = f"arch=config:{encode_config(json.dumps({'model_type': 'llama4_text', **text}))}&train=adapter"
+    with pytest.raises(BuildError, match=r"more than a tensor: given targets=all-linear with .*router, a Llama4Router"):
+        build(make_blueprint(parse_query(query), None))
+    build(make_blueprint(parse_query(f"{query}&targets=attention"), None))
+
+
 def test_without_peft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(BuildError, match=r"peft is not installed: given train=adapter; pip install peft"):
