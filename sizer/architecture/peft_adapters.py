@@ -182,10 +182,13 @@ def _cast_as_trl(adapted: nn.Module) -> None:
 
 
 def task_of(module: nn.Module) -> str | None:
-    """PEFT's task type of a module, None where it has none for it."""
+    """PEFT's task type of a module, None where it has none for it.
+
+    PEFT's model of sequences hands input_ids on: an encoder of sound or pictures is adapted without a task, as in PEFT's examples.
+    """
     name = type(module).__name__
     if name.endswith("ForConditionalGeneration") and module.config.is_encoder_decoder:
-        return "SEQ_2_SEQ_LM"
+        return "SEQ_2_SEQ_LM" if module.main_input_name == "input_ids" else None
     return next((task for end, task in TASKS.items() if name.endswith(end)), None)
 
 

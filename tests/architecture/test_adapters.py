@@ -15,6 +15,7 @@ from sizer.architecture.peft_adapters import cast
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.catalogue.adapters import ADAPTERS
+from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 from tests.architecture.tiny_configs import TINY
@@ -179,6 +180,13 @@ def test_copies_of_whole_modules_train_beside_an_adapter():
 def test_what_peft_refuses_is_refused_with_its_reason(query: str, message: str):
     with pytest.raises(BuildError, match=message):
         made(query)
+
+
+def test_an_encoder_of_sound_is_adapted_without_a_task():
+    """PEFT's model of sequences hands input_ids on, which Whisper does not take."""
+    query = f"arch=config:{encode_config(json.dumps(TINY['whisper']))}&train=adapter&dtype=bfloat16&batch=1"
+    (row,) = estimate(parse_query(query)).estimates
+    assert 0 < row.gradients_bytes < row.weights_bytes
 
 
 def test_a_router_that_returns_several_tensors_is_not_adapted():
