@@ -143,8 +143,9 @@ def _check_outputs(adapted: nn.Module, request: Request) -> None:
     """
     for name, part in base_of(adapted).named_modules():
         layer = getattr(part, "base_layer", None)
-        own = isinstance(layer, nn.Linear) and type(layer).__module__.startswith("transformers.models.")
-        if not own or type(layer).forward is nn.Linear.forward:
+        if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward:
+            continue
+        if not type(layer).__module__.startswith("transformers.models."):
             continue
         with torch.no_grad():
             found = layer(layer.weight.new_empty(1, layer.in_features))

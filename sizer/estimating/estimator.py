@@ -193,7 +193,10 @@ class Estimator:
         return left_out(batches, {row.batch: row.fits for row in column.estimates}) if self._stops else ()
 
     def _leave_out(self, dtype: str, refused: RequestError) -> None:
-        """Leave a dtype out that a trace has refused. Raises the refusal if the question names dtypes, or every dtype is refused."""
+        """Leave a dtype out that a trace has refused.
+
+        Raises the refusal if the question names dtypes, or every dtype is refused.
+        """
         self._left_out[dtype] = f"{dtype} is left out: {refused}"
         if self.request.dtypes != DTYPES or len(self._left_out) == len(DTYPES):
             raise refused

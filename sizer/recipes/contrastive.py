@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.peft_adapters import base_of
+from sizer.base.errors import Refusal, RequestError
+from sizer.catalogue.recipes import CONTRASTIVE
 from sizer.recipes.losses import prepared
 from sizer.recipes.preferences import COLUMNS
 
@@ -34,10 +36,23 @@ class Embedder(nn.Module):
         return (self.model, self.pooling)[number]
 
     def forward(self, features: dict[str, Any], **others: Any) -> dict[str, Any]:
-        """Return the features with the embeddings of tokens and of each text."""
+        """Return the features with the embeddings of tokens and of each text.
+
+        Raises:
+            RequestError: The model returns no hidden states of its text, such as CLIPModel.
+        """
         self._inputs = self._inputs or tuple(features)
         inputs = {name: features[name] for name in self._inputs}
-        features["token_embeddings"] = self.model(**inputs, return_dict=True).last_hidden_state
+        outputs = self.model(**inputs, return_dict=True)
+        if (states := getattr(outputs, "last_hidden_state", None)) is None:
+            refusal = Refusal(
+                key="objective",
+                given=f"{CONTRASTIVE!r} with {type(base_of(self.model)).__name__}",
+                allowed=f"a class that returns hidden states: this one returns {type(outputs).__name__}",
+                todo="choose a model of text alone, such as BertModel",
+            )
+            raise RequestError(refusals=[refusal])
+        features["token_embeddings"] = states
         return self.pooling(features)
 
 

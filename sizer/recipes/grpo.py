@@ -23,6 +23,7 @@ from sizer.architecture.greedy_generation import OnToken, generate
 from sizer.architecture.peft_adapters import base_of
 from sizer.catalogue.recipes import TRANSFORMERS
 from sizer.recipes.losses import fused_head, prepared, unfrozen
+from sizer.recipes.preferences import balances_experts
 
 BETA = 0.04  # of a reference; any other than 0 takes the same
 PADDING, END, WORD = 0, 1, 2  # tokens of completions, none of which ends early
@@ -198,7 +199,7 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
             "reward_weights": torch.ones(1, device="cpu"),
             "reward_func_names": ["reward"],
             "router_aux_loss_coef": balance,
-            "aux_loss_enabled": hasattr(config, "output_router_logits") and balance != 0.0,
+            "aux_loss_enabled": balances_experts(config),
             "environment_factories": None,
             "environments": None,
             "tools": None,

@@ -185,6 +185,13 @@ def check_objective(objective: str, module: nn.Module) -> None:
             allowed="a class such as LlamaForCausalLM, or objective=lm",
             todo="leave objective out",
         )
+    if objective == GRPO and balances_experts(config := model.config.get_text_config()) and not hasattr(config, "num_experts"):
+        raise RequestError(
+            f"objective: TRL's loss that balances experts reads num_experts, which {type(config).__name__} does not have",
+            given=repr(objective),
+            allowed="models whose config has num_experts, such as Qwen3MoeForCausalLM",
+            todo="ask for objective=lm or dpo",
+        )
     if objective == REWARD and not (type(model).__name__.endswith(_REWARDS) and model.config.num_labels == 1):
         raise RequestError(
             f"objective: {type(model).__name__} does not return one reward for a sequence",
@@ -192,6 +199,11 @@ def check_objective(objective: str, module: nn.Module) -> None:
             allowed="a class such as LlamaForSequenceClassification with classes=1",
             todo="add head=LlamaForSequenceClassification&classes=1, with the class of your model",
         )
+
+
+def balances_experts(config: Any) -> bool:
+    """Return True if TRL's GRPOTrainer adds a loss that balances the experts of a model with this config of its text."""
+    return hasattr(config, "output_router_logits") and getattr(config, "router_aux_loss_coef", 0.0) != 0.0
 
 
 def _embeds(model: nn.Module) -> bool:

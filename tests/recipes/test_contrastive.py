@@ -17,6 +17,7 @@ from sizer.query.text import format_query, parse_query
 from sizer.recipes import preferences
 from sizer.recipes.preferences import check_objective, columns_of
 from sizer.report.estimate import Estimate
+from tests.architecture.tiny_configs import TINY
 
 _SIZES = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
 BERT = f"arch=config:{encode_config(json.dumps({'model_type': 'bert', **_SIZES}))}&dtype=float32&seq=64&gpu=rtx-4090"
@@ -132,6 +133,8 @@ def test_a_model_with_a_head_or_a_decoder_is_refused():
         estimate(parse_query(f"{BERT}&head=BertForMaskedLM&batch=2&objective=contrastive"))
     with pytest.raises(RequestError, match="objective: T5Model does not return hidden states"):
         estimate(parse_query("arch=hf:t5-small&batch=2&dtype=float32&objective=contrastive"))
+    with pytest.raises(RequestError, match=r"objective: given 'contrastive' with CLIPModel, allowed .* returns CLIPOutput"):
+        estimate(parse_query(f"arch=config:{encode_config(json.dumps(TINY['clip']))}&batch=2&dtype=float32&objective=contrastive"))
 
 
 @pytest.mark.full

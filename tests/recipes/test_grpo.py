@@ -204,6 +204,16 @@ def test_tokens_follow_from_those_that_were_traced(keys: str):
 
 
 @pytest.mark.full
+def test_experts_without_their_number_are_refused():
+    config = {"model_type": "granitemoehybrid", "hidden_size": 32, "num_hidden_layers": 2, "num_local_experts": 4}
+    config |= {"vocab_size": 128, "layer_types": ["attention"] * 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"mamba_n_heads": 8}
+    query = f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16&batch=2&seq=8"
+    with pytest.raises(RequestError, match="objective: TRL's loss that balances experts reads num_experts"):
+        estimate(parse_query(f"{query}&group=2&new=8&objective=grpo"))
+
+
+@pytest.mark.full
 def test_a_window_that_fills_in_a_rollout_has_every_token_traced():
     assert len(_tape(f"{MISTRAL}&seq=40&new=32").loops) == 2  # it was full before
     assert len(_tape(f"{MISTRAL}&seq=8&new=16").loops) == 2  # it does not fill

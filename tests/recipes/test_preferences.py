@@ -146,5 +146,5 @@ def test_the_answer_says_what_a_sample_is_and_counts_the_policy_alone():
 
 @pytest.mark.full
 def test_sequences_are_compared_by_language_models_alone():
-    with pytest.raises(RequestError, match="objective: BertForMaskedLM has no linear head over hidden states of a causal language model"):
+    with pytest.raises(RequestError, match="objective: BertForMaskedLM has no linear head over hidden states"):
         estimate(parse_query("arch=hf:bert-base-uncased&dtype=bfloat16&batch=1&objective=dpo"))
