@@ -22,7 +22,8 @@ WORDS = 60  # tokens of a prompt for which nothing else is known
 LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
 IMAGES = ("image", "mask_image", "control_image", "control_mask")  # arguments of a call that are given images
 _GIVEN = ("self", "prompt", *IMAGES)
-_NOT_NULL = (*DENOISERS, "vae", SCHEDULER)  # parts that a pipeline needs unless its class says that they are optional
+_TEXT = "text_encoder"
+_NOT_NULL = (*DENOISERS, "vae", "controlnet", SCHEDULER)  # parts that a pipeline needs unless its class says that they are optional
 
 
 def build_pipeline(
@@ -42,7 +43,8 @@ def build_pipeline(
     if required:
         raise needs_inputs(bundle.pipeline, f"{', '.join(required)}, which are not made here")
     _do_without_ftfy(kind)
-    made: dict[str, Any] = dict.fromkeys(bundle.absent + bundle.left_out) | dict(bundle.options)
+    absent = (*getattr(kind, "_optional_components", ()), *bundle.absent, *bundle.left_out)  # as `from_pretrained` reads an index
+    made: dict[str, Any] = dict.fromkeys(absent) | dict(bundle.options)
     for part in bundle.parts:
         if part.name in without:
             made[part.name] = None
@@ -93,20 +95,30 @@ def _is_class(kind: object, base: type) -> bool:
 
 
 def _check_parts(kind: Any, bundle: Bundle) -> None:
-    """Refuse files whose index says of a part that the pipeline needs that it is null.
+    """Refuse files whose index lacks a part that the pipeline needs, or says of it that it is null.
 
     Raises:
         ConfigError: There is such a part.
     """
     accepted, optional = inspect.signature(kind.__init__).parameters, getattr(kind, "_optional_components", ())
-    for name in bundle.absent:
-        if name in _NOT_NULL and name in accepted and name not in optional:
-            raise ConfigError(
-                f"part {name!r} is null, which {bundle.pipeline} needs",
-                given=f'{INDEX} with "{name}": [null, null]',
-                allowed="a library, diffusers or transformers, and a class of it",
-                todo=f"copy {INDEX} again from the pipeline's repository",
-            )
+    needed = [name for name, one in accepted.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    for name in (one for one in needed if one != "self"):
+        encoder = name.replace(TOKENIZER, _TEXT)
+        if TOKENIZER in name and encoder in bundle.with_weights:
+            needs = name not in bundle.named or name in bundle.absent
+        else:
+            needs = name not in optional and (name not in bundle.named or (name in bundle.absent and name in _NOT_NULL))
+        if not needs:
+            continue
+        given, what = f'{INDEX} with "{name}": [null, null]', "is null"
+        if name not in bundle.named:
+            given, what = f"{INDEX} without {name}", "is missing"
+        raise ConfigError(
+            f"part {name!r} {what}, which {bundle.pipeline} needs",
+            given=given,
+            allowed="a library, diffusers or transformers, and a class of it",
+            todo=f"copy {INDEX} again from the pipeline's repository",
+        )
 
 
 def reads_images(bundle: Bundle) -> bool:
@@ -230,7 +242,7 @@ def _library(name: str) -> Any:
 
 
 def _tokenizer(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords:
-    encoder = next((one for one in bundle.parts if one.name == part.name.replace(TOKENIZER, "text_encoder")), None)
+    encoder = next((one for one in bundle.parts if one.name == part.name.replace(TOKENIZER, _TEXT)), None)
     config = {} if encoder is None else _whole_config(encoder)
     config = {**config, **dict(config.get("text_config") or {})}
     longest = part.config.get("model_max_length") or config.get("max_position_embeddings")  # CLIP reads no longer prompt

@@ -93,6 +93,11 @@ class Bundle:
         return tuple(part.name for part in self.parts if part.has_weights)
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """Return the names of all that the index says of a pipeline: parts, with a class or without, and options."""
+        return (*(part.name for part in self.parts), *self.absent, *self.left_out, *self.options)
+
+    @property
     def reads_images(self) -> bool:
         """Return True if the name of the pipeline says that its call starts from images."""
         return any(word in self.pipeline for word in _READS_IMAGES)

@@ -30,7 +30,7 @@ from sizer.diffusion.building import build_part, build_pipeline, diffusers_insta
 from sizer.diffusion.bundle import SCHEDULER, Bundle, Part
 from sizer.diffusion.encoding import Encoding, arguments_before, encoding_of
 from sizer.diffusion.placing import denoiser_of, load_replaced, place, replace_layers
-from sizer.diffusion.work import accelerator, bundle_of, call_of, detected_anew, sizes_of
+from sizer.diffusion.work import accelerator, bundle_of, call_of, detected_anew, rounding_notes, sizes_taken
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
@@ -101,10 +101,11 @@ def _notes(bundle: Bundle, called: dict[str, Any], encoding: Encoding | None) ->
     size = "x".join(map(str, called["image_size"] or ())) or "the usual size"
     trains = f"{bundle.pipeline}'s {bundle.denoiser} trains on latents of {size}{frames}, as in diffusers' example scripts."
     if encoding is not None:
-        return trains, f"Frozen on the device, each step encodes by them: {', '.join(encoding.names)}."
+        return trains, *called["rounding"], f"Frozen on the device, each step encodes by them: {', '.join(encoding.names)}."
     others = ", ".join(name for name in bundle.with_weights if name != bundle.denoiser)
     return (
         trains,
+        *called["rounding"],
         f"Latents and prompts are encoded before the training: {others or 'no other part'} is not on the device.",
     )
 
@@ -157,6 +158,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
             place(pipe, dtype=torch.bfloat16, weights={})
         denoiser = pipe.components[bundle.denoiser]
         calls = [call_of(pipe, bundle, asked, batch) for batch in (1, 2)]
+        taken = sizes_taken(pipe, bundle, asked, calls[0])
         for call in calls:
             mode = OnMeta(host, deferred)
             with explained(recorder), mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
@@ -164,7 +166,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
                     found.append(arguments)
     if len(found) < len(calls):
         raise TraceError(f"{bundle.pipeline}'s call does not reach its {bundle.denoiser}")
-    facts = {"denoiser": denoiser, "call": calls[0], **sizes_of(pipe, calls[0])}
+    facts = {"denoiser": denoiser, "call": calls[0], "rounding": rounding_notes(pipe, calls[0], taken), **taken}
     return _on_host(found[0]), _on_host(found[1]), facts
 
 

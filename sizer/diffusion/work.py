@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from sizer.architecture.module_census import take_census
-from sizer.base.errors import RequestError, TraceError
+from sizer.base.errors import ConfigError, RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST, FRAMES
 from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, reads_images
@@ -61,7 +62,7 @@ def count(
         pipe = build_pipeline(bundle, torch.bfloat16, without=request.without or (), tokens=request.sequence_length)
         parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
         call = call_of(pipe, bundle, request, batch=1)
-        _check_call(pipe, bundle, request, call)
+        taken = sizes_taken(pipe, bundle, request, call)
     weights_of(request, parts)
     census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
     told = ", ".join(
@@ -70,6 +71,7 @@ def count(
     )
     notes = [
         f"{bundle.pipeline} is called with {told}.",
+        *rounding_notes(pipe, call, taken),
         f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
     ]
     notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
@@ -77,7 +79,7 @@ def count(
         notes.append("image_encoder is built, and not called: it is of an IP-Adapter, which is not built.")
     if INT8 in dict(request.part_weights).values():
         notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
-    return census, tuple(notes), sizes_of(pipe, call)
+    return census, tuple(notes), taken
 
 
 def trace(
@@ -291,6 +293,62 @@ def sizes_of(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int]
     return {"image_size": None if height is None or width is None else (height, width), "frames": frames}
 
 
+def sizes_taken(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any]) -> dict[str, int | tuple[int, int] | None]:
+    """Return `sizes_of` a call as the pipeline's own code rounds them.
+
+    Raises:
+        RequestError: The pipeline's own checks refuse an argument.
+    """
+    sizes, checked = sizes_of(pipe, call), _check_call(pipe, bundle, request, call)
+    height, width = (checked.get(name) for name in _SIZES)
+    if sizes["image_size"] is not None and height is not None and width is not None:
+        sizes["image_size"] = (height, width)
+    if isinstance(frames := sizes["frames"], int):
+        sizes["frames"] = _frames_taken(pipe, frames)
+    return sizes
+
+
+def rounding_notes(pipe: Any, call: dict[str, Any], taken: dict[str, int | tuple[int, int] | None]) -> list[str]:
+    """Return a note on each size of a call that its pipeline rounds, with the size asked for and the size taken."""
+    asked, kind = sizes_of(pipe, call), type(pipe).__name__
+    notes = []
+    if asked["image_size"] != taken["image_size"]:
+        given, found = (_text_of(sizes["image_size"]) for sizes in (asked, taken))
+        notes.append(f"image={given} is traced as image={found}: the call of {kind} changes other sizes to those that it takes.")
+    if asked["frames"] != taken["frames"]:
+        notes.append(
+            f"frames={asked['frames']} is traced as frames={taken['frames']}: the VAE of {kind} takes "
+            f"{_time_factor(pipe)} × n + 1 frames, and its call rounds other numbers."
+        )
+    return notes
+
+
+def _text_of(size: object) -> str:
+    return "x".join(map(str, size)) if isinstance(size, tuple) else "no size"
+
+
+# Pipelines that round the number of frames before they divide it: `num_frames // factor * factor + 1`; and those whose VAE does
+# not take factor × n + 1 frames (pipelines/allegro, diffusers 0.42).
+_ROUNDS_FRAMES = ("Wan", "SkyReels", "AnyFlow", "ChronoEdit", "Kandinsky5", "LucyEdit")
+_OTHER_FRAMES = ("Allegro",)
+_TIME_FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
+
+
+def _time_factor(pipe: Any) -> int:
+    """Return how many frames a pipeline's VAE makes of a frame of latents after the first; 1 if it does not compress time."""
+    if type(pipe).__name__.startswith(_OTHER_FRAMES):
+        return 1
+    return next((factor for name in _TIME_FACTORS if isinstance(factor := getattr(pipe, name, None), int) and factor), 1)
+
+
+def _frames_taken(pipe: Any, frames: int) -> int:
+    """Return the smallest number of frames that has as many latents as the asked number has in a pipeline's call."""
+    factor = _time_factor(pipe)
+    if type(pipe).__name__.startswith(_ROUNDS_FRAMES) and frames % factor != 1 % factor:
+        frames = frames // factor * factor + 1
+    return (frames - 1) // factor * factor + 1
+
+
 _FACTORS = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_scale_factor", "vae_spatial_compression_ratio")
 
 
@@ -331,11 +389,16 @@ def _check_frames(pipe: Any, bundle: Bundle, frames: int) -> None:
 
 
 def _check_length(pipe: Any, taken: Any, tokens: int) -> None:
-    """Refuse prompts that are longer than a pipeline's tokenizers cut them to."""
+    """Refuse prompts that are longer than a pipeline's tokenizers cut them to, or that its denoiser has no positions for."""
     limits = [one.model_max_length for one in pipe.components.values() if isinstance(one, UnknownWords)]
     if "max_sequence_length" not in taken and limits and tokens > max(limits) and max(limits) < LONGEST:
         allowed = f"at most {max(limits)} tokens, to which its tokenizers cut a prompt"
         raise RequestError("seq", given=str(tokens), allowed=allowed, todo=f"ask for seq={max(limits)}")
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    rotary = config.get("use_rotary_positional_embeddings", True) and not config.get("use_learned_positional_embeddings")
+    fixed = None if rotary else config.get("max_text_seq_length")
+    if isinstance(fixed, int) and tokens != fixed:  # CogVideoX-2B, CogVideoX-5B-I2V
+        raise RequestError("seq", given=str(tokens), allowed=f"{fixed}, for which it has positions", todo="remove it")
 
 
 def _check_parts(bundle: Bundle, request: Request) -> None:
@@ -350,17 +413,51 @@ class _CheckedError(Exception):
     """The call has checked its arguments, and refuses them for this reason, or for none."""
 
 
-def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any]) -> None:
+class _Warnings(logging.Handler):
+    """Texts of diffusers' warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the text of a warning."""
+        self.texts.append(record.getMessage())
+
+
+@contextmanager
+def _warnings_of_diffusers() -> Iterator[list[str]]:
+    """Return a context that yields the texts of what diffusers warns of within it."""
+    logger, handler = logging.getLogger("diffusers"), _Warnings()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        yield handler.texts
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+_DIVIDED = re.compile(r"have to be divisible by (\d+) but are .* resized accordingly")
+
+
+def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any]) -> dict[str, int]:
     """Have a pipeline check the arguments of a call by its own `check_inputs`, where the call ends.
+
+    Return the height and the width that it checked, rounded down to the multiple that it warns of. Empty if it checks neither.
 
     Raises:
         RequestError: It refuses an argument.
     """
     own = getattr(pipe, "check_inputs", None)
     if own is None:
-        return
+        return {}
+    checked: dict[str, int] = {}
 
     def check(*args: Any, **kwargs: Any) -> None:
+        found = inspect.signature(own).bind(*args, **kwargs).arguments
+        checked.update({name: found[name] for name in _SIZES if type(found.get(name)) is int})
         try:
             own(*args, **kwargs)
         except ValueError as error:
@@ -370,15 +467,17 @@ def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any
     pipe.check_inputs = check
     reason = ""
     try:
-        pipe(**call)
-    except _CheckedError as checked:
-        reason = str(checked)
-    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError):
+        with _warnings_of_diffusers() as warnings:
+            pipe(**call)
+    except _CheckedError as error:
+        reason = str(error)
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, AssertionError):
         reason = ""  # it fails before it checks them: its trace says why
     finally:
         del pipe.check_inputs
     if not reason:
-        return
+        factors = [int(match[1]) for text in warnings if (match := _DIVIDED.search(text))]
+        return {name: max(side // factor, 1) * factor for name, side in checked.items() for factor in factors[-1:] or [1]}
     asked = {"seq": request.sequence_length, "image": request.image_size, "frames": request.frames}
     key = next((key for word, key in _KEY_OF.items() if word in reason and asked[key] is not None), "arch")
     given, todo = str(asked.get(key) or bundle.pipeline), "ask for another value"
@@ -419,20 +518,21 @@ def _remedied(bundle: Bundle, request: Request, pipe: Any, call: dict[str, Any],
     """Say of a call that fails what to ask for: tiling of a VAE that needs it, or other inputs than those that are made here.
 
     Raises:
-        RequestError: A text encoder that the call needs was left out, or the denoiser's patches do not divide the size.
+        RequestError: A text encoder that the call needs was left out or cast to 8 bits, or patches do not divide the size.
+        ConfigError: A part that the call needs is null.
     """
     try:
         with explained(recorder):
             yield
     except TraceError as error:
         _refuse_left_out(bundle, request, error)
+        _refuse_absent(bundle, pipe, error)
+        _refuse_cast_encoder(request, error)
         _refuse_patches(bundle, request, pipe, error)
+        _refuse_resolution(bundle, request, error)
         others = [name for name in inspect.signature(type(pipe).__call__).parameters if _is_input(name) and name not in call]
         named = [name for name in others if re.search(rf"\b{name}\b", str(error))]
         todo = f"this call of {bundle.pipeline} has no {', no '.join(named)}" if named else error.todo
-        absent = [name for name in bundle.absent if name.startswith(_TEXT)]
-        if absent and "NoneType" in str(error):
-            todo = f"{INDEX} says that {', '.join(absent)} is null: copy it from the repository of a pipeline with it"
         if "without tiling" in str(error):
             todo = "ask for vae=tiling"
         raise TraceError(error.what, given=error.given, allowed=error.allowed, todo=todo) from error
@@ -448,6 +548,32 @@ def _refuse_left_out(bundle: Bundle, request: Request, error: TraceError) -> Non
         ) from error
 
 
+def _refuse_absent(bundle: Bundle, pipe: Any, error: TraceError) -> None:
+    """Refuse files without a part that the call turns out to need: one that is null or missing, and that was read as None."""
+    none = [name for name, part in pipe.components.items() if part is None and name not in bundle.left_out]
+    encoders = [name for name in none if name.startswith(_TEXT) and name in bundle.absent]
+    named = encoders or (none if "NoneType" in str(error) else [])
+    if named:
+        raise ConfigError(
+            f"the call of {bundle.pipeline} fails without a part",
+            given=f"{INDEX} in which {', '.join(named)} {'is' if len(named) == 1 else 'are'} null or missing",
+            allowed="a library, diffusers or transformers, and a class of it",
+            todo=f"copy {INDEX} again from the repository of a pipeline with it",
+        ) from error
+
+
+def _refuse_cast_encoder(request: Request, error: TraceError) -> None:
+    """Refuse 8-bit floats of a text encoder whose dtype the call reads, and casts to it what the denoiser is given."""
+    cast = [name for name, how in request.part_weights if how == CAST and name.startswith(_TEXT)]
+    if cast and "float8" in str(error):
+        raise RequestError(
+            "weights",
+            given=f"{cast[0]}:{CAST}",
+            allowed=f"{CAST} of the denoiser: this call casts prompts to the dtype of {cast[0]}, in which nothing can be computed",
+            todo=f"ask for {cast[0]}:{NF4}, or remove it",
+        ) from error
+
+
 def _refuse_patches(bundle: Bundle, request: Request, pipe: Any, error: TraceError) -> None:
     factor = _patched_factor(pipe, bundle)
     if request.image_size is not None and any(side % factor for side in request.image_size):
@@ -456,6 +582,17 @@ def _refuse_patches(bundle: Bundle, request: Request, pipe: Any, error: TraceErr
             given="x".join(map(str, request.image_size)),
             allowed=f"sides that {factor} divides, the VAE's factor times the patches of {bundle.denoiser or 'unet'}",
             todo=f"ask for image={_fitting(request.image_size, factor)}",
+        ) from error
+
+
+def _refuse_resolution(bundle: Bundle, request: Request, error: TraceError) -> None:
+    """Refuse a size that a denoiser refuses in its own words, such as one with learned positions of a single size (CogVideoX)."""
+    if request.image_size is not None and "ValueError" in str(error) and "resolution" in str(error):
+        raise RequestError(
+            "image",
+            given="x".join(map(str, request.image_size)),
+            allowed=f"the size that {bundle.denoiser or 'unet'} has positions for",
+            todo="remove it",
         ) from error
 
 

@@ -338,6 +338,7 @@ class Estimator:
                 "dtypes": tuple(dtype for dtype in request.dtypes if dtype not in self._left_out),
                 "sequence_length": counted.sequence_length,
                 "image_size": counted.image_size,
+                "frames": counted.frames,
             },
             focus=focus,
             pending=pending,

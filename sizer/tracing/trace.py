@@ -22,7 +22,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.held_tensors import parts_of
 from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_objects
-from sizer.base.errors import RequestError, TraceError
+from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.distributed.sharding import replicate, split
 from sizer.tape.affine import LIMIT_BYTES
@@ -305,7 +305,7 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
     """
     try:
         yield
-    except (TraceError, RequestError):  # says already why
+    except (TraceError, RequestError, ConfigError, BuildError):  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
         todo = remedy(recorder.device.dtype, module) if module is not None and is_refusal(error) else None

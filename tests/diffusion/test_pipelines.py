@@ -215,9 +215,12 @@ def test_what_is_offloaded_is_in_the_memory_of_the_host() -> None:
         ("arch=diffusers:flux.1-dev&output=video", "output"),
         ("arch=diffusers:flux.1-dev&seq=513", "seq"),
         ("arch=diffusers:sdxl&seq=300", "seq"),
+        ("arch=diffusers:cogvideox-2b&seq=64", "seq"),
         ("arch=diffusers:hunyuan-video&image=328x512", "image"),
         ("arch=diffusers:mochi&image=240x424", "image"),
         ("arch=diffusers:flux.1-dev&offload=group-block:0", "offload"),
+        ("arch=diffusers:sd1.5&dtype=float16&weights=text_encoder:fp8-cast", "weights"),
+        ("arch=diffusers:cogvideox-5b-i2v&image=256x256&frames=9", "image"),
     ],
 )
 def test_what_a_pipeline_does_not_take_is_refused_by_its_key(query: str, key: str) -> None:
@@ -260,6 +263,9 @@ def test_t5_keeps_in_float32_what_transformers_does_not_quantise(
         ("model_index.json", "scheduler", ["diffusers", "DDIMSchedular"], "did you mean DDIMScheduler"),
         ("model_index.json", "scheduler", [None, None], "part 'scheduler' is null"),
         ("model_index.json", "unet", [None, None], "part 'unet' is null"),
+        ("model_index.json", "tokenizer", [None, None], "part 'tokenizer' is null"),
+        ("model_index.json", "tokenizer", None, "part 'tokenizer' is missing"),
+        ("model_index.json", "vae", None, "part 'vae' is missing"),
         ("model_index.json", "unet", ["transformers", "pipeline"], "pipeline of unet is no model"),
         ("model_index.json", "unet", ["diffusers", "DiffusionPipeline"], "is no model"),
         ("model_index.json", "_class_name", "FluxTransformer2DModel", "is no pipeline"),
@@ -272,9 +278,60 @@ def test_t5_keeps_in_float32_what_transformers_does_not_quantise(
 )
 def test_files_with_a_fault_are_refused_by_the_name_of_the_part(path: str, key: str, value: object, error: str) -> None:
     files = files_of("sd1.5")
-    files[path][key] = value
+    files[path] = {name: one for name, one in {**files[path], key: value}.items() if one is not None}
     with pytest.raises((BuildError, ConfigError), match=error):
         count(parse_query(f"arch=config:{encode_config(json.dumps(files))}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("sdxl", "tokenizer"),
+        ("sdxl", "tokenizer_2"),
+        ("sdxl", "text_encoder"),
+        ("sdxl", "text_encoder_2"),
+        ("sd3-medium", "tokenizer_3"),
+        ("flux.1-dev", "text_encoder"),
+        ("sd1.5-controlnet", "controlnet"),
+        ("wan2.1-t2v-1.3b", "transformer"),
+        ("wan2.1-i2v-14b", "image_encoder"),
+        ("qwen-image-edit", "processor"),
+    ],
+)
+def test_a_null_part_that_the_call_needs_is_refused_by_its_name(name: str, part: str) -> None:
+    files = files_of(name)
+    files["model_index.json"][part] = [None, None]
+    small = "&image=256x256" + ("&frames=5" if name.startswith("wan") else "")
+    with pytest.raises(ConfigError, match=rf"\b{part}\b.* null"):
+        estimate(parse_query(f"arch=config:{encode_config(json.dumps(files))}{small}"))
+
+
+def test_a_part_that_the_class_calls_optional_may_be_missing() -> None:
+    files = files_of("sd1.5")
+    for part in ("safety_checker", "feature_extractor", "image_encoder"):
+        files["model_index.json"].pop(part)
+    query = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
+    assert estimated(query).phases == estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}").phases
+
+
+@pytest.mark.parametrize(
+    ("query", "asked", "taken", "note"),
+    [
+        ("wan2.1-t2v-1.3b&image=256x256", "&frames=50", "&frames=49", "frames=50 is traced as frames=49"),
+        ("wan2.1-t2v-1.3b&image=256x256", "&frames=12", "&frames=13", "frames=12 is traced as frames=13"),
+        ("ltx-video&image=256x256", "&frames=12", "&frames=9", "frames=12 is traced as frames=9"),
+        ("mochi&image=256x256", "&frames=12", "&frames=7", "frames=12 is traced as frames=7"),
+        ("cogvideox-2b&image=256x256", "&frames=12", "&frames=9", "frames=12 is traced as frames=9"),
+        ("flux.1-schnell", "&image=264x256", "&image=256x256", "image=264x256 is traced as image=256x256"),
+        ("pixart-sigma", "&image=264x256", "&image=1024x1024", "image=264x256 is traced as image=1024x1024"),
+    ],
+)
+def test_what_a_call_rounds_is_told_with_both_numbers(query: str, asked: str, taken: str, note: str) -> None:
+    given, rounded = (estimate(parse_query(f"arch=diffusers:{query}{size}&gpu={GPU}")) for size in (asked, taken))
+    assert [one for one in given.notes if note in one]
+    assert not [one for one in rounded.notes if one.startswith(("frames=", "image="))]
+    assert given.estimates[0].phases == rounded.estimates[0].phases
+    assert [given.request[key] for key in ("image_size", "frames")] == [rounded.request[key] for key in ("image_size", "frames")]
 
 
 def test_pasted_files_and_their_preset_take_the_same_bytes() -> None:

@@ -121,6 +121,14 @@ def test_sample_what_one_trace_leaves_is_not_found_by_the_next() -> None:
 
 
 @pytest.mark.full
+def test_sample_frames_that_a_vae_does_not_take_are_told_of_a_training() -> None:
+    query = query_of("ltx-video", "&train=adapter&gpu=h100-80gb").replace("frames=9", "frames=12")
+    given, rounded = (estimate(parse_query(one)) for one in (query, query.replace("frames=12", "frames=9")))
+    assert [one for one in given.notes if "frames=12 is traced as frames=9" in one]
+    assert given.estimates[0].phases == rounded.estimates[0].phases
+
+
+@pytest.mark.full
 def test_sample_a_batch_of_cogvideox_is_of_prompts() -> None:
     one, two = (estimated(query_of("cogvideox-2b", f"&train=adapter&batch={batch}&gpu=h100-80gb")) for batch in (1, 2))
     assert two.activations_bytes > 1.9 * one.activations_bytes
