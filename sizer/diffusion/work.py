@@ -143,6 +143,7 @@ def trace(
             modes_in_callbacks(mode),
             devices_told(host, deferred),
             _phases_marked(pipe, recorder),
+            _blending_twice(pipe),
             torch.no_grad(),
             _remedied(bundle, request, pipe, call, recorder),
         ):
@@ -511,6 +512,31 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
         yield
     if begun:
         end()
+
+
+_BLENDED_ROWS = 2
+
+
+@contextmanager
+def _blending_twice(pipe: Any) -> Iterator[None]:
+    """Have a VAE blend two rows of overlapping tiles, which takes the memory of all rows.
+
+    Each iteration of these loops allocates tensors of the same sizes, and frees them before the next one begins: the second finds
+    the memory of the first, and so does each further one. Loops of another form stay (diffusers 0.42, models/autoencoders).
+    """
+    vae = getattr(pipe, "vae", None)
+    with ExitStack() as stack:
+        for name in ("blend_v", "blend_h", "blend_t"):
+            own = getattr(vae, name, None)
+            if own is None or "in range(blend_extent):" not in inspect.getsource(own):
+                continue
+
+            def blend(a: Any, b: Any, blend_extent: int, own: Any = own) -> Any:
+                return own(a, b, min(blend_extent, _BLENDED_ROWS))
+
+            setattr(vae, name, blend)
+            stack.callback(delattr, vae, name)
+        yield
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from sizer.architecture import quantizers
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import CAST
+from sizer.diffusion import work
 from sizer.diffusion.building import as_loaded, build_pipeline, diffusers_installed, reads_images
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle
 from sizer.diffusion.placing import BITSANDBYTES, _quantised
@@ -69,9 +70,12 @@ CASES = {
     "image-to-video": f"{with_layers('wan2.1-i2v-14b', 4)}&frames=13&offload=model",
     "image-to-video-a14b": "arch=diffusers:wan2.2-i2v-a14b&frames=9&offload=sequential",
     "image-to-video-cogvideox": "arch=diffusers:cogvideox-5b-i2v&frames=9&vae=tiling",
+    "tiling-hunyuan": f"{with_layers('hunyuan-video', 2)}&frames=21&image=320x512&vae=tiling",
+    "tiling-nf4": f"{with_layers('hunyuan-video', 2)}&frames=9&image=320x512&vae=tiling&weights=nf4&offload=model",
     "tiling": "arch=diffusers:cogvideox-2b&frames=9&vae=tiling&dtype=float16",
 }
-FOLLOWED = {"edit": ("--values",)}  # whose code splits what a mask selects
+# Those whose code splits what a mask selects
+FOLLOWED = dict.fromkeys(("edit", "HunyuanImagePipeline", "HunyuanVideo15Pipeline"), ("--values",))
 # Parameters in billions, as model cards and papers give them, and to which part of a billion
 PUBLISHED = {
     ("flux.1-dev", "transformer"): (12, 0.2),
@@ -150,6 +154,13 @@ def test_sample_a_prompt_is_as_long_as_its_encoder_reads_also_if_files_leave_def
     assert config.pop("max_position_embeddings") == 77
     fewer = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
     assert estimated(fewer).phases == estimated(query).phases
+
+
+def test_two_blended_rows_take_the_memory_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = f"{with_layers('hunyuan-video', 1)}&frames=5&image=320x512&vae=tiling&gpu={GPU}"
+    twice = estimated(query)
+    monkeypatch.setattr(work, "_BLENDED_ROWS", 2**20)
+    assert estimated(query).phases == twice.phases
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -27,6 +27,7 @@ _CPU = torch.device("cpu")
 _INITIALIZERS = "torch.nn.init"  # some return at once for meta tensors, of which a device's tensor is none
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
+_HOLDERS = (_MODULE, "bitsandbytes.functional")  # where `to` moves what modules hold: weights, and scales of 4-bit weights
 _INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 move inputs
 _UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
@@ -175,7 +176,7 @@ class OnMeta(TorchFunctionMode):
             if args[0] in self._host:
                 return self._from_host(*args, **kwargs)
             if self._names_host(*args[1:], **kwargs):
-                held = isinstance(args[0], nn.Parameter) or sys._getframe(1).f_globals.get("__name__") == _MODULE
+                held = isinstance(args[0], nn.Parameter) or sys._getframe(1).f_globals.get("__name__") in _HOLDERS
                 _, dtype, non_blocking, _, memory_format = self._asked(*args[1:], **kwargs)
                 return self._to_host(
                     args[0], dtype, non_blocking=non_blocking, memory_format=memory_format, of_module=held
