@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
 IMAGES = ("image", "mask_image", "control_image", "control_mask")  # arguments of a call that are given images
 _GIVEN = ("self", "prompt", *IMAGES)
 _TEXT = "text_encoder"
+GUARDRAIL = "CosmosSafetyChecker"
 _NOT_NULL = (*DENOISERS, "vae", "controlnet", SCHEDULER)  # parts that a pipeline needs unless its class says that they are optional
 
 
@@ -58,7 +60,8 @@ def build_pipeline(
             made[part.name] = _processor(bundle, part, tokens)
     accepted = inspect.signature(kind.__init__).parameters
     try:
-        pipe = kind(**{name: value for name, value in made.items() if name in accepted})
+        with _without_guardrail(kind):
+            pipe = kind(**{name: value for name, value in made.items() if name in accepted})
     except (TypeError, ValueError, AttributeError, ImportError) as error:
         raise BuildError(
             f"{bundle.pipeline} refuses these parts",
@@ -67,7 +70,7 @@ def build_pipeline(
         ) from error
     template = getattr(pipe, "prompt_template_encode_start_idx", 0)  # tokens that are cut off once they are encoded
     for words in (one for one in made.values() if isinstance(one, UnknownWords)):
-        if isinstance(template, int) and words.words <= template:
+        if isinstance(template, int) and (tokens is not None or words.words <= template):
             words.words += template
     return pipe
 
@@ -150,6 +153,41 @@ def _do_without_ftfy(kind: type) -> None:
     module = sys.modules[kind.__module__]
     if find_spec("ftfy") is None and hasattr(module, "is_ftfy_available") and not hasattr(module, "ftfy"):
         vars(module)["ftfy"] = SimpleNamespace(fix_text=lambda text: text)
+
+
+class _NoChecker:
+    """A safety checker of Cosmos without weights, which finds nothing: its pipelines make no call without one."""
+
+    def to(self, device: Any) -> _NoChecker:
+        """Return it."""
+        return self
+
+    def check_text_safety(self, prompt: str) -> bool:
+        """Return True: the prompt is safe."""
+        return True
+
+    def check_video_safety(self, frames: Any) -> Any:
+        """Return the frames of a video as they are."""
+        return frames
+
+
+@contextmanager
+def _without_guardrail(kind: type) -> Iterator[None]:
+    """Have pipelines of Cosmos make no safety checker of cosmos_guardrail, which fetches weights (pipelines/cosmos, 0.42)."""
+    names = vars(sys.modules[kind.__module__])
+    own = names.get(GUARDRAIL)
+    if own is not None:
+        names[GUARDRAIL] = _NoChecker
+    try:
+        yield
+    finally:
+        if own is not None:
+            names[GUARDRAIL] = own
+
+
+def has_guardrail(pipe: Any) -> bool:
+    """Return True for a pipeline of Cosmos, whose safety checker is left out here."""
+    return hasattr(sys.modules[type(pipe).__module__], GUARDRAIL)
 
 
 def _class(library: Any, name: str, what: str) -> Any:

@@ -20,7 +20,7 @@ from sizer.architecture.module_census import take_census
 from sizer.base.errors import ConfigError, RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST, FRAMES
-from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, reads_images
+from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, has_guardrail, reads_images
 from sizer.diffusion.bundle import INDEX, Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NF4, NF4_TWICE, NONE, denoiser_of, place
 from sizer.diffusion.tokens import UnknownWords
@@ -75,6 +75,8 @@ def count(
         f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
     ]
     notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
+    if has_guardrail(pipe):
+        notes.append("The safety checker is left out: its weights are those of the package cosmos_guardrail.")
     if "image_encoder" in parts and not reads_images(bundle):
         notes.append("image_encoder is built, and not called: it is of an IP-Adapter, which is not built.")
     if INT8 in dict(request.part_weights).values():

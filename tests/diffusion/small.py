@@ -30,6 +30,35 @@ _STABLE = {
     "scheduler": ("diffusers", "DDIMScheduler", {}),
     "vae": ("diffusers", "AutoencoderKL", _VAE),
 }
+_LLAMA = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+_QWEN: dict[str, Any] = {
+    "text_config": {
+        **_LLAMA,
+        "rope_parameters": {"mrope_section": [2, 2, 4], "rope_type": "default", "rope_theta": 1e6},
+    },
+    "vision_config": {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "out_hidden_size": 64},
+}
+_MOVQ = {
+    "block_out_channels": [32, 64],
+    "down_block_types": ["DownEncoderBlock2D", "AttnDownEncoderBlock2D"],
+    "up_block_types": ["AttnUpDecoderBlock2D", "UpDecoderBlock2D"],
+    "latent_channels": 4,
+    "norm_type": "spatial",
+    "num_vq_embeddings": 12,
+    "vq_embed_dim": 4,
+}
+_KANDINSKY = {
+    "in_visual_dim": 16, "in_text_dim": 64, "in_text_dim2": 64, "time_dim": 32, "out_visual_dim": 16, "patch_size": [1, 2, 2],
+    "model_dim": 64, "ff_dim": 128, "num_text_blocks": 1, "num_visual_blocks": 2, "axes_dims": [4, 6, 6], "visual_cond": False,
+}  # fmt: skip
+_COSMOS = {
+    "in_channels": 16, "out_channels": 16, "num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2, "mlp_ratio": 2,
+    "text_embed_dim": 64, "adaln_lora_dim": 8, "max_size": [8, 64, 64], "patch_size": [1, 2, 2], "rope_scale": [2.0, 1.0, 1.0],
+    "concat_padding_mask": True, "extra_pos_embed_type": "learnable",
+}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
     # Its scheduler computes timesteps from values on the device; images are encoded, and their frames decoded in chunks.
     "StableVideoDiffusionPipeline": {
@@ -126,6 +155,125 @@ SMALL: dict[str, dict[str, Any]] = {
             },
         ),
         "vae": ("diffusers", "AutoencoderKL", _VAE),
+    },
+    "AuraFlowPipeline": {
+        "text_encoder": ("transformers", "UMT5EncoderModel", {**_T5, "feed_forward_proj": "gated-gelu"}),
+        "tokenizer": ("transformers", "LlamaTokenizerFast", {}),
+        "scheduler": _FLOW,
+        "transformer": (
+            "diffusers",
+            "AuraFlowTransformer2DModel",
+            {
+                "sample_size": 32, "in_channels": 4, "out_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
+                "attention_head_dim": 16, "num_attention_heads": 4, "caption_projection_dim": 64, "joint_attention_dim": 64,
+                "pos_embed_max_size": 1024,
+            },
+        ),
+        "vae": ("diffusers", "AutoencoderKL", _VAE),
+    },
+    "HunyuanImagePipeline": {
+        "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", _QWEN),
+        "tokenizer": ("transformers", "Qwen2Tokenizer", {}),
+        "text_encoder_2": ("transformers", "T5EncoderModel", _T5),
+        "tokenizer_2": ("transformers", "ByT5Tokenizer", {}),
+        "scheduler": _FLOW,
+        "guider": ("diffusers", "AdaptiveProjectedMixGuidance", {}),
+        "ocr_guider": ("diffusers", "AdaptiveProjectedMixGuidance", {}),
+        "transformer": (
+            "diffusers",
+            "HunyuanImageTransformer2DModel",
+            {
+                "in_channels": 4, "out_channels": 4, "num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 1,
+                "num_single_layers": 1, "num_refiner_layers": 1, "patch_size": [1, 1], "guidance_embeds": False,
+                "text_embed_dim": 64, "text_embed_2_dim": 64, "rope_axes_dim": [8, 8],
+            },
+        ),
+        "vae": (
+            "diffusers",
+            "AutoencoderKLHunyuanImage",
+            {
+                "in_channels": 3, "out_channels": 3, "latent_channels": 4, "block_out_channels": [32, 64, 64, 64],
+                "layers_per_block": 1, "spatial_compression_ratio": 8, "sample_size": 128, "scaling_factor": 0.5,
+            },
+        ),
+    },
+    "HunyuanVideo15Pipeline": {
+        "text_encoder": ("transformers", "Qwen2_5_VLTextModel", _QWEN["text_config"]),
+        "tokenizer": ("transformers", "Qwen2Tokenizer", {}),
+        "text_encoder_2": ("transformers", "T5EncoderModel", _T5),
+        "tokenizer_2": ("transformers", "ByT5Tokenizer", {}),
+        "scheduler": _FLOW,
+        "guider": ("diffusers", "ClassifierFreeGuidance", {}),
+        "transformer": (
+            "diffusers",
+            "HunyuanVideo15Transformer3DModel",
+            {
+                "in_channels": 9, "out_channels": 4, "num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2,
+                "num_refiner_layers": 1, "mlp_ratio": 2.0, "patch_size": 1, "patch_size_t": 1, "text_embed_dim": 64,
+                "text_embed_2_dim": 64, "image_embed_dim": 16, "rope_axes_dim": [4, 4, 8], "target_size": 64, "task_type": "t2v",
+            },
+        ),
+        "vae": (
+            "diffusers",
+            "AutoencoderKLHunyuanVideo15",
+            {
+                "in_channels": 3, "out_channels": 3, "latent_channels": 4, "block_out_channels": [16, 32], "layers_per_block": 1,
+                "spatial_compression_ratio": 4, "temporal_compression_ratio": 2, "downsample_match_channel": False,
+                "upsample_match_channel": False,
+            },
+        ),
+    },
+    "Kandinsky3Pipeline": {
+        "text_encoder": ("transformers", "T5EncoderModel", _T5),
+        "tokenizer": ("transformers", "T5TokenizerFast", {}),
+        "scheduler": ("diffusers", "DDPMScheduler", {"beta_schedule": "squaredcos_cap_v2"}),
+        "unet": (
+            "diffusers",
+            "Kandinsky3UNet",
+            {
+                "in_channels": 4, "time_embedding_dim": 32, "groups": 8, "attention_head_dim": 16, "layers_per_block": 3,
+                "block_out_channels": [32, 64], "cross_attention_dim": 64, "encoder_hid_dim": 64,
+            },
+        ),
+        "movq": ("diffusers", "VQModel", _MOVQ),
+    },
+    "Kandinsky5T2VPipeline": {
+        "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", _QWEN),
+        "tokenizer": ("transformers", "Qwen2VLProcessor", {}),
+        "text_encoder_2": ("transformers", "CLIPTextModel", _CLIP),
+        "tokenizer_2": ("transformers", "CLIPTokenizer", {}),
+        "scheduler": _FLOW,
+        "transformer": ("diffusers", "Kandinsky5Transformer3DModel", _KANDINSKY),
+        "vae": (
+            "diffusers",
+            "AutoencoderKLHunyuanVideo",
+            {
+                "block_out_channels": [32, 64, 64, 64], "latent_channels": 16, "layers_per_block": 1,
+                "spatial_compression_ratio": 8, "temporal_compression_ratio": 4,
+            },
+        ),
+    },
+    "CosmosTextToWorldPipeline": {
+        "text_encoder": ("transformers", "T5EncoderModel", _T5),
+        "tokenizer": ("transformers", "T5TokenizerFast", {}),
+        "scheduler": ("diffusers", "EDMEulerScheduler", {"sigma_max": 80, "sigma_data": 0.5}),
+        "transformer": ("diffusers", "CosmosTransformer3DModel", _COSMOS),
+        "vae": (
+            "diffusers",
+            "AutoencoderKLCosmos",
+            {
+                "latent_channels": 16, "encoder_block_out_channels": [8, 16, 16, 16], "decode_block_out_channels": [8, 16, 16, 16],
+                "attention_resolutions": [8], "resolution": 64, "num_layers": 1, "spatial_compression_ratio": 8,
+                "temporal_compression_ratio": 8,
+            },
+        ),
+    },
+    "Cosmos2TextToImagePipeline": {
+        "text_encoder": ("transformers", "T5EncoderModel", _T5),
+        "tokenizer": ("transformers", "T5TokenizerFast", {}),
+        "scheduler": ("diffusers", "FlowMatchEulerDiscreteScheduler", {"use_karras_sigmas": True}),
+        "transformer": ("diffusers", "CosmosTransformer3DModel", _COSMOS),
+        "vae": ("diffusers", "AutoencoderKLWan", {"base_dim": 8, "num_res_blocks": 1}),
     },
     "StableDiffusionPAGPipeline": {**_STABLE, "unet": ("diffusers", "UNet2DConditionModel", _UNET)},
     "LatentConsistencyModelPipeline": {

@@ -21,7 +21,7 @@ from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import CAST
 from sizer.diffusion import work
 from sizer.diffusion.building import as_loaded, build_pipeline, diffusers_installed, reads_images
-from sizer.diffusion.bundle import INDEX, preset_names, read_bundle
+from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import BITSANDBYTES, _quantised
 from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
@@ -132,6 +132,13 @@ SMALL_CASES = {
     "MotifVideoPipeline": "&image=64x64&frames=5",
     "ChromaPipeline": "&image=128x128&seq=64",
     "CogView4Pipeline": "&image=128x128&seq=64",
+    "AuraFlowPipeline": "&image=128x128",
+    "HunyuanImagePipeline": "&image=128x128",
+    "HunyuanVideo15Pipeline": "&image=64x64&frames=5",
+    "Kandinsky3Pipeline": "&image=128x128",
+    "Kandinsky5T2VPipeline": "&image=128x128&frames=5",
+    "CosmosTextToWorldPipeline": "&image=128x128&frames=9",
+    "Cosmos2TextToImagePipeline": "&image=128x128",
     "StableDiffusionPAGPipeline": "&dtype=float16",
     "LatentConsistencyModelPipeline": "&offload=model",
 }
@@ -142,7 +149,7 @@ def test_sample_a_small_pipeline_takes_what_it_takes_on_cuda(run_on_null: Run, k
     query = f"arch=config:{encode_config(json.dumps(small_files(kind)))}{SMALL_CASES[kind]}&gpu={GPU}"
     row = estimated(query)
     found = [row.phases[0].allocated_bytes, row.peak_allocated_bytes, row.peak_reserved_bytes]
-    assert found == run_on_null("tests.diffusion.on_null", query, gpu=GPU)
+    assert found == run_on_null("tests.diffusion.on_null", query, *FOLLOWED.get(kind, ()), gpu=GPU)
 
 
 def test_sample_a_prompt_is_as_long_as_its_encoder_reads_also_if_files_leave_defaults_out() -> None:
@@ -154,6 +161,19 @@ def test_sample_a_prompt_is_as_long_as_its_encoder_reads_also_if_files_leave_def
     assert config.pop("max_position_embeddings") == 77
     fewer = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
     assert estimated(fewer).phases == estimated(query).phases
+
+
+@pytest.mark.parametrize("tokens", [10, 40, 144])
+def test_sample_a_prompt_has_the_asked_tokens_behind_its_template(tokens: int) -> None:
+    with torch.device("meta"):
+        pipe = build_pipeline(read_preset("qwen-image"), torch.bfloat16, tokens=tokens)
+    assert pipe.tokenizer.words == pipe.prompt_template_encode_start_idx + tokens
+
+
+def test_a_safety_checker_in_a_package_of_its_own_is_left_out_with_a_note() -> None:
+    query = f"arch=config:{encode_config(json.dumps(small_files('Cosmos2TextToImagePipeline')))}&image=128x128"
+    _, notes, _ = count(parse_query(query))
+    assert [note for note in notes if "cosmos_guardrail" in note]
 
 
 def test_two_blended_rows_take_the_memory_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
