@@ -30,19 +30,19 @@ JOINED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
 COLUMNS = frozenset(
     (
         *("q_proj", "k_proj", "v_proj", "qkv", "q_b_proj", "kv_b_proj", *JOINED),
-        *("gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "linear_fc1"),
+        *("gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "linear_fc1", "input_linear"),
         *("in_proj", "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_a", "in_proj_b", "conv1d"),
     )
 )
 ROWS = frozenset(
-    ("o_proj", "out_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "linear_fc2", "c_proj", "proj", "w2")
+    ("o_proj", "out_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "linear_fc2", "c_proj", "proj", "w2", "output_linear")
 )
 REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa"))
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrix:
+class Matrix:
     """A merged matrix of one rank: its name, the elements of its input and output, its bias, and whether it may be quantised."""
 
     name: str
@@ -54,11 +54,9 @@ class _Matrix:
 
 def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterator[int]:
     """Yield the bytes of each tensor of one rank of a stage, in the order in which the server creates them."""
-    matrices: dict[str, _Matrix] = {}
-    for weight in (*architecture.weights, *architecture.idle_weights):
-        if not _on_stage(weight.name, architecture, flags, stage):
-            continue
-        if matrix := _matrix(weight, architecture, flags):
+    matrices: dict[str, Matrix] = {}
+    for weight in weights_of(architecture, flags, stage):
+        if matrix := matrix_of(weight, architecture, flags):
             known = matrices.get(matrix.name)
             matrices[matrix.name] = matrix if known is None else replace(known, outputs=known.outputs + matrix.outputs)
         else:
@@ -78,6 +76,21 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
         widths = (architecture.rotary,) * len(architecture.rotary_rows)
     for rows, width in zip(architecture.rotary_rows, widths, strict=True):
         yield rows * width * 2
+
+
+def weights_of(architecture: Architecture, flags: Flags, stage: int) -> Iterator[Weight]:
+    """Yield the weights of the checkpoint on a stage, and those that vLLM makes beside them in this version.
+
+    Source: vllm/model_executor/models/gemma4.py and gemma3n.py, 0.30.0: layers that use the cache of others have no keys.
+    """
+    for weight in architecture.weights:
+        if is_on_stage(weight.name, architecture, flags, stage):
+            yield weight
+    for weight in architecture.idle_weights:
+        found = _LAYER.search(weight.name)
+        keeps = found is None or architecture.layers[int(found[1])].elements > 0
+        if (keeps or flags.rules.shared_keys) and is_on_stage(weight.name, architecture, flags, stage):
+            yield weight
 
 
 def weights_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> int:
@@ -125,7 +138,7 @@ def _stage_layers(architecture: Architecture, flags: Flags, stage: int) -> range
     return stage_layers(len(architecture.layers), flags.pp)[stage]
 
 
-def _on_stage(name: str, architecture: Architecture, flags: Flags, stage: int) -> bool:
+def is_on_stage(name: str, architecture: Architecture, flags: Flags, stage: int) -> bool:
     """Return True if a stage holds a weight: its layers, of the first stage the embedding, of the last what follows the layers."""
     if flags.pp == 1:
         return True
@@ -137,10 +150,10 @@ def _on_stage(name: str, architecture: Architecture, flags: Flags, stage: int) -
     return stage == 0 if first else stage == flags.pp - 1
 
 
-def _matrix(weight: Weight, architecture: Architecture, flags: Flags) -> _Matrix | None:
+def matrix_of(weight: Weight, architecture: Architecture, flags: Flags) -> Matrix | None:
     """Return the merged matrix that a weight is part of, None for any other tensor."""
     parts = weight.name.split(".")
-    if parts[-1] != "weight" or len(parts) < 2 or len(weight.shape) != 2 or _is_vocabulary(weight, architecture):
+    if parts[-1] != "weight" or len(parts) < 2 or len(weight.shape) != 2 or is_vocabulary(weight, architecture):
         return None
     leaf, encoder = parts[-2], bool(ENCODER.search(weight.name))
     if leaf not in COLUMNS | ROWS | REPLICATED:
@@ -153,7 +166,7 @@ def _matrix(weight: Weight, architecture: Architecture, flags: Flags) -> _Matrix
         inputs = -(-inputs // flags.tp)
     name = ".".join([*parts[:-2], MERGED.get(leaf, leaf)])
     left = any(_matches(pattern, weight.name) for pattern in architecture.unquantized)
-    return _Matrix(name, inputs, outputs, weight.itemsize, quantised=not (encoder or left))
+    return Matrix(name, inputs, outputs, weight.itemsize, quantised=not (encoder or left))
 
 
 def _split_outputs(leaf: str, outputs: int, architecture: Architecture, flags: Flags, encoder: bool) -> int:
@@ -168,7 +181,7 @@ def _split_outputs(leaf: str, outputs: int, architecture: Architecture, flags: F
     return -(-outputs // flags.tp)
 
 
-def _linear(matrix: _Matrix, architecture: Architecture, flags: Flags) -> Iterator[int]:
+def _linear(matrix: Matrix, architecture: Architecture, flags: Flags) -> Iterator[int]:
     """Yield the tensors of one merged linear layer after loading."""
     layout = flags.layout if matrix.quantised and flags.layout != "mxfp4" else None
     yield from _quantised(matrix.inputs, matrix.outputs, layout, architecture, matrix.itemsize)
@@ -201,10 +214,10 @@ def _quantised(inputs: int, outputs: int, layout: str | None, architecture: Arch
 def _whole(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator[int]:
     """Yield the tensors of a weight that is no linear layer's matrix: vocabulary, experts, biases, norms."""
     parts, size = weight.name.split("."), prod(weight.shape)
-    if _is_vocabulary(weight, architecture):
+    if is_vocabulary(weight, architecture):
         rows = -(-weight.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
         yield -(-rows // flags.tp) * weight.shape[1] * weight.itemsize
-    elif "experts" in parts and len(weight.shape) == 3:
+    elif is_of_experts(weight):
         yield from _experts(weight, architecture, flags)
     elif "experts" in parts:
         yield -(-size // flags.tp) * (4 if flags.layout == "mxfp4" else weight.itemsize)
@@ -218,25 +231,50 @@ def _whole(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator
 
 def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator[int]:
     """Yield the tensors of one matrix of all experts: [experts, outputs, inputs], split by experts or by their width."""
-    experts, down = weight.shape[0], "down" in weight.name
-    ranks = flags.tp * flags.dp
-    here = -(-experts // ranks) if flags.ep else experts
-    width = architecture.expert_width if flags.ep else -(-architecture.expert_width // ranks)
-    hidden = architecture.hidden
+    down, gated = is_down(weight), is_gated(weight)
+    here, width, hidden = expert_sizes(weight.shape[0], architecture, flags)
     if flags.layout == "mxfp4":
-        # vllm/model_executor/layers/quantization/mxfp4.py: Marlin pads the width to 128 and the model's to 256; others pad to 32
-        hidden = -(-hidden // 256) * 256 if flags.marlin else hidden
-        width = -(-width // 128) * 128 if flags.marlin else -(-width // MXFP4_GROUP) * MXFP4_GROUP
-        elements = here * hidden * width * (1 if down else 2)
+        elements = here * hidden * width * (2 if gated else 1)
         yield elements // 2
         yield elements // MXFP4_GROUP
         return
-    inputs, outputs = (width, hidden) if down else (hidden, 2 * width)
+    inputs, outputs = (width, hidden) if down else (hidden, (2 if gated else 1) * width)
     for size in _quantised(inputs, outputs, flags.layout, architecture, weight.itemsize):
         yield here * size
 
 
-def _is_vocabulary(weight: Weight, architecture: Architecture) -> bool:
+def is_of_experts(weight: Weight) -> bool:
+    """Return True for the matrix of all experts of a layer."""
+    return len(weight.shape) == 3 and bool({"experts", "block_sparse_moe"} & set(weight.name.split(".")))
+
+
+def is_down(weight: Weight) -> bool:
+    """Return True for the second matrix of all experts, False for the first."""
+    return "down" in weight.name or "output_linear" in weight.name
+
+
+def is_gated(weight: Weight) -> bool:
+    """Return True for gate and up of all experts in one matrix; those of Nemotron have no gate."""
+    return "gate_up" in weight.name or "input_linear" in weight.name
+
+
+def expert_sizes(experts: int, architecture: Architecture, flags: Flags) -> tuple[int, int, int]:
+    """Return the experts of one rank, their width there, and the hidden size, as a kernel pads them.
+
+    Source: vllm/model_executor/layers/quantization/mxfp4.py: Marlin pads the width to 128 and the hidden size to 256, others pad
+    the width to 32.
+    """
+    ranks = flags.tp * flags.dp
+    here = -(-experts // ranks) if flags.ep else experts
+    width = architecture.expert_width if flags.ep else -(-architecture.expert_width // ranks)
+    if flags.layout != "mxfp4":
+        return here, width, architecture.hidden
+    padding = 128 if flags.marlin else MXFP4_GROUP
+    hidden = -(-architecture.hidden // 256) * 256 if flags.marlin else architecture.hidden
+    return here, -(-width // padding) * padding, hidden
+
+
+def is_vocabulary(weight: Weight, architecture: Architecture) -> bool:
     """Return True for the rows of the vocabulary, padded or not: the embedding and the head."""
     named = weight.name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight", "embed_in.weight", "embed_out.weight"))
     same = len(weight.shape) == 2 and weight.shape[0] == architecture.vocabulary

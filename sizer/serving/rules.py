@@ -33,7 +33,8 @@ class Rules:
     captured size. These three are fitted.
     `second_runner` names the models that the second model runner runs: types with commas between, "dense" for those without
     experts and states, "all". `second_sampler` is the path of its profile run, `second_graphs` says whether it estimates graphs.
-    `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes.
+    `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes, `shared_keys` whether layers that use
+    the cache of others have keys and values.
     """
 
     util: float
@@ -52,6 +53,7 @@ class Rules:
     second_sampler: str
     second_graphs: bool
     benchmarks: bool
+    shared_keys: bool
 
 
 FITTED = "fitted on the startup logs in docs/serving.md"
@@ -131,6 +133,8 @@ RULES: tuple[Rule, ...] = (
     Rule(name="second_graphs", since=(0, 29, 0), value=True, source=f"{_RUNNER}, profile_cudagraph_memory, 0.29.0"),
     Rule(name="benchmarks", since=_FIRST, value=False, source="vllm/config/compilation.py, 0.11.0"),
     Rule(name="benchmarks", since=(0, 11, 2), value=True, source="vllm/config/compilation.py, benchmark_combo_kernel, 0.11.2"),
+    Rule(name="shared_keys", since=_FIRST, value=True, source="vllm/model_executor/models/gemma3n.py, 0.9.2"),
+    Rule(name="shared_keys", since=(0, 30, 0), value=False, source="vllm/model_executor/models/gemma4.py, q_proj, 0.30.0"),
 )
 
 

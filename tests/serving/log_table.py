@@ -34,6 +34,7 @@ WORDS = {
     "second_runner": "models that the second model runner runs",
     "second_sampler": "path of its sampler in the profile run",
     "second_graphs": "it estimates CUDA graphs before the cache is sized",
+    "shared_keys": "layers of Gemma that use the cache of others have keys and values",
     "benchmarks": "compiling tries kernels on tensors of their arguments' sizes",
 }
 SGLANG_WORDS = {

@@ -8,7 +8,7 @@ import pytest
 
 from sizer.base.units import MIB
 from sizer.serving.architecture import Weight
-from sizer.serving.layout import allocated, stage_layers, tensors, weights_bytes
+from sizer.serving.layout import allocated, stage_layers, tensors, weights_bytes, weights_of
 from tests.serving.models import decoder, flags
 
 MLP = 1024 * 4096
@@ -98,3 +98,20 @@ def test_stages_hold_all_layers_once():
     whole = weights_bytes(replace(decoder(), rotary_rows=()), flags())
     stages = [weights_bytes(replace(decoder(), rotary_rows=()), flags(pp=2), stage) for stage in (0, 1)]
     assert sum(stages) == whole
+
+
+def test_experts_of_nemotron_have_no_gate_and_those_of_granite_are_split():
+    up = Weight(name="backbone.layers.0.mixer.experts.up_proj", shape=(8, 256, 1024))
+    joined = Weight(name="model.layers.0.block_sparse_moe.input_linear.weight", shape=(8, 512, 1024))
+    for weight, size in ((up, 8 * 256 * 1024 * 2), (joined, 8 * 512 * 1024 * 2)):
+        sparse = replace(decoder(), weights=(weight,), experts=8, expert_width=256, rotary_rows=())
+        assert [list(tensors(sparse, flags(tp=tp))) for tp in (1, 2)] == [[size], [size // 2]]
+
+
+def test_layers_that_use_the_cache_of_others_have_no_keys_from_0_30_on():
+    idle = (Weight(name="model.layers.3.self_attn.k_proj.weight", shape=(512, 1024)),)
+    full = decoder().layers
+    shared = replace(decoder(), idle_weights=idle, layers=(*full[:3], replace(full[3], elements=0)))
+    counts = [len(list(weights_of(shared, flags(release=release), 0))) for release in ((0, 28, 0), (0, 30, 0))]
+    assert counts[0] - counts[1] == 1
+    assert len(list(weights_of(replace(shared, layers=full), flags(release=(0, 30, 0)), 0))) == counts[0]
