@@ -81,7 +81,9 @@ class Sampler(nn.Module):
 class DecoderLayer(nn.Module):
     """The tensors of one decoder layer on one rank, for a step of so many tokens.
 
-    Without graphs the caller holds the input of each part while the part runs; compiled code drops it after its last use.
+    Without graphs the caller holds the input of each part while the part runs; compiled code drops it after its last use. With
+    adapters that is after the first matrix, beside whose output are products with the matrices A, in float32 for each of `slices`
+    (vllm/lora/punica_wrapper/punica_gpu.py, add_lora_linear; vLLM 0.33). Those of experts are not counted.
     """
 
     def __init__(self, architecture: Architecture, flags: Flags) -> None:
@@ -97,6 +99,7 @@ class DecoderLayer(nn.Module):
         self.expert_width = -(-architecture.expert_width // ranks)
         if self.experts:
             self.width = 0
+        self.rank = flags.lora_rank if flags.loras else 0
         self.anchor = nn.Parameter(torch.empty(1), requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -123,9 +126,17 @@ class DecoderLayer(nn.Module):
 
     def _attend(self, made) -> Tensor:
         joined = made(self.attention)
+        self._adapt(made, slices=3)
         out = made(self.queries)
         del joined
         return self._project(out, made)
+
+    def _adapt(self, made, slices: int) -> None:
+        """Allocate and release what adapters take beside a merged matrix's output: products in float32, and its input."""
+        if self.rank:
+            held = None if self.eager else made(self.hidden)
+            products = [made(2 * self.rank) for _ in range(slices)]
+            del products, held
 
     def _project(self, out: Tensor, made) -> Tensor:
         projected = made(self.hidden)
@@ -135,6 +146,7 @@ class DecoderLayer(nn.Module):
     def _feed(self, made, size: int) -> Tensor:
         if not self.experts:
             gates = made(2 * self.width)
+            self._adapt(made, slices=2)
             product = made(self.width)
             del gates
             return self._project(product, made)

@@ -375,6 +375,13 @@ def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"checkpoint, full, {', '.join(LAYOUTS)}",
             todo=hint,
         )
+    if request.fully_sharded_loras and not (request.max_loras or request.max_lora_rank):
+        yield Refusal(
+            key="fully_sharded_loras",
+            given="1 without max_loras",
+            allowed="1 with max_loras or max_lora_rank, which make slots of adapters",
+            todo="write for example max_loras=4",
+        )
     if request.used > gpu.total_bytes * (request.util or 1):
         yield Refusal(
             key="used",

@@ -51,7 +51,19 @@ from sizer.catalogue.recipes import (
     TRANSFORMERS,
 )
 from sizer.catalogue.schedules import SCHEDULES
-from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS, SWITCHES
+from sizer.catalogue.serving import (
+    APIS,
+    AUTO,
+    ENGINES,
+    KV_DTYPES,
+    LAYOUTS,
+    LORA_RANKS,
+    MAX_LORAS,
+    MAX_SEQS,
+    MAX_TOKENS,
+    SAMPLERS,
+    SWITCHES,
+)
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.needs import (
@@ -95,6 +107,7 @@ from sizer.query.server_values import (
     read_kv,
     read_layout,
     read_length,
+    read_lora_rank,
     read_release,
     read_size,
     read_tokens,
@@ -936,6 +949,27 @@ KEYS: dict[str, Key] = {
         allowed="memory of the server's CUDA graphs, such as 1.2GiB, with mode=serve",
         otherwise="fitted on published logs",
         needs=of_engines("graphs"),
+    ),
+    "max_loras": _field(
+        "max_loras",
+        whole_number(MAX_LORAS, "max_loras=4"),
+        allowed=f"slots of LoRA adapters, 1 to {MAX_LORAS}, as with --enable-lora --max-loras, with mode=serve",
+        otherwise="none, 1 with max_lora_rank",
+        needs=of_engines("max_loras"),
+    ),
+    "max_lora_rank": _field(
+        "max_lora_rank",
+        read_lora_rank,
+        allowed=f"{', '.join(map(str, LORA_RANKS))}: the largest rank of an adapter, with mode=serve",
+        otherwise="none, 16 with max_loras",
+        needs=of_engines("max_lora_rank"),
+    ),
+    "fully_sharded_loras": _field(
+        "fully_sharded_loras",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: tensor-parallel ranks split both matrices of an adapter, with mode=serve",
+        needs=of_engines("fully_sharded_loras"),
     ),
     "want": _field(
         "want",

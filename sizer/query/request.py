@@ -138,6 +138,9 @@ class Request:
     outside: int | None = None
     graphs: int | None = None
     want: tuple[int, int] | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    fully_sharded_loras: bool = False
     loss: str = "full"
     step: str = "after"
     evaluate: str = "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from sizer.base.errors import RefusedValueError
-from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS
+from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, LORA_RANKS, MAX_SEQS, MAX_TOKENS
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query import values
 from sizer.query.values import choice
@@ -107,6 +107,13 @@ def format_want(want: tuple[int, int]) -> str:
 def read_kv(text: str) -> str:
     """The dtype of a server's KV cache."""
     return choice(KV_DTYPES, _KV_NAMES)(text)
+
+
+def read_lora_rank(text: str) -> int:
+    """The largest rank of an adapter, one of those that vLLM allows."""
+    if text not in map(str, LORA_RANKS):
+        raise RefusedValueError(", ".join(map(str, LORA_RANKS)), "write the next larger one: smaller adapters fit its slots")
+    return int(text)
 
 
 def read_layout(text: str) -> dict[str, object]:

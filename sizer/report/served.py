@@ -55,13 +55,13 @@ class ContextRow:
 class Served:
     """Memory of a server on one GPU, in bytes.
 
-    `budget_bytes` is what the server may use. `profile_peak_bytes` is the largest of a forward pass of `forward_bytes`, of the
-    sampler, `sampler_bytes`, with what both hold, of the dummy run of an encoder of images, `encoder_bytes`, and of what a first
-    start holds while it compiles, `compiling_bytes`. `graphs_bytes` come off the budget if `graphs_in_budget`. The rest is
-    `kv_cache_bytes`: `blocks` of `block_tokens` tokens each.
+    `budget_bytes` is what the server may use. `lora_bytes` are slots of adapters, beside the weights. `profile_peak_bytes` is the
+    largest of a forward pass of `forward_bytes`, of the sampler, `sampler_bytes`, with what both hold, of the dummy run of an
+    encoder of images, `encoder_bytes`, and of what a first start holds while it compiles, `compiling_bytes`. `graphs_bytes` come
+    off the budget if `graphs_in_budget`. The rest is `kv_cache_bytes`: `blocks` of `block_tokens` tokens each.
     `requests_at_once` counts requests of the longest allowed length, `longest` is the length in tokens of one request that fills
-    the cache. `message` is the server's own if it does not start. `flags` are the server's flags as resolved. `reasons` say why
-    the range is as wide as it is.
+    the cache. `message` is the server's own if it does not start. `flags` are the server's flags as resolved. `reasons` say why the
+    range is as wide as it is.
     """
 
     engine: str
@@ -92,6 +92,7 @@ class Served:
     longest: int
     starts: Starts
     command: str
+    lora_bytes: int = 0
     message: str = ""
     summary: str = ""
     want: Want | None = None

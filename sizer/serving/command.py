@@ -39,6 +39,9 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
     words += ["--kv-cache-dtype", flags.kv] if flags.kv != "auto" else []
     if flags.prefix_caching == has_states:
         words.append("--enable-prefix-caching" if flags.prefix_caching else "--no-enable-prefix-caching")
+    if flags.loras:
+        words += ["--enable-lora", "--max-loras", str(flags.loras), "--max-lora-rank", str(flags.lora_rank)]
+        words += ["--fully-sharded-loras"] if flags.lora_sharded else []
     words += ["--limit-mm-per-prompt", NO_IMAGES] if flags.text_alone else []
     words += ["--enforce-eager"] if flags.eager else []
     words += ["--quantization", "fp8"] if quantizes and flags.layout == "fp8" else []

@@ -8,7 +8,7 @@ from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import TEXT
-from sizer.catalogue.serving import AUTO, ENGINES, format_release
+from sizer.catalogue.serving import AUTO, ENGINES, LORA_RANK, LORA_RANKS, format_release
 from sizer.query.request import Request
 from sizer.serving.architecture import Architecture
 from sizer.serving.rules import Release, Rules, rules_of
@@ -27,7 +27,8 @@ class Flags:
     `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
     Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
     `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs, `text_alone`
-    that no prompt of a model that reads images may have any.
+    that no prompt of a model that reads images may have any. `loras` are slots of adapters, 0 without --enable-lora, `lora_rank`
+    the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter.
     """
 
     release: Release
@@ -56,6 +57,9 @@ class Flags:
     vocabulary: int = 0
     second_runner: bool = False
     text_alone: bool = False
+    loras: int = 0
+    lora_rank: int = 16
+    lora_sharded: bool = False
 
     @property
     def rules(self) -> Rules:
@@ -109,6 +113,9 @@ class Flags:
             "enable_prefix_caching": self.prefix_caching,
             "sampler": self.sampler,
             "model_runner": 2 if self.second_runner else 1,
+            "max_loras": self.loras,
+            "max_lora_rank": self.lora_rank if self.loras else None,
+            "fully_sharded_loras": self.lora_sharded,
             "usage": "offline" if self.offline else "server",
             "vocabulary": self.vocabulary,
         }
@@ -174,7 +181,10 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     prefixes = not architecture.has_states if request.prefix_caching == AUTO else request.prefix_caching == "1"
     second = runs_second(rules, architecture)
     path = rules.second_sampler if second else rules.sampler
-    marlin = layout == "mxfp4" and (release < (0, 12, 0) or (gpu.capability or HOPPER) < HOPPER)
+    loras = 0 if request.max_loras is None and request.max_lora_rank is None else request.max_loras or 1
+    _check_lora(request, rules)
+    # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, 0.19 and 0.33: experts with adapters run on Marlin's kernel
+    marlin = layout == "mxfp4" and (release < (0, 12, 0) or (gpu.capability or HOPPER) < HOPPER or bool(loras))
     return Flags(
         release=release,
         total_bytes=gpu.total_bytes,
@@ -195,6 +205,9 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         second_runner=second,
         text_alone=request.inputs == TEXT and architecture.vision is not None,
         marlin=marlin,
+        loras=loras,
+        lora_rank=request.max_lora_rank or LORA_RANK,
+        lora_sharded=request.fully_sharded_loras,
         prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,
@@ -237,6 +250,19 @@ def check_ranks(request: Request, architecture: Architecture) -> None:
 def _check_layout(layout: str | None, architecture: Architecture) -> None:
     if layout == "mxfp4" and not architecture.experts:
         raise _refused("weights", "mxfp4", "a model with experts, whose matrices alone are MXFP4", "ask for weights=fp8 or awq")
+
+
+def _check_lora(request: Request, rules: Rules) -> None:
+    """Raise RequestError for a rank that this version, or a split among ranks, does not take."""
+    rank = request.max_lora_rank or LORA_RANK
+    if rank < rules.lora_least_rank:
+        allowed = ", ".join(str(one) for one in LORA_RANKS if one >= rules.lora_least_rank)
+        raise _refused("max_lora_rank", str(rank), f"{allowed} in this version", "ask for one of these")
+    if request.fully_sharded_loras and rank % request.tp:
+        allowed = f"a max_lora_rank that tp={request.tp} divides, with fully_sharded_loras=1"
+        raise _refused("max_lora_rank", str(rank), allowed, "ask for another rank, or for fully_sharded_loras=0")
+    if request.fully_sharded_loras and request.ep:
+        raise _refused("fully_sharded_loras", "1 with ep=1", "0 with expert parallel", "remove it")
 
 
 def _refused(key: str, given: str, allowed: str, todo: str) -> RequestError:

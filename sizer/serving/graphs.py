@@ -20,9 +20,13 @@ def capture_sizes(flags: Flags) -> tuple[int, ...]:
 def graph_bytes(architecture: Architecture, flags: Flags) -> int:
     """Return the bytes that graphs hold: of each captured size one for each layer, and for decoding one of all layers.
 
+    With slots of adapters most versions capture each size twice: with adapters and without.
+
     *Known limitations*: fitted. The logs range from 0.2 to 0.9 MiB for a layer and size.
     """
     sizes = capture_sizes(flags)
     decoding = sum(size <= flags.max_num_seqs for size in sizes)
     layers = -(-len(architecture.layers) // flags.pp)
-    return flags.rules.graph_bytes * layers * (len(sizes) + decoding)
+    rules = flags.rules
+    kinds = 1 if not flags.loras else rules.second_lora_graphs if flags.second_runner else rules.lora_graphs
+    return rules.graph_bytes * layers * (len(sizes) + decoding) * kinds

@@ -31,7 +31,8 @@ _YAML_SIGNS = frozenset(
     )
 )
 _HALVES = ("auto", "half", "float16", "bfloat16")
-LIMITS = "limit-mm-per-prompt"
+LIMITS, ADAPTERS = "limit-mm-per-prompt", "enable-lora"
+_LORA_KEYS = ("max_loras", "max_lora_rank", "fully_sharded_loras")
 _ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # arg_utils.py, human_readable_int
 
@@ -49,6 +50,8 @@ _VALUES: dict[str, dict[str, str]] = {
         "kv-cache-dtype": "kv",
         **dict.fromkeys(("kv-cache-memory-bytes", "kv-cache-memory"), "kv_bytes"),
         "quantization": "layout",
+        "max-loras": "max_loras",
+        "max-lora-rank": "max_lora_rank",
     },
     "sglang": {
         **dict.fromkeys(("model-path", "model"), "model"),
@@ -79,12 +82,14 @@ _SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
         "enable-prefix-caching": ("prefix_caching", "1"),
         "no-enable-prefix-caching": ("prefix_caching", "0"),
         "language-model-only": ("inputs", "text"),
+        "fully-sharded-loras": ("fully_sharded_loras", "1"),
     },
     "sglang": {"disable-cuda-graph": ("enforce_eager", "1"), "enable-ep-moe": ("ep", "1")},
 }
 # Flags that change memory and have no counterpart here. A name that begins so is one of them.
 _UNCOUNTED_WORDS = """
-    speculative spec- num-speculative enable-lora lora max-lora max-cpu-lora cpu-offload offload num-gpu-blocks-override block-size
+    speculative spec- num-speculative enable-lora lora max-lora cpu-offload enable-tower-connector-lora
+    specialize-active-lora enable-mixed-moe-lora enable-moe-shared-loras offload num-gpu-blocks-override block-size
     page-size mm- skip-mm-profiling compilation-config max-seq-len-to-capture
     cuda-graph cudagraph max-cudagraph hf-overrides json-model-override decode-context-parallel dcp prefill-context-parallel
     kv-transfer-config kv-offloading hicache enable-hierarchical enable-sleep-mode enable-memory-saver rope- mamba runner task
@@ -97,7 +102,11 @@ _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
 # In which direction the plan is off without what such a flag asks for.
 _DIRECTIONS = {
     **dict.fromkeys(("speculative", "spec-", "num-speculative"), "a draft comes off the cache: fewer tokens than planned"),
-    "enable-lora": "the slots of adapters come off the cache: fewer tokens than planned",
+    "lora-target": "fewer layers have slots: more tokens than planned",
+    "enable-moe-shared": "experts share slots: more tokens than planned",
+    "enable-tower": "the encoder has slots, too: fewer tokens than planned",
+    "specialize-active": "more CUDA graphs are captured: fewer tokens than planned",
+    **dict.fromkeys(("enable-lora", "lora", "max-lora"), "the slots of adapters come off the cache: fewer tokens than planned"),
     "cpu-offload": "weights leave the device: more tokens than planned",
     "offload": "weights leave the device: more tokens than planned",
     **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
@@ -115,10 +124,14 @@ _IRRELEVANT_WORDS = """
     data-parallel-rpc data-parallel-backend data-parallel-start api-server-count preferred-sampling tool-server
     skip-server-warmup warmups disable-overlap-schedule enable-mixed-chunk enable-p2p-check moe-runner-backend fp8-gemm-backend
     weight-loader model-loader-extra fastapi grpc skip-tokenizer-init prefix-caching-hash gdn-prefill-backend stats enable-nan
+    max-cpu-loras default-mm-loras
     disable-shared-experts-fusion disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
 """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
-_NUMBERS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "util", "tp", "pp", "dp", "kv_bytes")
+_NUMBERS = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "util", "tp", "pp", "dp", "kv_bytes", "max_loras"),
+    "max_lora_rank",
+)
 _HINTS = {
     ("vllm", "mem-fraction-static"): "--gpu-memory-utilization",
     ("vllm", "context-length"): "--max-model-len",
@@ -190,6 +203,7 @@ def with_command(log: StartupLog, text: str) -> StartupLog:
     for key, value in launch.items.items():
         if key in _NUMBERS and re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,6})?", value):
             found[key] = float(value)
+    found |= {"enable_lora": "True"} if {"max_loras", "max_lora_rank"} & launch.items.keys() else {}
     found |= {"ep": "True"} if launch.items.get("ep") == "1" else {}
     found |= {"kv": "fp8"} if launch.items.get("kv") == "fp8" else {}
     found |= {"enforce_eager": "True"} if launch.items.get("enforce_eager") == "1" else {}
@@ -212,7 +226,7 @@ def read_launch(text: str) -> Launch:
         items["engine_version"] = image[1]
     read: list[tuple[str, str]] = []
     unmatched: list[str] = []
-    model, irrelevant = "", 0
+    model, irrelevant, adapters = "", 0, ""
     limits: dict[str, int] = {}
     limited: list[str] = []
     for name, value in pairs:
@@ -223,6 +237,10 @@ def read_launch(text: str) -> Launch:
                 switch, state = _SWITCHES[engine][name]
                 items[switch] = state
                 read.append((given, f"{switch}={state}"))
+        elif engine == "vllm" and name == ADAPTERS:
+            adapters = given if value.lower() != "false" else ""
+        elif engine == "vllm" and (name == "lora-modules" or (name == "lora-dtype" and value in _HALVES)):
+            irrelevant += 1
         elif engine == "vllm" and name.startswith(LIMITS):
             limits |= _limits(name, value)
             limited.append(given)
@@ -251,6 +269,14 @@ def read_launch(text: str) -> Launch:
         read.append((" ".join(limited), "inputs=text"))
     else:
         unmatched += [f"{one}: as many of the largest images as without it are encoded" for one in limited]
+    if adapters:
+        if not {"max_loras", "max_lora_rank"} & items.keys():
+            items["max_loras"] = "1"
+            read.append((adapters, "max_loras=1"))
+    else:  # vLLM reads the flags of adapters with --enable-lora alone
+        ignored = {f"{key}={items.pop(key)}" for key in _LORA_KEYS if key in items}
+        irrelevant += len(ignored)
+        read = [row for row in read if row[1] not in ignored]
     arch = arch_of(model)
     if arch is not None:
         read.insert(0, (f"model {model}", f"arch={arch}"))

@@ -70,6 +70,20 @@ def vllm_changes(
             fields={"max_num_batched_tokens": FEWER_TOKENS},
             note="prompts are read in smaller steps",
         )
+    if flags.loras > 1:
+        yield Change(
+            flag="--max-loras 1",
+            query="max_loras=1",
+            fields={"loras": 1},
+            note="requests of one adapter alone run at once",
+        )
+    if flags.loras and not flags.lora_sharded and not flags.ep and flags.tp > 1 and flags.lora_rank % flags.tp == 0:
+        yield Change(
+            flag="--fully-sharded-loras",
+            query="fully_sharded_loras=1",
+            fields={"lora_sharded": True},
+            note="ranks split both matrices of an adapter",
+        )
     if free_bytes < flags.budget_bytes and flags.kv_bytes is None:
         share = max(1, free_bytes * 100 // flags.total_bytes) / 100
         yield Change(

@@ -13,6 +13,7 @@ from sizer.serving.cache import CachePlan, blocks_of_request, longest_request, p
 from sizer.serving.flags import Flags
 from sizer.serving.graphs import graph_bytes
 from sizer.serving.layout import VOCABULARY_PADDING, weights_bytes
+from sizer.serving.lora import lora_bytes
 
 MM_LIMIT = 999  # vllm/config/multimodal.py, limit_per_prompt's default
 FIRST_IMAGES = (0, 11, 1)
@@ -47,6 +48,7 @@ class Plan:
     budget_bytes: int
     free_bytes: int
     weights_bytes: int
+    lora_bytes: int
     forward_bytes: int
     sampler_bytes: int
     encoder_bytes: int
@@ -87,7 +89,7 @@ def make_plan(architecture: Architecture, flags: Flags, profiler: Profiler, gpu:
 
 def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu: Gpu, stage: int) -> Plan:
     rules, budget = flags.rules, flags.budget_bytes
-    weights = weights_bytes(architecture, flags, stage)
+    weights, adapters = weights_bytes(architecture, flags, stage), lora_bytes(architecture, flags, stage)
     # The hidden states of the whole step are held while the sampler runs, and twice those of its requests.
     hidden = architecture.hidden * 2
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
@@ -102,7 +104,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
     if graphs is None or flags.eager:
         graphs = graph_bytes(architecture, flags)
-    available = budget - weights - peak - outside - (graphs if flags.graphs_in_budget else 0)
+    available = budget - weights - adapters - peak - outside - (graphs if flags.graphs_in_budget else 0)
     if flags.kv_bytes is not None:
         available = flags.kv_bytes
     band, reasons = _band(architecture, flags)
@@ -118,6 +120,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         budget_bytes=budget,
         free_bytes=free,
         weights_bytes=weights,
+        lora_bytes=adapters,
         forward_bytes=profile.forward_bytes,
         sampler_bytes=profile.sampler_bytes if last else 0,
         encoder_bytes=profile.encoder_bytes if stage == 0 else 0,
@@ -241,8 +244,8 @@ def server_message(plan: Plan, architecture: Architecture) -> str:
             f"desired GPU memory utilization ({flags.util:g}, {_gib(plan.budget_bytes)} GiB). Decrease GPU memory utilization or "
             "reduce GPU memory used by other processes."
         )
-    if plan.weights_bytes > flags.total_bytes:
-        return f"CUDA out of memory while the weights are loaded: {format_bytes(plan.weights_bytes)} on one GPU"
+    if (held := plan.weights_bytes + plan.lora_bytes) > flags.total_bytes:
+        return f"CUDA out of memory while the weights are loaded: {format_bytes(held)} on one GPU"
     if plan.kv_cache_bytes <= 0:
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."

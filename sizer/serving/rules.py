@@ -35,6 +35,10 @@ class Rules:
     experts and states, "all". `second_sampler` is the path of its profile run, `second_graphs` says whether it estimates graphs.
     `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes, `shared_keys` whether layers that use
     the cache of others have keys and values.
+    Adapters: `lora_least_rank` is the least max_lora_rank, `lora_vocabularies` the types of models whose embedding and logits have
+    slots beside those of sizer.serving.lora, `lora_vocabulary` the tokens that an adapter may add. `lora_tied_twice` says whether
+    Qwen3's tied embedding has slots twice, `lora_experts` whether experts have slots, `lora_joined_experts` whether gate and up of
+    some share one, `lora_graphs` how many graphs a captured size has, `second_lora_graphs` the same of the second model runner.
     """
 
     util: float
@@ -54,12 +58,21 @@ class Rules:
     second_graphs: bool
     benchmarks: bool
     shared_keys: bool
+    lora_least_rank: int
+    lora_vocabularies: str
+    lora_vocabulary: int
+    lora_tied_twice: bool
+    lora_experts: bool
+    lora_joined_experts: bool
+    lora_graphs: int
+    second_lora_graphs: int
 
 
 FITTED = "fitted on the startup logs in docs/serving.md"
 _FIRST = (0, 9, 0)
 _CONFIG, _RUNNER = "vllm/config/vllm.py", "vllm/v1/worker/gpu/model_runner.py"
-_EARLY = "qwen3, llama, mistral"
+_EARLY, _LORA = "qwen3, llama, mistral", "vllm/lora/layers"
+_QWEN3 = "qwen3, qwen3_moe, qwen3_vl_text, qwen3_vl_moe_text"
 
 RULES: tuple[Rule, ...] = (
     Rule(name="util", since=_FIRST, value=0.9, source="vllm/config/cache.py"),
@@ -135,6 +148,40 @@ RULES: tuple[Rule, ...] = (
     Rule(name="benchmarks", since=(0, 11, 2), value=True, source="vllm/config/compilation.py, benchmark_combo_kernel, 0.11.2"),
     Rule(name="shared_keys", since=_FIRST, value=True, source="vllm/model_executor/models/gemma3n.py, 0.9.2"),
     Rule(name="shared_keys", since=(0, 30, 0), value=False, source="vllm/model_executor/models/gemma4.py, q_proj, 0.30.0"),
+    Rule(name="lora_least_rank", since=_FIRST, value=8, source="vllm/config.py, possible_max_ranks, 0.9.0"),
+    Rule(name="lora_least_rank", since=(0, 11, 1), value=1, source="vllm/config/lora.py, MaxLoRARanks, 0.11.1"),
+    Rule(name="lora_vocabularies", since=_FIRST, value="mistral", source="vllm/model_executor/models/registry.py, 0.9.0"),
+    Rule(name="lora_vocabularies", since=(0, 15, 0), value="none", source="vllm/model_executor/models/mistral.py, 0.15.0"),
+    Rule(
+        name="lora_vocabularies",
+        since=(0, 16, 0),
+        value=_QWEN3,
+        source="vllm/model_executor/models/qwen3.py, embedding_modules, 0.16.0",
+    ),
+    Rule(
+        name="lora_vocabularies",
+        since=(0, 29, 0),
+        value=f"{_QWEN3}, qwen3_5_text, qwen3_5_moe_text",
+        source="vllm/model_executor/models/qwen3_5.py, embedding_modules, 0.29.0",
+    ),
+    Rule(name="lora_vocabulary", since=_FIRST, value=256, source="vllm/config.py, lora_extra_vocab_size, 0.9.0"),
+    Rule(name="lora_vocabulary", since=(0, 12, 0), value=0, source=f"{_LORA}/logits_processor.py, 0.12.0"),
+    Rule(name="lora_tied_twice", since=_FIRST, value=False, source="vllm/model_executor/models/qwen3.py, 0.15.0"),
+    Rule(name="lora_tied_twice", since=(0, 16, 0), value=True, source="vllm/model_executor/models/qwen3.py, lm_head, 0.16.0"),
+    Rule(name="lora_tied_twice", since=(0, 28, 0), value=False, source="vllm/model_executor/models/qwen3.py, tie_weights, 0.28.0"),
+    Rule(name="lora_experts", since=_FIRST, value=False, source="vllm/lora/layers, 0.11.0"),
+    Rule(name="lora_experts", since=(0, 11, 1), value=True, source=f"{_LORA}/fused_moe.py, FusedMoEWithLoRA, 0.11.1"),
+    Rule(name="lora_joined_experts", since=_FIRST, value=False, source=f"{_LORA}/fused_moe.py, 0.11.1"),
+    Rule(name="lora_joined_experts", since=(0, 12, 0), value=True, source=f"{_LORA}/fused_moe.py, FusedMoE3DWithLoRA, 0.12.0"),
+    Rule(name="lora_graphs", since=_FIRST, value=1, source="vllm/config/compilation.py, 0.11.0"),
+    Rule(name="lora_graphs", since=(0, 11, 1), value=2, source="vllm/config/compilation.py, cudagraph_specialize_lora, 0.11.1"),
+    Rule(name="second_lora_graphs", since=_FIRST, value=1, source="vllm/v1/worker/gpu/cudagraph_utils.py, 0.22.0"),
+    Rule(
+        name="second_lora_graphs",
+        since=(0, 24, 0),
+        value=2,
+        source="vllm/v1/worker/gpu/cudagraph_utils.py, lora_capture_cases, 0.24.0",
+    ),
 )
 
 

@@ -46,6 +46,10 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "kv": (r"kv_cache_dtype'?[=:] ?'?([\w.]+)",),
     "kv_bytes": (r"kv_cache_memory_bytes'?[=:] ?([0-9]+)",),
     "prefix_caching": (r"enable_prefix_caching=(True|False)",),
+    "enable_lora": (r"enable_lora'?[=:] ?(True)", r"(lora_config=LoRAConfig)\("),
+    "max_loras": (r"\bmax_loras'?[=:] ?([0-9]+)",),
+    "max_lora_rank": (r"\bmax_lora_rank'?[=:] ?([0-9]+)",),
+    "fully_sharded_loras": (r"fully_sharded_loras'?[=:] ?(True)",),
     "page_tokens": (r"Setting attention block size to ([0-9]+) tokens",),
     "max_num_batched_tokens": (r"max_num_batched_tokens'?[=:] ?([0-9]+)",),
     "max_num_seqs": (r"max_num_seqs'?[=:] ?([0-9]+)", r"warming up sampler with ([0-9]+) dummy requests"),
@@ -106,7 +110,7 @@ _UNCOUNTED = (
         r"speculative_config=(?!None)|'speculative_config': \{|speculative_algorithm='",
         "speculative decoding: a draft model and its cache",
     ),
-    (r"'enable_lora': True|enable_lora=True|lora_paths=\[|lora_config=(?!None)", "LoRA adapters: their slots"),
+    (r"lora_paths=\[|(?s:ServerArgs\(.*enable_lora=True)", "LoRA adapters: their slots"),
     (r"'cpu_offload_gb': (?!0(?:\.0)?\b)|cpu_offload_gb=(?!0(?:\.0)?\b)[0-9]", "weights that are offloaded to the CPU"),
     (
         r"decode_context_parallel_size=(?!1\b)[0-9]|dcp_world_size [2-9]",
@@ -194,6 +198,10 @@ class StartupLog:
             keys.append(f"weights={layout}")
         if self.figures.get("ep") == "True":
             keys.append("ep=1")
+        if "enable_lora" in self.figures:
+            keys.append(f"max_loras={int(self.number('max_loras') or 1)}")
+            keys += [f"max_lora_rank={int(rank)}"] if (rank := self.number("max_lora_rank")) is not None else []
+            keys += ["fully_sharded_loras=1"] if "fully_sharded_loras" in self.figures else []
         if "text_alone" in self.figures:
             keys.append("inputs=text")
         if (size := self.number("kv_bytes")) is not None:
@@ -307,7 +315,7 @@ def read_startup(text: str) -> StartupLog:
 
 _WORDS = (
     *("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture"),
-    "text_alone",
+    *("text_alone", "enable_lora", "fully_sharded_loras"),
 )
 
 
@@ -348,13 +356,13 @@ def compare(log: StartupLog, served: Served) -> list[str]:
     if cache is None:
         cache = log.number("available_gib")
     if weights is not None:
-        planned = served.weights_bytes / GIB
-        cause = "another quantisation, a draft model, LoRA slots, or a kernel's padding"
+        planned = (served.weights_bytes + served.lora_bytes) / GIB  # vLLM makes the slots of adapters while it loads
+        cause = "another quantisation, a draft model, or a kernel's padding"
         large = abs(planned - weights) > LARGE_SHARE * weights
         lines.append(_line("weights", weights, planned, "GiB", cause if large else ""))
     if cache is not None and weights is not None and served.engine == "vllm":
         rest = served.budget_bytes / GIB - weights - cache
-        planned = (served.budget_bytes - served.weights_bytes - served.kv_cache_bytes) / GIB
+        planned = (served.budget_bytes - served.weights_bytes - served.lora_bytes - served.kv_cache_bytes) / GIB
         cause = ""
         if rest - planned > LARGE_GIB:
             cause = "another max_num_seqs, an encoder's profile run, expert workspaces, or buffers between ranks"

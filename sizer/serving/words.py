@@ -44,7 +44,8 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
     cache = "+" if served.kv_cache_bytes >= 0 else "−"
     peak = f" + {gib(served.profile_peak_bytes)} profile{logits}" if served.profile_peak_bytes else ""
     outside = f" + {gib(served.outside_torch_bytes)} outside PyTorch" if served.outside_torch_bytes else ""
-    parts = f"{gib(served.weights_bytes)} weights{peak}{outside}{graphs}"
+    adapters = f" + {gib(served.lora_bytes)} LoRA adapters" if served.lora_bytes else ""
+    parts = f"{gib(served.weights_bytes)} weights{adapters}{peak}{outside}{graphs}"
     return f"{gib(served.budget_bytes)} GiB budget = {parts} {cache} {gib(abs(served.kv_cache_bytes))} KV cache"
 
 

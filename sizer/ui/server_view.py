@@ -30,6 +30,7 @@ PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
 BAR = {
     "weights": "#0B63A8",
+    "LoRA adapters": "#66A9D9",
     "profile run": "#E08214",
     "outside PyTorch": "#7F7F7F",
     "CUDA graphs": "#8073AC",
@@ -49,8 +50,11 @@ FLAGS = {
     "used": ("Memory in use", "By other programs, such as 2GiB.", "nothing"),
     "outside": ("Memory outside of PyTorch", "What a log of this machine leaves beside the plan, such as 0.5GiB.", "fitted"),
     "graphs": ("Memory of CUDA graphs", "As a log of this machine says, such as 1.2GiB.", "fitted"),
+    "max_loras": ("LoRA adapters at once", "max_loras: slots that are made for adapters.", "none"),
+    "max_lora_rank": ("Largest rank of an adapter", "max_lora_rank, such as 16 or 64.", "none"),
     "kv_bytes": ("Bytes of the cache", "In the place of a profile run, such as 8GiB.", "what the run leaves"),
 }
+SWITCHED = {"enforce_eager": "Without CUDA graphs", "ep": "Expert parallel", "fully_sharded_loras": "Fully sharded adapters"}
 RANKS = {
     "tp": ("Tensor parallel", "GPUs that split each matrix.", "1"),
     "pp": ("Pipeline parallel", "GPUs that split the layers.", "1"),
@@ -72,7 +76,8 @@ def fill(request: Request) -> None:
     state[f"{PREFIX}weights"] = asked if asked in layouts else "checkpoint"
     state[f"{PREFIX}api"], state[f"{PREFIX}sampler"] = request.api, request.sampler
     state[f"{PREFIX}prefix_caching"] = request.prefix_caching
-    state[f"{PREFIX}enforce_eager"], state[f"{PREFIX}ep"] = request.enforce_eager, request.ep
+    for key in SWITCHED:
+        state[PREFIX + key] = getattr(request, key)
 
 
 def ask(source: Source, gpu: str) -> dict[str, str]:
@@ -106,8 +111,8 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
         ):
             if key in takes:
                 values[key] = st.selectbox(label, options, key=f"{PREFIX}{key}", help=KEYS[key].allowed, **KEEP)
-        for key, label in (("enforce_eager", "Without CUDA graphs"), ("ep", "Expert parallel")):
-            if key in takes:
+        for key, label in SWITCHED.items():
+            if key in takes and not (key == "fully_sharded_loras" and not (values["max_loras"] or values["max_lora_rank"])):
                 values[key] = "01"[st.toggle(label, key=f"{PREFIX}{key}", help=KEYS[key].allowed, **KEEP)]
     return values
 
@@ -155,6 +160,8 @@ def show(request: Request, report: Report, served: Served) -> None:
     with st.container(horizontal=True, gap="medium"):
         _metric("Budget", served.budget_bytes)
         _metric("Weights", served.weights_bytes)
+        if served.lora_bytes:
+            _metric("LoRA adapters", served.lora_bytes)
         if served.profile_peak_bytes:
             _metric("Profile run", served.profile_peak_bytes)
         _metric("KV cache", served.kv_cache_bytes)
@@ -189,6 +196,7 @@ def budget_parts(served: Served) -> dict[str, int]:
     """Return the bytes of the budget's parts by name, from left to right, without those of 0 bytes."""
     parts = {
         "weights": served.weights_bytes,
+        "LoRA adapters": served.lora_bytes,
         "profile run": served.profile_peak_bytes,
         "outside PyTorch": served.outside_torch_bytes,
         "CUDA graphs": served.graphs_bytes if served.graphs_in_budget else 0,

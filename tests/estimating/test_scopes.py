@@ -89,6 +89,9 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "outside": (SERVER, None, "1GiB"),
     "graphs": (SERVER, None, "1GiB"),
     "want": (SERVER, None, "2x512"),
+    "max_loras": (SERVER, None, "2"),
+    "max_lora_rank": (SERVER, None, "8"),
+    "fully_sharded_loras": (f"{SERVER}&max_loras=1&max_lora_rank=8", "0", "1"),
     "dp": (f"{SERVER}&tp=1", None, "2"),
     "focus": (LANGUAGE, None, "float32:2"),
 }

@@ -35,6 +35,14 @@ WORDS = {
     "second_sampler": "path of its sampler in the profile run",
     "second_graphs": "it estimates CUDA graphs before the cache is sized",
     "shared_keys": "layers of Gemma that use the cache of others have keys and values",
+    "lora_least_rank": "least max_lora_rank",
+    "lora_vocabularies": "models whose embedding and logits have slots of adapters, beside those of Llama and the like",
+    "lora_vocabulary": "tokens that an adapter may add",
+    "lora_tied_twice": "the tied embedding of Qwen3 has slots of adapters twice",
+    "lora_experts": "experts have slots of adapters",
+    "lora_joined_experts": "gate and up of gpt-oss, Qwen3-VL and Qwen3.5 share a slot",
+    "lora_graphs": "graphs of a captured size with adapters",
+    "second_lora_graphs": "the same of the second model runner",
     "benchmarks": "compiling tries kernels on tensors of their arguments' sizes",
 }
 SGLANG_WORDS = {

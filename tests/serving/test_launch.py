@@ -99,11 +99,12 @@ def test_flags_of_another_server_are_refused_by_name(text: str):
 
 
 def test_flags_without_a_counterpart_are_named():
-    text = "vllm serve /models --enable-lora --max-model-leng 8 --config a.yaml --port 1 --quantization gguf --kv-cache-dtype int4"
+    text = "vllm serve /models --lora-extra-vocab-size 512 "
+    text += "--max-model-leng 8 --config a.yaml --port 1 --quantization gguf --kv-cache-dtype int4"
     launch = read_launch(text)
     assert (launch.arch, launch.model, launch.irrelevant) == (None, "/models", 1)
     assert launch.unmatched == (
-        "--enable-lora: the slots of adapters come off the cache: fewer tokens than planned",
+        "--lora-extra-vocab-size 512: the slots of adapters come off the cache: fewer tokens than planned",
         "--max-model-leng 8: not known as a flag of vLLM; did you mean max-model-len?",
         "--config a.yaml: its lines are not read; paste them",
         "quantization=gguf: which layers are quantised is in the checkpoint's config.json alone; give it as arch",

@@ -189,14 +189,15 @@ def test_a_log_in_the_place_of_the_query_is_refused(capsys, tmp_path):
 
 
 def test_a_command_is_planned(startup):
-    said = startup("vllm serve Qwen/Qwen3-8B --max-model-len 8K --enable-lora", "gpu=l4")
-    assert said[:4] == [
+    said = startup("vllm serve Qwen/Qwen3-8B --max-model-len 8K --enable-lora --lora-extra-vocab-size 512", "gpu=l4")
+    assert said[:5] == [
         "The command: vLLM",
         "  model Qwen/Qwen3-8B → arch=hf:qwen3-8b",
         "  --max-model-len 8K → max_model_len=8192",
-        "  not counted: --enable-lora: the slots of adapters come off the cache: fewer tokens than planned",
+        "  --enable-lora → max_loras=1",
+        "  not counted: --lora-extra-vocab-size 512: the slots of adapters come off the cache: fewer tokens than planned",
     ]
-    assert "The question: arch=hf:qwen3-8b&mode=serve&max_model_len=8192&gpu=l4" in said
+    assert "The question: arch=hf:qwen3-8b&mode=serve&max_model_len=8192&max_loras=1&gpu=l4" in said
     assert json.loads("\n".join(startup("vllm serve Qwen/Qwen3-8B", "--json")[:1]))["engine"] == "vllm"
     for command, message in (
         ("vllm serve /models", "the command's model is not known: given the folder '/models'"),

@@ -230,7 +230,7 @@ def test_what_neither_log_nor_query_says_is_named():
 
 UNCOUNTED = {
     "speculative_config=SpeculativeConfig(method='mtp')": "speculative decoding",
-    "'enable_lora': True": "LoRA adapters",
+    "ServerArgs(model_path='a', lora_paths=['b'])": "LoRA adapters",
     "'limit_mm_per_prompt': {'image': 0}": "limits of images",
     "'cpu_offload_gb': 10": "offloaded to the CPU",
     "decode_context_parallel_size=8": "decode context parallel",
