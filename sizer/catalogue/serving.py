@@ -13,6 +13,7 @@ SWITCHES = (AUTO, "0", "1")
 LAYOUTS = ("awq", "gptq", "fp8", "w8a8", "mxfp4")
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
+MAX_OFFLOAD = 4096  # GiB
 MAX_SEQS = 65_536
 MAX_TOKENS = 4_194_304
 
@@ -43,7 +44,7 @@ _ROWS = (
         newest=(0, 33, 0),
         takes=(
             *(*_SHARED, "api", "sampler", "prefix_caching", "kv_bytes", "outside", "graphs", "kv", "tp"),
-            *("engine_version", "weights", "max_loras", "max_lora_rank", "fully_sharded_loras"),
+            *("engine_version", "weights", "max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb"),
         ),
     ),
     Engine(

@@ -85,7 +85,7 @@ def serve(
     )
 
 
-UNCOUNTED = ("speculative decoding and CPU offload of a server",)
+UNCOUNTED = ("speculative decoding of a server",)
 
 
 class Planner:
@@ -189,7 +189,8 @@ def _profiled(flags: Flags, architecture: Architecture) -> Flags:
     """
     length = 1 if architecture.tower is None else flags.max_model_len
     plain = replace(flags, layout=None, kv="auto", marlin=False, prefix_caching=True, kv_bytes=None, used_bytes=0)
-    plain = replace(plain, loras=min(1, flags.loras), lora_rank=flags.lora_rank if flags.loras else 1, lora_sharded=False)
+    rank = flags.lora_rank if flags.loras else 1
+    plain = replace(plain, loras=min(1, flags.loras), lora_rank=rank, lora_sharded=False, offload_bytes=0)
     return replace(plain, util=1.0, max_model_len=length, pp=1, total_bytes=0)
 
 

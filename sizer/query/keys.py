@@ -108,6 +108,7 @@ from sizer.query.server_values import (
     read_layout,
     read_length,
     read_lora_rank,
+    read_offload,
     read_release,
     read_size,
     read_tokens,
@@ -970,6 +971,13 @@ KEYS: dict[str, Key] = {
         format_switch,
         allowed=f"{_SWITCH}: tensor-parallel ranks split both matrices of an adapter, with mode=serve",
         needs=of_engines("fully_sharded_loras"),
+    ),
+    "cpu_offload_gb": _field(
+        "cpu_offload_gb",
+        read_offload,
+        lambda size: f"{size:g}",
+        allowed="GiB of weights that the server keeps on the host, on each GPU, with mode=serve",
+        needs=of_engines("cpu_offload_gb"),
     ),
     "want": _field(
         "want",

@@ -141,6 +141,7 @@ class Request:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     fully_sharded_loras: bool = False
+    cpu_offload_gb: float = 0
     loss: str = "full"
     step: str = "after"
     evaluate: str = "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from sizer.base.errors import RefusedValueError
-from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, LORA_RANKS, MAX_SEQS, MAX_TOKENS
+from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, LORA_RANKS, MAX_OFFLOAD, MAX_SEQS, MAX_TOKENS
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query import values
 from sizer.query.values import choice
@@ -107,6 +107,13 @@ def format_want(want: tuple[int, int]) -> str:
 def read_kv(text: str) -> str:
     """The dtype of a server's KV cache."""
     return choice(KV_DTYPES, _KV_NAMES)(text)
+
+
+def read_offload(text: str) -> float:
+    """GiB of weights that a server keeps on the host, with at most three decimals."""
+    if not re.fullmatch(r"[0-9]{1,4}(?:\.[0-9]{1,3})?", text, re.ASCII) or float(text) > MAX_OFFLOAD:
+        raise RefusedValueError(f"GiB from 0 to {MAX_OFFLOAD:,}, with at most three decimals", "write for example cpu_offload_gb=8")
+    return float(text)
 
 
 def read_lora_rank(text: str) -> int:

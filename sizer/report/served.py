@@ -55,7 +55,8 @@ class ContextRow:
 class Served:
     """Memory of a server on one GPU, in bytes.
 
-    `budget_bytes` is what the server may use. `lora_bytes` are slots of adapters, beside the weights. `profile_peak_bytes` is the
+    `budget_bytes` is what the server may use. `lora_bytes` are slots of adapters, beside the weights, `offloaded_bytes` weights
+    that are on the host. `profile_peak_bytes` is the
     largest of a forward pass of `forward_bytes`, of the sampler, `sampler_bytes`, with what both hold, of the dummy run of an
     encoder of images, `encoder_bytes`, and of what a first start holds while it compiles, `compiling_bytes`. `graphs_bytes` come
     off the budget if `graphs_in_budget`. The rest is `kv_cache_bytes`: `blocks` of `block_tokens` tokens each.
@@ -93,6 +94,7 @@ class Served:
     starts: Starts
     command: str
     lora_bytes: int = 0
+    offloaded_bytes: int = 0
     message: str = ""
     summary: str = ""
     want: Want | None = None

@@ -79,6 +79,7 @@ def answer_vllm(
         budget_bytes=plan.budget_bytes,
         weights_bytes=plan.weights_bytes,
         lora_bytes=plan.lora_bytes,
+        offloaded_bytes=plan.offloaded_bytes,
         profile_peak_bytes=plan.profile_peak_bytes,
         forward_bytes=plan.forward_bytes,
         sampler_bytes=plan.sampler_bytes,

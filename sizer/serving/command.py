@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from sizer.base.units import GIB
 from sizer.serving.flags import Flags
 
 NO_IMAGES = '{"image": 0, "video": 0, "audio": 0}'
@@ -42,6 +43,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
     if flags.loras:
         words += ["--enable-lora", "--max-loras", str(flags.loras), "--max-lora-rank", str(flags.lora_rank)]
         words += ["--fully-sharded-loras"] if flags.lora_sharded else []
+    words += ["--cpu-offload-gb", f"{flags.offload_bytes / GIB:g}"] if flags.offload_bytes else []
     words += ["--limit-mm-per-prompt", NO_IMAGES] if flags.text_alone else []
     words += ["--enforce-eager"] if flags.eager else []
     words += ["--quantization", "fp8"] if quantizes and flags.layout == "fp8" else []

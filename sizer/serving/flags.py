@@ -28,7 +28,8 @@ class Flags:
     Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
     `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs, `text_alone`
     that no prompt of a model that reads images may have any. `loras` are slots of adapters, 0 without --enable-lora, `lora_rank`
-    the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter.
+    the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter. `offload_bytes` are the
+    weights that go to the host.
     """
 
     release: Release
@@ -60,6 +61,7 @@ class Flags:
     loras: int = 0
     lora_rank: int = 16
     lora_sharded: bool = False
+    offload_bytes: int = 0
 
     @property
     def rules(self) -> Rules:
@@ -116,6 +118,7 @@ class Flags:
             "max_loras": self.loras,
             "max_lora_rank": self.lora_rank if self.loras else None,
             "fully_sharded_loras": self.lora_sharded,
+            "cpu_offload_gb": self.offload_bytes / GIB,
             "usage": "offline" if self.offline else "server",
             "vocabulary": self.vocabulary,
         }
@@ -208,6 +211,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         loras=loras,
         lora_rank=request.max_lora_rank or LORA_RANK,
         lora_sharded=request.fully_sharded_loras,
+        offload_bytes=int(request.cpu_offload_gb * GIB),
         prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,

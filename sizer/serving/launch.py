@@ -52,6 +52,7 @@ _VALUES: dict[str, dict[str, str]] = {
         "quantization": "layout",
         "max-loras": "max_loras",
         "max-lora-rank": "max_lora_rank",
+        "cpu-offload-gb": "cpu_offload_gb",
     },
     "sglang": {
         **dict.fromkeys(("model-path", "model"), "model"),
@@ -130,7 +131,7 @@ _IRRELEVANT_WORDS = """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
 _NUMBERS = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "util", "tp", "pp", "dp", "kv_bytes", "max_loras"),
-    "max_lora_rank",
+    *("max_lora_rank", "cpu_offload_gb"),
 )
 _HINTS = {
     ("vllm", "mem-fraction-static"): "--gpu-memory-utilization",

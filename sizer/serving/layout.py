@@ -98,6 +98,36 @@ def weights_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> i
     return allocated(tensors(architecture, flags, stage))
 
 
+def offloaded_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> int:
+    """Return the bytes of weights that go to the host: whole parameters of the layers, from the first on, until they are enough.
+
+    Embedding and head stay, and so does the encoder in versions before `Rules.offloads_tower`; in later ones it goes first.
+
+    Source: vllm/model_executor/models/utils.py, maybe_offload_to_cpu, 0.11.0, and model_executor/offloader/uva.py, 0.33.
+    """
+    matrices: dict[str, Matrix] = {}
+    layers: dict[int, dict[str, int]] = {}
+    for weight in weights_of(architecture, flags, stage) if flags.offload_bytes else ():
+        found, encodes = _LAYER.search(weight.name), ENCODER.search(weight.name) is not None
+        if (encodes and not flags.rules.offloads_tower) or (found is None and not encodes):
+            continue
+        number = -1 if found is None or encodes else int(found[1])
+        matrix, layer = matrix_of(weight, architecture, flags), layers.setdefault(number, {})
+        if matrix is None:
+            layer[weight.name] = sum(_whole(weight, architecture, flags))
+            continue
+        known = matrices.get(matrix.name)
+        matrix = matrix if known is None else replace(known, outputs=known.outputs + matrix.outputs)
+        matrices[matrix.name], layer[matrix.name] = matrix, sum(_linear(matrix, architecture, flags))
+    total = 0
+    for _, layer in sorted(layers.items()):
+        for size in layer.values():
+            if total >= flags.offload_bytes:
+                return total
+            total += size
+    return total
+
+
 def allocated(sizes: Iterable[int]) -> int:
     """Return the bytes that PyTorch's allocator counts for tensors that are created one after the other and stay.
 

@@ -12,7 +12,7 @@ from sizer.serving.architecture import Architecture
 from sizer.serving.cache import CachePlan, blocks_of_request, longest_request, plan_cache
 from sizer.serving.flags import Flags
 from sizer.serving.graphs import graph_bytes
-from sizer.serving.layout import VOCABULARY_PADDING, weights_bytes
+from sizer.serving.layout import VOCABULARY_PADDING, offloaded_bytes, weights_bytes
 from sizer.serving.lora import lora_bytes
 
 MM_LIMIT = 999  # vllm/config/multimodal.py, limit_per_prompt's default
@@ -49,6 +49,7 @@ class Plan:
     free_bytes: int
     weights_bytes: int
     lora_bytes: int
+    offloaded_bytes: int
     forward_bytes: int
     sampler_bytes: int
     encoder_bytes: int
@@ -89,7 +90,8 @@ def make_plan(architecture: Architecture, flags: Flags, profiler: Profiler, gpu:
 
 def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu: Gpu, stage: int) -> Plan:
     rules, budget = flags.rules, flags.budget_bytes
-    weights, adapters = weights_bytes(architecture, flags, stage), lora_bytes(architecture, flags, stage)
+    offloaded = offloaded_bytes(architecture, flags, stage)
+    weights, adapters = weights_bytes(architecture, flags, stage) - offloaded, lora_bytes(architecture, flags, stage)
     # The hidden states of the whole step are held while the sampler runs, and twice those of its requests.
     hidden = architecture.hidden * 2
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
@@ -121,6 +123,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         free_bytes=free,
         weights_bytes=weights,
         lora_bytes=adapters,
+        offloaded_bytes=offloaded,
         forward_bytes=profile.forward_bytes,
         sampler_bytes=profile.sampler_bytes if last else 0,
         encoder_bytes=profile.encoder_bytes if stage == 0 else 0,

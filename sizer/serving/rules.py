@@ -34,7 +34,7 @@ class Rules:
     `second_runner` names the models that the second model runner runs: types with commas between, "dense" for those without
     experts and states, "all". `second_sampler` is the path of its profile run, `second_graphs` says whether it estimates graphs.
     `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes, `shared_keys` whether layers that use
-    the cache of others have keys and values.
+    the cache of others have keys and values, `offloads_tower` whether encoders go to the host with cpu_offload_gb.
     Adapters: `lora_least_rank` is the least max_lora_rank, `lora_vocabularies` the types of models whose embedding and logits have
     slots beside those of sizer.serving.lora, `lora_vocabulary` the tokens that an adapter may add. `lora_tied_twice` says whether
     Qwen3's tied embedding has slots twice, `lora_experts` whether experts have slots, `lora_joined_experts` whether gate and up of
@@ -58,6 +58,7 @@ class Rules:
     second_graphs: bool
     benchmarks: bool
     shared_keys: bool
+    offloads_tower: bool
     lora_least_rank: int
     lora_vocabularies: str
     lora_vocabulary: int
@@ -148,6 +149,13 @@ RULES: tuple[Rule, ...] = (
     Rule(name="benchmarks", since=(0, 11, 2), value=True, source="vllm/config/compilation.py, benchmark_combo_kernel, 0.11.2"),
     Rule(name="shared_keys", since=_FIRST, value=True, source="vllm/model_executor/models/gemma3n.py, 0.9.2"),
     Rule(name="shared_keys", since=(0, 30, 0), value=False, source="vllm/model_executor/models/gemma4.py, q_proj, 0.30.0"),
+    Rule(name="offloads_tower", since=_FIRST, value=False, source="vllm/model_executor/models/utils.py, make_layers, 0.9.0"),
+    Rule(
+        name="offloads_tower",
+        since=(0, 30, 0),
+        value=True,
+        source="vllm/model_executor/models/interfaces.py, supports_tower_offload, 0.30.0",
+    ),
     Rule(name="lora_least_rank", since=_FIRST, value=8, source="vllm/config.py, possible_max_ranks, 0.9.0"),
     Rule(name="lora_least_rank", since=(0, 11, 1), value=1, source="vllm/config/lora.py, MaxLoRARanks, 0.11.1"),
     Rule(name="lora_vocabularies", since=_FIRST, value="mistral", source="vllm/model_executor/models/registry.py, 0.9.0"),

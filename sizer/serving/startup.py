@@ -46,6 +46,7 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "kv": (r"kv_cache_dtype'?[=:] ?'?([\w.]+)",),
     "kv_bytes": (r"kv_cache_memory_bytes'?[=:] ?([0-9]+)",),
     "prefix_caching": (r"enable_prefix_caching=(True|False)",),
+    "cpu_offload_gb": (r"cpu_offload_gb'?[=:] ?([0-9.]+)",),
     "enable_lora": (r"enable_lora'?[=:] ?(True)", r"(lora_config=LoRAConfig)\("),
     "max_loras": (r"\bmax_loras'?[=:] ?([0-9]+)",),
     "max_lora_rank": (r"\bmax_lora_rank'?[=:] ?([0-9]+)",),
@@ -111,7 +112,7 @@ _UNCOUNTED = (
         "speculative decoding: a draft model and its cache",
     ),
     (r"lora_paths=\[|(?s:ServerArgs\(.*enable_lora=True)", "LoRA adapters: their slots"),
-    (r"'cpu_offload_gb': (?!0(?:\.0)?\b)|cpu_offload_gb=(?!0(?:\.0)?\b)[0-9]", "weights that are offloaded to the CPU"),
+    (r"(?s:ServerArgs\(.*cpu_offload_gb=[1-9])|offload_group_size'?[=:] ?[1-9]", "weights that are offloaded to the CPU"),
     (
         r"decode_context_parallel_size=(?!1\b)[0-9]|dcp_world_size [2-9]",
         "decode context parallel: each rank keeps a part of each request",
@@ -202,6 +203,8 @@ class StartupLog:
             keys.append(f"max_loras={int(self.number('max_loras') or 1)}")
             keys += [f"max_lora_rank={int(rank)}"] if (rank := self.number("max_lora_rank")) is not None else []
             keys += ["fully_sharded_loras=1"] if "fully_sharded_loras" in self.figures else []
+        if offload := self.number("cpu_offload_gb") if self.engine == "vllm" else None:
+            keys.append(f"cpu_offload_gb={offload:g}")
         if "text_alone" in self.figures:
             keys.append("inputs=text")
         if (size := self.number("kv_bytes")) is not None:

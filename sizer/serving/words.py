@@ -45,7 +45,8 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
     peak = f" + {gib(served.profile_peak_bytes)} profile{logits}" if served.profile_peak_bytes else ""
     outside = f" + {gib(served.outside_torch_bytes)} outside PyTorch" if served.outside_torch_bytes else ""
     adapters = f" + {gib(served.lora_bytes)} LoRA adapters" if served.lora_bytes else ""
-    parts = f"{gib(served.weights_bytes)} weights{adapters}{peak}{outside}{graphs}"
+    host = f" ({gib(served.offloaded_bytes)} more on the host)" if served.offloaded_bytes else ""
+    parts = f"{gib(served.weights_bytes)} weights{host}{adapters}{peak}{outside}{graphs}"
     return f"{gib(served.budget_bytes)} GiB budget = {parts} {cache} {gib(abs(served.kv_cache_bytes))} KV cache"
 
 

@@ -52,6 +52,7 @@ FLAGS = {
     "graphs": ("Memory of CUDA graphs", "As a log of this machine says, such as 1.2GiB.", "fitted"),
     "max_loras": ("LoRA adapters at once", "max_loras: slots that are made for adapters.", "none"),
     "max_lora_rank": ("Largest rank of an adapter", "max_lora_rank, such as 16 or 64.", "none"),
+    "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB on each GPU, such as 8.", "none"),
     "kv_bytes": ("Bytes of the cache", "In the place of a profile run, such as 8GiB.", "what the run leaves"),
 }
 SWITCHED = {"enforce_eager": "Without CUDA graphs", "ep": "Expert parallel", "fully_sharded_loras": "Fully sharded adapters"}

@@ -89,6 +89,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "outside": (SERVER, None, "1GiB"),
     "graphs": (SERVER, None, "1GiB"),
     "want": (SERVER, None, "2x512"),
+    "cpu_offload_gb": (SERVER, None, "0.05"),
     "max_loras": (SERVER, None, "2"),
     "max_lora_rank": (SERVER, None, "8"),
     "fully_sharded_loras": (f"{SERVER}&max_loras=1&max_lora_rank=8", "0", "1"),

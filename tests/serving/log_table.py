@@ -35,6 +35,7 @@ WORDS = {
     "second_sampler": "path of its sampler in the profile run",
     "second_graphs": "it estimates CUDA graphs before the cache is sized",
     "shared_keys": "layers of Gemma that use the cache of others have keys and values",
+    "offloads_tower": "an encoder of images goes to the host first, with cpu_offload_gb",
     "lora_least_rank": "least max_lora_rank",
     "lora_vocabularies": "models whose embedding and logits have slots of adapters, beside those of Llama and the like",
     "lora_vocabulary": "tokens that an adapter may add",

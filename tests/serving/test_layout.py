@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
-from sizer.base.units import MIB
+from sizer.base.units import GIB, MIB
 from sizer.serving.architecture import Weight
-from sizer.serving.layout import allocated, stage_layers, tensors, weights_bytes, weights_of
+from sizer.serving.layout import allocated, offloaded_bytes, stage_layers, tensors, weights_bytes, weights_of
+from tests.serving.logs import architecture_of
 from tests.serving.models import decoder, flags
 
 MLP = 1024 * 4096
@@ -115,3 +117,24 @@ def test_layers_that_use_the_cache_of_others_have_no_keys_from_0_30_on():
     counts = [len(list(weights_of(shared, flags(release=release), 0))) for release in ((0, 28, 0), (0, 30, 0))]
     assert counts[0] - counts[1] == 1
     assert len(list(weights_of(replace(shared, layers=full), flags(release=(0, 30, 0)), 0))) == counts[0]
+
+
+def test_weights_on_the_host_are_whole_parameters_from_the_first_layer_on():
+    layer = [2048 * 1024 * 2, 1024 * 1024 * 2, 2 * MLP * 2, MLP * 2, 1024 * 2]  # qkv, o, gate_up, down, norm
+    for asked, expected in ((1, layer[0]), (layer[0], layer[0]), (layer[0] + 1, sum(layer[:2])), (10**12, 4 * sum(layer))):
+        assert offloaded_bytes(decoder(), flags(offload_bytes=asked)) == expected
+    assert offloaded_bytes(decoder(), flags()) == 0
+    # the second of two stages has its own two layers
+    assert offloaded_bytes(decoder(), flags(offload_bytes=10**12, pp=2), 1) == 2 * sum(layer)
+    assert offloaded_bytes(decoder(), flags(offload_bytes=10**12, tp=2)) == 4 * (sum(layer[:4]) // 2 + layer[4])
+
+
+def test_weights_on_the_host_are_those_of_a_published_log():
+    # docs/serving.md: `Total CPU offloaded parameters: 24.36`, gemma-4-31B-it with --cpu-offload-gb 24; the version is not said
+    architecture = architecture_of("gemma-4-31b")
+    before, since = (flags(release=one, offload_bytes=24 * GIB) for one in ((0, 28, 0), (0, 30, 0)))
+    assert f"{offloaded_bytes(architecture, before) / GIB:.2f}" == "24.36"
+    # from 0.30 on the encoder goes first
+    tower = sum(weight.itemsize * prod(weight.shape) for weight in architecture.weights if "vision" in weight.name)
+    assert 24 * GIB <= offloaded_bytes(architecture, since) < 25 * GIB
+    assert offloaded_bytes(architecture, replace(since, offload_bytes=1)) < tower // 10

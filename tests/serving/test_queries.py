@@ -13,6 +13,8 @@ from sizer.base.errors import RequestError
 from sizer.catalogue.modes import SERVER_FIELDS
 from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
+from sizer.serving.launch import read_launch
+from sizer.serving.startup import read_startup
 from sizer.serving.words import graphs_line, headline, sum_line
 from tests.serving.test_startup import LOG
 
@@ -104,6 +106,18 @@ def test_the_example_of_a_server(capsys):
     assert data["serve"]["starts"] is True
     assert data["serve"]["command"].startswith("vllm serve Qwen/Qwen3-8B --max-model-len 40960 ")
     assert data["request"]["engine_version"] == "0.9.2"
+
+
+def test_weights_on_the_host_leave_room_for_the_cache():
+    plain, offloading = (sizer.estimate(f"{SMALL}{more}").serve for more in ("", "&cpu_offload_gb=0.1"))
+    assert plain.weights_bytes - offloading.weights_bytes == offloading.offloaded_bytes >= 0.1 * 2**30
+    assert offloading.kv_cache_bytes - plain.kv_cache_bytes == offloading.offloaded_bytes
+    assert " more on the host) + " in sum_line(offloading) and offloading.command.endswith(" --cpu-offload-gb 0.1")
+    log = read_startup("INFO non-default args: {'model': 'a/b', 'cpu_offload_gb': 12.0}\nGPU KV cache size: 1 tokens vllm")
+    assert log.query() == "mode=serve&cpu_offload_gb=12"
+    assert read_launch("vllm serve Qwen/Qwen3-8B --cpu-offload-gb 4").items["cpu_offload_gb"] == "4"
+    with pytest.raises(RequestError, match=r"cpu_offload_gb: given '-1', allowed GiB from 0 to 4,096"):
+        parse_query(f"{SMALL}&cpu_offload_gb=-1")
 
 
 def test_other_modes_do_not_echo_a_servers_flags():

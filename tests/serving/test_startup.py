@@ -232,7 +232,7 @@ UNCOUNTED = {
     "speculative_config=SpeculativeConfig(method='mtp')": "speculative decoding",
     "ServerArgs(model_path='a', lora_paths=['b'])": "LoRA adapters",
     "'limit_mm_per_prompt': {'image': 0}": "limits of images",
-    "'cpu_offload_gb': 10": "offloaded to the CPU",
+    "'offload_group_size': 8": "offloaded to the CPU",
     "decode_context_parallel_size=8": "decode context parallel",
     "quantization=compressed-tensors, ": "config.json alone",
     "'kv_cache_dtype': 'turboquant'": "kv_cache_dtype=turboquant",
