@@ -30,6 +30,11 @@ _YAML_SIGNS = frozenset(
         "served-model-name",
     )
 )
+# Values of flags that change no memory: weights are loaded in another way, or on the device that is asked for.
+_ALIKE = {
+    "load-format": ("auto", "safetensors", "pt", "npcache", "dummy", "mistral", "tensorizer", "fastsafetensors", "instanttensor"),
+    "device": ("auto", "cuda"),
+}
 _HALVES = ("auto", "half", "float16", "bfloat16")
 LIMITS, ADAPTERS = "limit-mm-per-prompt", "enable-lora"
 _LORA_KEYS = ("max_loras", "max_lora_rank", "fully_sharded_loras")
@@ -70,6 +75,14 @@ _VALUES: dict[str, dict[str, str]] = {
 }
 # Short flags of vLLM, with one dash. vLLM itself refuses them with two (vllm/utils/argparse_utils.py; 0.33).
 _SHORT = {
+    "ep": "enable-expert-parallel",
+    "dcp": "decode-context-parallel-size",
+    "pcp": "prefill-context-parallel-size",
+    "dpl": "data-parallel-size-local",
+    "sc": "speculative-config",
+    "cc": "compilation-config",
+    "ac": "attention-config",
+    **dict.fromkeys(("n", "r", "dpn", "dpr", "dpa", "dpp", "dpb", "dph", "dpe", "dpm"), "nnodes"),  # where ranks run
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
@@ -97,7 +110,13 @@ _UNCOUNTED_WORDS = """
     max-total-tokens enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
     disable-hybrid-kv-cache-manager swa-full-tokens-ratio max-mamba-cache-size enable-torch-compile torch-compile
     data-parallel-size-local
-    load-format dtype disable-radix-cache max-prefill-tokens enable-multimodal is-embedding
+    load-format dtype device disable-radix-cache max-prefill-tokens enable-multimodal is-embedding
+    additional-config all2all-backend attention-config cp-kv-cache convert dbo- disable-chunked-mm disable-sliding-window
+    diffusion-config ec- eplb elastic-ep enable-elastic enable-ep-weight enable-cumem enable-mm-embeds enable-mamba
+    enable-prompt-embeds engram
+    expert-placement kv-cache-dtype-skip kv-sharing max-num-scheduled max-num-active max-prompt-adapter model-class num-lookahead
+    num-redundant num-scheduler override-attention optimization-level performance-mode pooler-config override-pooler
+    quantization-config qlora sleep-mode swa- ubatch use-replayssm video-pruning watermark
 """
 _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
 # In which direction the plan is off without what such a flag asks for.
@@ -110,6 +129,7 @@ _DIRECTIONS = {
     **dict.fromkeys(("enable-lora", "lora", "max-lora"), "the slots of adapters come off the cache: fewer tokens than planned"),
     "cpu-offload": "weights leave the device: more tokens than planned",
     "offload": "weights leave the device: more tokens than planned",
+    "enable-dp-attention": "each GPU of tensor parallel has requests of its own: more tokens than planned",
     **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
 }
 # Flags that change no memory of the device. A name that begins so is one of them.
@@ -120,12 +140,23 @@ _IRRELEVANT_WORDS = """
     disable-custom-all-reduce distributed-executor-backend nnodes node-rank dist- nccl allowed cors root-path
     middleware return-tokens response-role enable-request-id enable-server-load disable-frontend show-hidden max-log-len
     guided-decoding structured-outputs grammar-backend attention-backend prefill-attention decode-attention sampling-backend
-    enable-metrics enable-cache-report schedule- scheduling-policy async-scheduling no-async-scheduling stream- watchdog decode-log
+    enable-metrics enable-cache-report schedule- scheduling-policy async-scheduling no-async-scheduling stream- watchdog
+    decode-log
     model-impl default-chat hf-token enable-prompt-tokens enable-force-include headless data-parallel-address
     data-parallel-rpc data-parallel-backend data-parallel-start api-server-count preferred-sampling tool-server
     skip-server-warmup warmups disable-overlap-schedule enable-mixed-chunk enable-p2p-check moe-runner-backend fp8-gemm-backend
     weight-loader model-loader-extra fastapi grpc skip-tokenizer-init prefix-caching-hash gdn-prefill-backend stats enable-nan
-    max-cpu-loras default-mm-loras
+    max-cpu-loras default-mm-loras aggregate-engine allow-deprecated allow-credentials collect-detailed config-format
+    cpu-distributed custom-histogram data-parallel-external data-parallel-hybrid data-parallel-multi data-parallel-rank
+    data-parallel-supervisor
+    disable-async-output disable-cascade disable-mm-preprocessor disable-nccl disable-access disable-uvicorn distributed-timeout
+    dp-sync dp-supervisor enable-layerwise enable-mfu enable-offline enable-per-request enable-shm enable-ssl
+    enable-tokenizer-info
+    enable-trace exclude-tools fail-on fault-tolerance fingerprint hf-config-path ignore-patterns interleave-mm io-processor
+    jit-monitor kv-cache-metrics kv-events logging-config logits-processor logprobs-mode long-prefill master-addr master-port
+    max-logprobs max-long-partial max-num-partial max-num-queued max-parallel-loading media-io multi-step-stream numa-bind
+    per-request preemption-mode prefill-schedule profiler-config pt-load ray-workers reasoning-config renderer-num safetensors-
+    scheduler- shutdown-timeout sse-keep tool-strict trust-request use-tqdm weight-transfer worker-cls worker-extension
     disable-shared-experts-fusion disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
 """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
@@ -247,7 +278,8 @@ def read_launch(text: str) -> Launch:
             limited.append(given)
         elif key is None:
             _check_engine(name, engine)
-            if (name == "dtype" and value in _HALVES) or name.startswith(_IRRELEVANT):
+            alike = value in _ALIKE.get(name, ()) or (name == "load-format" and value.startswith("runai"))
+            if alike or (name == "dtype" and value in _HALVES) or name.startswith(_IRRELEVANT):
                 irrelevant += 1
             elif name == "config":
                 unmatched.append(f"{given}: its lines are not read; paste them")
@@ -270,6 +302,8 @@ def read_launch(text: str) -> Launch:
         read.append((" ".join(limited), "inputs=text"))
     else:
         unmatched += [f"{one}: as many of the largest images as without it are encoded" for one in limited]
+    if any(name == "enable-dp-attention" for name, _ in pairs) and (copies := items.pop("dp", None)) is not None:
+        read = [row for row in read if row[1] != f"dp={copies}"]  # SGLang's copies are then on the same GPUs
     if adapters:
         if not {"max_loras", "max_lora_rank"} & items.keys():
             items["max_loras"] = "1"
@@ -369,7 +403,7 @@ def _words(text: str) -> list[str]:
 def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
     """Yield the flags of a command with their values, the model without a flag first."""
     position = 0
-    if words and not words[0].startswith("-") and words[0] not in _ENDS and engine == "vllm":
+    if words and not words[0].startswith("-") and words[0] not in _ENDS:
         yield "model", words[0]
         position = 1
     while position < len(words):
@@ -381,11 +415,17 @@ def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
             continue
         name, sign, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        name = _SHORT.get(name, name) if engine == "vllm" and not word.startswith("--") else _completed(name, engine)
+        name = _lengthened(name) if engine == "vllm" and not word.startswith("--") else _completed(name, engine)
         if not sign and position < len(words) and not _begins_flag(words[position]) and name not in _SWITCHES[engine]:
             value = words[position]
             position += 1
         yield name, value
+
+
+def _lengthened(name: str) -> str:
+    """Return the long name of a flag with one dash, and what follows its point; -O3 is a level of compiling."""
+    short, point, rest = name.partition(".")
+    return _SHORT.get(short, "compilation-config" if re.fullmatch(r"O[0-9]?", short) else short) + point + rest
 
 
 def _completed(name: str, engine: str) -> str:

@@ -189,6 +189,8 @@ class StartupLog:
         keys = ["mode=serve", f"engine={self.engine}"] if self.engine != "vllm" else ["mode=serve"]
         for name in ("engine_version", "tp", "pp", "dp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
             value = self.figures.get(name)
+            if name == "dp" and any("DP attention" in words for words in self.uncounted):
+                continue  # SGLang's copies are on the GPUs of tensor parallel then
             if value is not None and not (name in ("tp", "pp", "dp") and value == 1):
                 keys.append(f"{name}={value if isinstance(value, str) else f'{value:g}' if name == 'util' else int(value)}")
         if str(self.figures.get("kv", "auto")).startswith("fp8"):

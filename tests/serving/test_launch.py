@@ -83,6 +83,29 @@ def test_a_command_is_read_with_its_flags(text: str):
     parse_query("&".join(f"{key}={value}" for key, value in {"arch": LLAMA, **launch.items}.items()))
 
 
+def test_flags_of_how_a_server_starts_change_no_memory():
+    flags = "--config-format mistral --load-format runai_streamer --device cuda --disable-cascade-attn --max-logprobs 20 -n 2"
+    others = "-ep -O3 -cc.mode=3 -sc '{\"method\": \"ngram\"}' --load-format bitsandbytes"
+    launch = read_launch(f"vllm serve Qwen/Qwen3-8B {flags} {others}")
+    assert (launch.items, launch.irrelevant) == ({"mode": "serve", "ep": "1"}, 6)
+    assert launch.unmatched == (
+        "--compilation-config",
+        "--compilation-config.mode 3",
+        '--speculative-config {"method": "ngram"}: a draft comes off the cache: fewer tokens than planned',
+        "--load-format bitsandbytes",
+    )
+
+
+def test_a_short_command_of_sglang_and_its_dp_attention():
+    assert read_launch("sglang serve Qwen/Qwen3-8B --tp 2").arch == "hf:qwen3-8b"
+    attention = read_launch("python -m sglang.launch_server --model deepseek-ai/DeepSeek-V3 --tp 8 --enable-dp-attention --dp 8")
+    assert dict(attention.items) == {"mode": "serve", "engine": "sglang", "tp": "8"}  # on 8 GPUs
+    (line,) = attention.unmatched
+    assert line.startswith("--enable-dp-attention: each GPU of tensor parallel has requests of its own")
+    log = "server_args=ServerArgs(model_path='a/b', tp_size=8, dp_size=8, enable_dp_attention=True)\nmax_total_num_tokens=5"
+    assert read_startup(log).query() == "mode=serve&engine=sglang&tp=8"
+
+
 REFUSED = {
     "vllm serve Qwen/Qwen3-8B --mem-fraction-static 0.8": "--gpu-memory-utilization",
     "vllm serve Qwen/Qwen3-8B --tp 2": "-tp or --tensor-parallel-size",
