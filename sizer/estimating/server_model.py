@@ -229,13 +229,16 @@ def _rotary_widths(
 ) -> Iterator[int]:
     """Yield the elements of a row of each table of rotations if layers of each kind have a table: those of its heads.
 
+    A norm over all heads together, as in OLMo 2 and 3, does not say the elements of one.
+
     Source: vllm/model_executor/layers/rotary_embedding/gemma4_rope.py: a proportional one has all elements of a head.
     """
     kinds, heads = list(facts.get("layer_types") or ()), {}
+    together = head * _first(facts, "num_attention_heads")
     for weight in weights:
         found = _LAYER.match(weight.name)
         if found and found[2] == "self_attn.q_norm.weight" and not _ENCODER.search(weight.name) and int(found[1]) < len(kinds):
-            heads[kinds[int(found[1])]] = weight.shape[0]
+            heads[kinds[int(found[1])]] = head if weight.shape[0] == together else weight.shape[0]
     for kind, rope in ropes.items():
         if isinstance(rope, Mapping):
             share = 1 if rope.get("rope_type") == "proportional" else float(rope.get("partial_rotary_factor") or 1)

@@ -262,7 +262,7 @@ def _whole(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator
 def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator[int]:
     """Yield the tensors of one matrix of all experts: [experts, outputs, inputs], split by experts or by their width."""
     down, gated = is_down(weight), is_gated(weight)
-    here, width, hidden = expert_sizes(weight.shape[0], architecture, flags)
+    here, width, hidden = expert_sizes(weight, architecture, flags)
     if flags.layout == "mxfp4":
         elements = here * hidden * width * (2 if gated else 1)
         yield elements // 2
@@ -288,24 +288,35 @@ def is_gated(weight: Weight) -> bool:
     return "gate_up" in weight.name or "input_linear" in weight.name
 
 
-def expert_sizes(experts: int, architecture: Architecture, flags: Flags) -> tuple[int, int, int]:
+def expert_sizes(weight: Weight, architecture: Architecture, flags: Flags) -> tuple[int, int, int]:
     """Return the experts of one rank, their width there, and the hidden size, as a kernel pads them.
+
+    Experts of Nemotron 3 Super have a hidden size of their own, moe_latent_size.
 
     Source: vllm/model_executor/layers/quantization/mxfp4.py: Marlin pads the width to 128 and the hidden size to 256, others pad
     the width to 32.
     """
     ranks = flags.tp * flags.dp
+    experts, width = weight.shape[0], architecture.expert_width
+    hidden = architecture.hidden
+    if hidden not in weight.shape[1:]:
+        hidden = next((size for size in weight.shape[1:] if size not in (width, 2 * width)), hidden)
     here = -(-experts // ranks) if flags.ep else experts
     width = architecture.expert_width if flags.ep else -(-architecture.expert_width // ranks)
     if flags.layout != "mxfp4":
-        return here, width, architecture.hidden
+        return here, width, hidden
     padding = 128 if flags.marlin else MXFP4_GROUP
-    hidden = -(-architecture.hidden // 256) * 256 if flags.marlin else architecture.hidden
+    hidden = -(-hidden // 256) * 256 if flags.marlin else hidden
     return here, -(-width // padding) * padding, hidden
 
 
 def is_vocabulary(weight: Weight, architecture: Architecture) -> bool:
-    """Return True for the rows of the vocabulary, padded or not: the embedding and the head."""
+    """Return True for the rows of the vocabulary, padded or not: the embedding and the head, and the embedding of each layer.
+
+    The vocabulary of the latter is smaller in Gemma 3n.
+    """
+    if weight.name.endswith("embed_tokens_per_layer.weight"):
+        return True
     named = weight.name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight", "embed_in.weight", "embed_out.weight"))
     same = len(weight.shape) == 2 and weight.shape[0] == architecture.vocabulary
     return same and (named or "embed" in weight.name)

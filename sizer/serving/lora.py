@@ -29,7 +29,12 @@ from sizer.serving.layout import (
 ITEMSIZE = 2  # vllm/config/lora.py, lora_dtype="auto": the model's dtype
 HEAD_PADDING = 256  # vllm/platforms/interface.py, get_lora_vocab_padding_size, up to 0.11.2
 # Leaves of linear layers that all ranks hold whole.
-WHOLE = frozenset(("gate", "router", "shared_expert_gate", "per_layer_input_gate", "per_layer_projection"))
+WHOLE = frozenset(
+    (
+        *("gate", "router", "shared_expert_gate", "per_layer_input_gate", "per_layer_projection"),
+        *("fc1_latent_proj", "fc2_latent_proj"),
+    )
+)
 # Parts of a matrix of the checkpoint that have slots of their own: of linear attention, of Mamba 2 and of short convolutions.
 PARTS = {
     "linear_attn.in_proj_qkv": 3,
@@ -110,7 +115,7 @@ def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterat
 
     Source: vllm/lora/layers/fused_moe.py, FusedMoEWithLoRA and FusedMoE3DWithLoRA; 0.11.1 and 0.33.
     """
-    here, width, hidden = expert_sizes(weight.shape[0], architecture, flags)
+    here, width, hidden = expert_sizes(weight, architecture, flags)
     rank, sharded = flags.lora_rank, flags.tp if flags.lora_sharded else 1
     name = weight.name.rpartition(".")[0]
     if is_down(weight):

@@ -110,6 +110,20 @@ def test_experts_of_nemotron_have_no_gate_and_those_of_granite_are_split():
         assert [list(tensors(sparse, flags(tp=tp))) for tp in (1, 2)] == [[size], [size // 2]]
 
 
+def test_experts_may_have_a_hidden_size_of_their_own():
+    up = Weight(name="model.layers.1.mixer.experts.up_proj", shape=(8, 256, 128))
+    down = Weight(name="model.layers.1.mixer.experts.down_proj", shape=(8, 128, 256))
+    sparse = replace(decoder(), weights=(up, down), experts=8, expert_width=256, rotary_rows=())
+    assert list(tensors(sparse, flags(tp=2))) == [8 * 128 * 128 * 2] * 2
+
+
+def test_each_layers_embedding_is_split_and_tables_of_rotations_have_a_heads_elements():
+    gemma, olmo = (architecture_of(name) for name in ("gemma-3n-e2b", "olmo-3-1025-7b"))
+    sizes = [max(tensors(gemma, flags(tp=tp))) for tp in (1, 2)]
+    assert sizes == [262_144 * 30 * 256 * 2, 262_144 * 30 * 256]  # 30 layers of 256 elements
+    assert olmo.rotary_widths == (128, 128)  # q_norm has 4,096, of 32 heads
+
+
 def test_layers_that_use_the_cache_of_others_have_no_keys_from_0_30_on():
     idle = (Weight(name="model.layers.3.self_attn.k_proj.weight", shape=(512, 1024)),)
     full = decoder().layers
