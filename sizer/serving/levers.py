@@ -106,7 +106,9 @@ def vllm_changes(
             fields={"eager": True},
             note="decoding is slower without graphs",
         )
-    yield from shared_changes(architecture, flags, "--kv-cache-dtype fp8", "--tensor-parallel-size")
+    for change in shared_changes(architecture, flags, "--kv-cache-dtype fp8", "--tensor-parallel-size"):
+        if not (flags.lora_sharded and "tp" in change.fields and flags.lora_rank % (flags.tp * 2)):
+            yield change
 
 
 def shared_changes(architecture: Architecture, flags: Any, kv_flag: str, tp_flag: str) -> Iterator[Change]:

@@ -21,6 +21,7 @@ from sizer.serving.flags import resolve_flags
 from sizer.serving.graphs import graph_bytes
 from sizer.serving.launch import read_launch, with_command
 from sizer.serving.layout import tensors
+from sizer.serving.levers import vllm_changes
 from sizer.serving.lora import lora_bytes, slots
 from sizer.serving.startup import compare, read_startup
 from sizer.serving.words import sum_line
@@ -128,6 +129,8 @@ def test_an_answer_has_the_slots_and_their_command():
     assert four.command.endswith(" --enable-lora --max-loras 4 --max-lora-rank 64") and "lora" not in plain.command
     assert plain.kv_tokens > one.kv_tokens > four.kv_tokens
     assert "--max-loras 1" in {lever.flags for lever in four.levers}
+    changes = vllm_changes(decoder(), flags(loras=1, lora_rank=1, lora_sharded=True), 0)
+    assert not any("tp" in change.fields for change in changes)  # two ranks do not divide a rank of 1
     assert "--fully-sharded-loras" in vllm_command("m", flags(loras=1, lora_sharded=True), quantizes=False)
 
 
