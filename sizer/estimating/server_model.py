@@ -313,7 +313,9 @@ def _layer(
     own: Mapping[str, tuple[int, ...]], kind: str, facts: Mapping[str, Any], window: int, sizes: tuple[int, int, int]
 ) -> list[Layer]:
     """Return what one layer keeps: its attention, its state, or both; a layer without any keeps nothing."""
-    kv_heads, head, _ = sizes
+    kv_heads, head, heads = sizes
+    norm = own.get("self_attn.q_norm.weight", (head,))[0]  # of one head, or of all: layers of Gemma 4 have heads of two sizes
+    own_head = head if norm == head * heads else norm
     leaves = {name.split(".")[-2]: shape for name, shape in own.items() if "." in name}
     if "kv_a_proj_with_mqa" in leaves:
         elements = int(facts["kv_lora_rank"]) + int(facts["qk_rope_head_dim"])
@@ -330,7 +332,7 @@ def _layer(
             values = leaves["v_proj"][0] if "v_proj" in leaves else keys
             elements = keys + values
         slides = kind == "sliding_attention" and window > 0
-        count = max(1, elements // (2 * head)) if elements % (2 * head) == 0 else kv_heads
+        count = max(1, elements // (2 * own_head)) if elements % (2 * own_head) == 0 else kv_heads
         found.append(
             Layer(kind=SLIDING if slides else FULL, elements=elements, kv_heads=count, window=window if slides else 0)
         )

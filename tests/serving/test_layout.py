@@ -124,6 +124,12 @@ def test_each_layers_embedding_is_split_and_tables_of_rotations_have_a_heads_ele
     assert olmo.rotary_widths == (128, 128)  # q_norm has 4,096, of 32 heads
 
 
+def test_layers_of_gemma_4_have_key_heads_of_their_own():
+    layers = architecture_of("gemma-4-31b").layers
+    heads = {(layer.window, layer.elements, layer.kv_heads) for layer in layers}
+    assert heads == {(1024, 2 * 16 * 256, 16), (0, 2 * 4 * 512, 4)}
+
+
 def test_layers_that_use_the_cache_of_others_have_no_keys_from_0_30_on():
     idle = (Weight(name="model.layers.3.self_attn.k_proj.weight", shape=(512, 1024)),)
     full = decoder().layers
