@@ -156,13 +156,14 @@ def test_a_servers_log_becomes_the_question_with_its_differences(monkeypatch, op
 def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
     client = install(monkeypatch, ScriptedClient(server_or_step))
     page = open_page(arch="torchvision:resnet18", gpu="l4", batch="2", dtype="float32")
-    command = "vllm serve Qwen/Qwen3-8B \\\n  --max-model-len 8192 -tp 2 \\\n  --enable-lora --port 8000"
+    command = "vllm serve Qwen/Qwen3-8B \\\n  --max-model-len 8192 -tp 2 \\\n  --enable-lora -sc '{}' --port 8000"
     page.text_area(key=pasting.TEXT).set_value(command).run()
     asked = client.requests[-1]
     assert (asked.mode, asked.name, asked.gpu, asked.max_model_len, asked.tp) == ("serve", "qwen3-8b", "l4", 8192, 2)
+    assert asked.max_loras == 1
     assert "**Read as a command of vLLM**" in markup(page)
-    lora = "--enable-lora: the slots of adapters come off the cache: fewer tokens than planned"
-    assert {"--max-model-len 8192 → max_model_len=8192", lora} <= set(texts(page))
+    draft = "--speculative-config {}: a draft comes off the cache: fewer tokens than planned"
+    assert {"--max-model-len 8192 → max_model_len=8192", "--enable-lora → max_loras=1", draft} <= set(texts(page))
     page.text_area(key=pasting.TEXT).set_value("vllm serve /models --mem-fraction-static 0.8").run()
     assert any("--gpu-memory-utilization" in line for line in texts(page))
     assert client.requests[-1] == asked
@@ -174,9 +175,9 @@ def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
 def test_a_log_that_names_its_device_is_planned_on_it(monkeypatch, open_page):
     client = install(monkeypatch, ScriptedClient(server_or_step))
     page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")
-    page.text_area(key=pasting.TEXT).set_value(f"{LOG}device_name=NVIDIA_H200.json\n'enable_lora': True").run()
-    assert client.requests[-1].gpu == "h200"
-    assert "not counted: LoRA adapters: their slots" in texts(page)
+    page.text_area(key=pasting.TEXT).set_value(f"{LOG}device_name=NVIDIA_H200.json\n'enable_lora': True speculative_config=a").run()
+    assert (client.requests[-1].gpu, client.requests[-1].max_loras) == ("h200", 1)
+    assert "not counted: speculative decoding: a draft model and its cache" in texts(page)
 
 
 def test_an_error_of_a_server_keeps_the_model_and_is_named(monkeypatch, open_page):
