@@ -111,8 +111,11 @@ _UNCOUNTED = (
         r"speculative_config=(?!None)|'speculative_config': \{|speculative_algorithm='",
         "speculative decoding: a draft model and its cache",
     ),
-    (r"lora_paths=\[|(?s:ServerArgs\(.*enable_lora=True)", "LoRA adapters: their slots"),
-    (r"(?s:ServerArgs\(.*cpu_offload_gb=[1-9])|offload_group_size'?[=:] ?[1-9]", "weights that are offloaded to the CPU"),
+    (r"lora_paths=[\[{]|enable_lora=True, (?:enable_lora_overlap_loading=\w{1,8}, )?max_lora_rank=", "LoRA adapters: their slots"),
+    (
+        r"cpu_offload_gb=[1-9][0-9]{0,4}, (?:offload_|hicache|enable_|disable_)|offload_group_size'?[=:] ?[1-9]",  # of SGLang
+        "weights that are offloaded to the CPU",
+    ),
     (
         r"decode_context_parallel_size=(?!1\b)[0-9]|dcp_world_size [2-9]",
         "decode context parallel: each rank keeps a part of each request",

@@ -231,6 +231,8 @@ def test_what_neither_log_nor_query_says_is_named():
 UNCOUNTED = {
     "speculative_config=SpeculativeConfig(method='mtp')": "speculative decoding",
     "ServerArgs(model_path='a', lora_paths=['b'])": "LoRA adapters",
+    "ServerArgs(enable_lora=True, max_lora_rank=None)": "LoRA adapters",
+    "cpu_offload_gb=4, offload_group_size=-1": "offloaded to the CPU",
     "'limit_mm_per_prompt': {'image': 0}": "limits of images",
     "'offload_group_size': 8": "offloaded to the CPU",
     "decode_context_parallel_size=8": "decode context parallel",
