@@ -2,8 +2,8 @@
 
     python -m tests.null_driver.modules MODE DTYPE FIRST EVERY
 
-MODE is no_grad, inference or backward; a backward pass is that of a module in training. Of all modules those from the FIRST on, each
-EVERY-th, with all its samples. The last line printed is JSON, as that of tests/null_driver/operators.py.
+MODE is no_grad, inference or backward; a backward pass is that of a module in training. Of all modules those from the FIRST on,
+each EVERY-th, with all its samples. The last line printed is JSON, as that of tests/null_driver/operators.py.
 """
 
 from __future__ import annotations
