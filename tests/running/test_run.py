@@ -171,13 +171,13 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
     "script",
     [
         "train.py",
-        "folds.py",
+        "losses.py",
         "checks.py",
         "drawn.py",
         "recorded.py",
         *(
             pytest.param(script, marks=pytest.mark.exhaustive)
-            for script in ("functional.py", "speech.py", "masks.py", "typed.py", "recurrent.py")
+            for script in ("functional.py", "folds.py", "speech.py", "masks.py", "typed.py", "recurrent.py")
         ),
     ],
 )

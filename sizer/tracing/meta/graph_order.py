@@ -2,14 +2,13 @@
 
 The engine runs the ready node with the highest sequence number first (torch/csrc/autograd/engine.cpp, ReadyQueue). A thread counts
 the nodes that it creates (ATen/SequenceNumber.cpp): the engine's thread of a device begins at 0, so its nodes run after those of
-the forward pass. Backward passes over meta tensors run in the caller's thread. Read in PyTorch 2.15.
-
-*Known limitation*: the caller's thread counts the nodes of backward passes, too, which it does not on a device.
+the forward pass. Backward passes over meta tensors run in the caller's thread, whose later nodes are numbered anew, too. Read in
+PyTorch 2.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -18,22 +17,30 @@ import torch
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
 
+_NUMBERED = "numbered as on a device"  # of a node's metadata
+
 
 @contextmanager
 def nodes_numbered_as_on_device() -> Iterator[None]:
     """Within the context nodes that backward passes create have the numbers of a thread of their own."""
     run = torch.autograd.graph._engine_run_backward
     created = 0  # nodes of backward passes
+    counted: list[tuple[int, int]] = []  # by the first number after each such pass, `created`
 
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal created
+        if created:
+            _number_anew(outputs, counted)
         first = _get_sequence_nr()
         results = run(outputs, *args, **kwargs)
         if len(args) > 2 and args[2]:  # create_graph, in the calls of torch.autograd
             gradients = results if results and not kwargs.get("accumulate_grad") else _gradients_of(outputs)
             for node in _reachable((one.grad_fn for one in gradients if one is not None), first):
                 node._set_sequence_nr(node._sequence_nr() - first + created)
-        created += _get_sequence_nr() - first
+                node.metadata[_NUMBERED] = True
+        if (number := _get_sequence_nr()) > first:
+            created += number - first
+            counted.append((number, created))
         return results
 
     with (
@@ -41,6 +48,16 @@ def nodes_numbered_as_on_device() -> Iterator[None]:
         mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
     ):
         yield
+
+
+def _number_anew(outputs: Iterable[Any], counted: Sequence[tuple[int, int]]) -> None:
+    """Give the nodes of the caller the numbers that they have if it does not count those of backward passes."""
+    for node in _all_nodes(getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs):
+        if hasattr(node, "variable") or _NUMBERED in node.metadata:
+            continue
+        number = node._sequence_nr()
+        node._set_sequence_nr(number - max((more for first, more in counted if first <= number), default=0))
+        node.metadata[_NUMBERED] = True
 
 
 def _reachable(roots: Iterable[Any], first: int) -> list[Any]:
