@@ -13,7 +13,7 @@ def derivative(of: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
 
 
 for _ in range(3):
-    place, time = (torch.rand(4096, 1, device="cuda", requires_grad=True) for _ in range(2))
+    place, time = (torch.rand(16384, 1, device="cuda", requires_grad=True) for _ in range(2))
     value = solver(torch.cat([place, time], 1))
     slope = derivative(value, place)
     residual = derivative(value, time) + value * slope - 0.01 * derivative(slope, place)
