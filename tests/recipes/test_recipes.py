@@ -269,6 +269,7 @@ def test_layers_with_experts_are_recomputed(keys: str):
     assert recomputed.activations_bytes < kept.activations_bytes
 
 
+@pytest.mark.full
 def test_the_types_that_liger_has_are_read_without_importing_it():
     found = liger._types()
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
