@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 GPT2 = f"{TWO_LAYERS}&dtype=bfloat16&batch=2&seq=256&gpu=rtx-4090"
 
 
+@pytest.mark.exhaustive
 def test_each_point_is_the_estimate_of_its_own_query():
     *partial, found = budget(parse_query(GPT2))
     assert [len(report.pending) for report in partial] == [6, 6, 5, 4, 3, 2, 1]

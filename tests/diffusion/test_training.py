@@ -40,7 +40,7 @@ MODELS = {
 LORA = "&train=adapter&r=4&batch=2&checkpointing=1&gpu=h100-80gb"
 CASES = {
     "sample-lora": ("flux.1-dev", LORA),
-    "sample-nf4": ("z-image-turbo", "&train=adapter&r=4&gpu=rtx-4090&weights=nf4&dtype=float16&optimizer=adamw-8bit"),
+    "nf4": ("z-image-turbo", "&train=adapter&r=4&gpu=rtx-4090&weights=nf4&dtype=float16&optimizer=adamw-8bit"),
     **{f"lora-{name}": (name, LORA) for name in MODELS},
     "nf4-dq": ("flux.1-dev", "&train=adapter&gpu=a100-80gb&batch=3&weights=nf4-dq&prepare=0&accumulate=2"),
     "nf4-float16": ("qwen-image", "&train=adapter&r=4&gpu=rtx-4090&weights=nf4&dtype=float16"),
