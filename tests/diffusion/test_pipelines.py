@@ -58,7 +58,7 @@ CASES = {
     "pixart": "arch=diffusers:pixart-sigma&dtype=float16&batch=2",
     "ltx": "arch=diffusers:ltx-video&frames=25",
     "wan": "arch=diffusers:wan2.1-t2v-1.3b&frames=13",
-    "image": "arch=diffusers:sd1.5-img2img&dtype=float16&batch=2",
+    "image-sd1.5": "arch=diffusers:sd1.5-img2img&dtype=float16&batch=2",
     "image": "arch=diffusers:sdxl-img2img&dtype=float16&image=512x768&offload=model",
     "mask": "arch=diffusers:sdxl-inpaint&dtype=float16",
     "fill": "arch=diffusers:flux.1-fill-dev&offload=model",
@@ -207,7 +207,7 @@ def test_phases_are_the_parts_in_the_order_of_their_use() -> None:
 
 
 def test_a_call_that_starts_from_an_image_encodes_it_and_denoises_two_steps() -> None:
-    query = f"{CASES['image']}&gpu={GPU}"
+    query = f"{CASES['image-sd1.5']}&gpu={GPU}"
     row = estimated(query)
     assert [use.phase for use in row.phases] == ["load", "text_encoder", "vae_encode", "unet", "vae", "after"]
     _, notes, sizes = count(parse_query(query))
