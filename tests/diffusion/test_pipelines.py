@@ -144,8 +144,11 @@ SMALL_CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", SMALL_CASES)
-def test_sample_a_small_pipeline_takes_what_it_takes_on_cuda(run_on_null: Run, kind: str) -> None:  # noqa: F811
+OF_CI = ("MotifVideoPipeline", "AuraFlowPipeline", "Cosmos2TextToImagePipeline", "LatentConsistencyModelPipeline")
+
+
+@pytest.mark.parametrize("kind", SMALL_CASES, ids=lambda kind: f"sample-{kind}" if kind in OF_CI else kind)
+def test_a_small_pipeline_takes_what_it_takes_on_cuda(run_on_null: Run, kind: str) -> None:  # noqa: F811
     query = f"arch=config:{encode_config(json.dumps(small_files(kind)))}{SMALL_CASES[kind]}&gpu={GPU}"
     row = estimated(query)
     found = [row.phases[0].allocated_bytes, row.peak_allocated_bytes, row.peak_reserved_bytes]
