@@ -83,8 +83,7 @@ class _Finder:
 def import_torch() -> None:
     """Import PyTorch without `torch.export` and NVIDIA's Python bindings, 0.04 s (torch/cuda/_utils.py, 2.15)."""
     if "torch" not in sys.modules:
-        _put(EXPORT, {})
-        sys.meta_path.insert(0, _Finder())
+        _put_missing({EXPORT: {}})
         with hidden("cuda.bindings"):
             importlib.import_module("torch")
 
@@ -115,8 +114,6 @@ def install() -> None:
     if isinstance(torch.__dict__.get("_dynamo", sys.modules[DYNAMO]), _Placeholder):
         torch._dynamo = sys.modules[DYNAMO]
         sys.modules[DYNAMO].__dict__["utils"] = sys.modules[_UTILS]
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
 
 
 def install_transformers() -> None:
@@ -194,6 +191,8 @@ def _put_missing(wanted: Mapping[str, Mapping[str, Any]]) -> None:
     for name, attributes in wanted.items():
         if name not in sys.modules:
             _put(name, attributes)
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 def _put(name: str, attributes: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ _BIASED = 4  # tensors of each layer, or more: with biases
 _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 
-def _run(device: Device, mode: int, input, hx, params, has_biases, layers, dropout, train, both_ways, batch_first,
+def _run(device: Device, mode: int, input, hx, params, layers, dropout, train, both_ways, batch_first,
          sizes) -> tuple[Tensor, ...]:  # fmt: skip
     """(output, last hidden state), and the last cell of an LSTM, whose `hx` is a pair."""
     hx, cx = hx if mode == _LSTM else (hx, None)
@@ -54,7 +54,7 @@ def _padded(mode: int) -> Callable[..., Any]:
 
     def run(device, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         return _run(
-            device, mode, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, []
+            device, mode, input, hx, params, num_layers, dropout, train, bidirectional, batch_first, []
         )
 
     return run
@@ -65,7 +65,7 @@ def _packed(mode: int) -> Callable[..., Any]:
 
     def run(device, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
         sizes = batch_sizes.tolist()
-        return _run(device, mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+        return _run(device, mode, data, hx, params, num_layers, dropout, train, bidirectional, False, sizes)
 
     return run
 

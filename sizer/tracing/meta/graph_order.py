@@ -24,22 +24,23 @@ _NUMBERED = "numbered as on a device"  # of a node's metadata
 def nodes_numbered_as_on_device() -> Iterator[None]:
     """Within the context nodes that backward passes create have the numbers of a thread of their own."""
     run = torch.autograd.graph._engine_run_backward
-    created = 0  # nodes of backward passes
+    created, mixes = 0, False  # nodes of backward passes; whether a graph may have some beside the caller's
     counted: list[tuple[int, int]] = []  # by the first number after each such pass, `created`
 
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal created
-        if created:
+        nonlocal created, mixes
+        if mixes:
             _number_anew(outputs, counted)
-        first = _get_sequence_nr()
+        first, before = _get_sequence_nr(), created
         results = run(outputs, *args, **kwargs)
         if len(args) > 2 and args[2]:  # create_graph, in the calls of torch.autograd
+            mixes = True
             gradients = results if results and not kwargs.get("accumulate_grad") else _gradients_of(outputs)
             for node in _reachable((one.grad_fn for one in gradients if one is not None), first):
                 node._set_sequence_nr(node._sequence_nr() - first + created)
                 node.metadata[_NUMBERED] = True
         if (number := _get_sequence_nr()) > first:
-            created += number - first
+            created = before + number - first  # with those of passes within this one
             counted.append((number, created))
         return results
 
