@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from sizer.catalogue.gpus import Gpu
 
+PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
+
 # What one communicator of NCCL holds of a GPU's memory: the least, one of 8 H100, and a third of the 6 GB of three.
 NCCL_OF_TWO_BYTES = 544 * 10**6
 NCCL_BYTES = (688 * 10**6, 1_060 * 10**6, 2_000 * 10**6)

@@ -10,43 +10,21 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from sizer.base.errors import JobError, SizerError
-from sizer.processes.child import write
-from sizer.processes.environment import HOME_VARIABLE
-from sizer.processes.wire import error_to_wire, from_line, to_line
+from sizer.base.errors import JobError
+from sizer.processes.wire import error_to_wire
 from sizer.service.local.answering import answer
+from sizer.service.local.worker import Say, serve
 from sizer.service.settings import Settings
 
 
-def main() -> None:
-    """Answer the question on stdin, and end without the interpreter's clean-up, which takes longer than some questions."""
-    settings = Settings.from_arguments(sys.argv[1:])
-    output = os.dup(1)
-    os.dup2(2, 1)  # what a library prints goes to stderr, not between the answers
-
-    def say(message: dict) -> None:
-        write(output, to_line(message))
-
-    try:
-        message = from_line(sys.stdin.buffer.readline())
-        say({"answer": _answer(message, settings, lambda text: say({"progress": text}))})
-    except SizerError as error:
-        say({"error": error_to_wire(error)})
-    except BrokenPipeError:
-        pass  # the client has gone
-    if home := os.environ.get(HOME_VARIABLE):
-        shutil.rmtree(home, ignore_errors=True)
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _answer(message: dict, settings: Settings, show: Callable[[str], None]) -> dict:
+def _answer(message: dict, settings: Settings, say: Say) -> dict:
     """Return the answer to a message: what a job had found if it was ended."""
+
+    def show(text: str) -> None:
+        say({"progress": text})
+
     form, width = message["form"], message["width"]
     parts: list[dict] = []
     try:
@@ -54,8 +32,8 @@ def _answer(message: dict, settings: Settings, show: Callable[[str], None]) -> d
     except JobError as error:
         if not any(part["estimates"] for part in parts):
             raise
-        return _present(parts, form, width) | {"ended": error_to_wire(error)}
-    return _present([data], form, width)
+        return {"answer": _present(parts, form, width) | {"ended": error_to_wire(error)}}
+    return {"answer": _present([data], form, width)}
 
 
 def _present(parts: Sequence[dict], form: str, width: int | None) -> dict:
@@ -82,4 +60,4 @@ def _present(parts: Sequence[dict], form: str, width: int | None) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer)

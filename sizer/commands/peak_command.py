@@ -12,7 +12,7 @@ from sizer.base.errors import RequestError, quote
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import format_table, print_list, terminal_width, to_printable
-from sizer.commands.waiting import MakeClient, in_focus, wait
+from sizer.commands.waiting import MakeClient, in_focus, start_worker_client, wait
 from sizer.report.peak import PeakReport, TensorGroup, with_children
 
 MODULES = 20  # rows
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print what is alive at the peak, or write the snapshot, or print the script."""
-    with contextlib.closing(make_client()) as client:
+    with contextlib.closing(start_worker_client(make_client)) as client:
         query = in_focus(client, query_of(options))
         if options.snapshot is not None:
             _write(options.snapshot, wait(client.submit_snapshot(query)))

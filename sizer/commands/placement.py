@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import format_table, print_list, to_printable
-from sizer.commands.waiting import MakeClient, wait
+from sizer.commands.waiting import MakeClient, start_worker_client, wait
 from sizer.placement.report import PlacementReport
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the tensors by device and dtype, and the mistakes that were found."""
     query = query_of(options)
-    with contextlib.closing(make_client()) as client:
+    with contextlib.closing(start_worker_client(make_client)) as client:
         found = wait(client.submit_placement(query))
     print_list(options, found.to_dict(), format_placement(found))
     return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from sizer.base.errors import RequestError, quote
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import to_printable
-from sizer.commands.waiting import MakeClient, wait
+from sizer.commands.waiting import MakeClient, start_worker_client, wait
 from sizer.serving.launch import Launch, is_launch, read_launch, with_command
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.serving.words import headline, sum_line
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     log = with_command(read_startup(text), text)
     query, missing = _joined(query_of(options), log)
     _ask(options, query)
-    with contextlib.closing(make_client()) as client:
+    with contextlib.closing(start_worker_client(make_client)) as client:
         report = wait(client.submit(query))
     lines, constants = compare(log, report.serve), refitted(log, report.serve)
     if options.json:
@@ -78,7 +78,7 @@ def _answer_launch(options: argparse.Namespace, make_client: MakeClient, launch:
     read = [f"{key}={value}" for key, value in items.items() if key not in own]
     query = "&".join([*read, *([query] if query else [])])
     _ask(options, query)
-    with contextlib.closing(make_client()) as client:
+    with contextlib.closing(start_worker_client(make_client)) as client:
         report = wait(client.submit(query))
     missing = [] if "gpu" in own else [f"device: a command does not name it, {report.gpu.key} is taken; write gpu="]
     if options.json:

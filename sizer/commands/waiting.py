@@ -15,6 +15,9 @@ from sizer.commands.arguments import query_of
 from sizer.commands.terminal import print_list, terminal_width, to_printable
 from sizer.query.request import check_traced
 from sizer.query.text import format_query, parse_query
+from sizer.service.kept_reports import KeptReports
+from sizer.service.settings import Settings
+from sizer.service.tape_folder import default_folder
 from sizer.service.variables import JOB_SECONDS
 
 if TYPE_CHECKING:
@@ -42,6 +45,17 @@ def answers_alone(make_client: MakeClient) -> bool:
     from sizer.service.local.asking import is_private
 
     return is_private()
+
+
+def start_worker_client(make_client: MakeClient) -> JobClient:
+    """Return a client with a worker for each question, which starts sooner than a job server; the given one if none may answer."""
+    if not answers_alone(make_client):
+        return make_client()
+    from sizer.service.client import JobClient
+    from sizer.service.local.connection import WorkerConnection
+
+    connect: Any = WorkerConnection  # it has what a Connection has
+    return JobClient(replace(Settings(), spares=0), connect=connect)
 
 
 @contextlib.contextmanager
@@ -76,7 +90,8 @@ def in_focus(client: JobClient, query: str, *, plans: bool = False) -> str:
     check_traced(request)
     if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
         return query
-    if (focus := wait(client.submit(query)).focus) is None:  # no step of it can be traced: asking for any says why
+    report = KeptReports(default_folder()).find(query) or wait(client.submit(query))
+    if (focus := report.focus) is None:  # no step of it can be traced: asking for any says why
         return format_query(replace(request, focus=(request.dtypes[0], request.batches[0])))
     print(f"{focus.dtype} at batch {focus.batch}; name another with focus={focus.dtype}:{focus.batch}", file=sys.stderr)
     return format_query(replace(request, focus=(focus.dtype, focus.batch)))
@@ -99,7 +114,7 @@ def print_growing(
     from sizer.base.codec import encode
 
     query, ended = query_of(options), None
-    with contextlib.closing(make_client()) as client:
+    with contextlib.closing(start_worker_client(make_client)) as client:
         job = submit(client, in_focus(client, query, plans=plans))
         try:
             found = wait(job)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.decision import BudgetPoint, BudgetReport, cell_of
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 

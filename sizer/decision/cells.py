@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sizer.base.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.estimating.scopes import as_traced
 from sizer.estimating.tracer import Traced, Tracer, answers_of, check_kernels
 from sizer.query.request import Request, check_traced, gpu_of
@@ -23,6 +23,9 @@ from sizer.tape.block_notes import BlockNotes
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tape.tape import Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.decision.changes import Changed, changes
-from sizer.decision.serving import served_devices
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_eager
 from sizer.query.text import format_query
 from sizer.report.decision import DeviceReport, DeviceRow, with_largest
+
+if TYPE_CHECKING:
+    from sizer.decision.changes import Changed
+    from sizer.estimating.model import Progress
 
 
 def devices(
@@ -36,6 +37,8 @@ def devices(
     """
     gpus = sorted(gpus, key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
     if MODES[request.mode].serves:
+        from sizer.decision.serving import served_devices  # imports torch, which a table of kept traces does without
+
         yield from served_devices(request, gpus=gpus, config=config, kept=kept, progress=progress)
         return
     request = one_cell(request)
@@ -61,6 +64,8 @@ def devices(
         yield report(gpus[done:] or gpus)
     cells.keep_replays()
     if not any(_fits(row) for row in rows.values()):
+        from sizer.decision.changes import changes  # imports torch, too
+
         for change in changes(request, cells):
             changed = [_changed_row(gpu, change, cells, report_progress) for gpu in gpus if gpu.backend != "cpu"]
             if fitting := sorted(filter(_fits, changed), key=lambda row: (row.total_bytes, row.name)):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError
 from sizer.base.units import counted, format_bytes, format_range
@@ -21,12 +22,14 @@ from sizer.decision.lever_table import ADAPTERS, COMPILED, LEVERS, OTHER_WORK, L
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.decision.serving import served_levers
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.census import Counted
 from sizer.report.decision import LeverReport, LeverRow, LeverSet
 from sizer.report.estimate import Estimate
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 ALL = (*LEVERS, *PIPELINE_LEVERS)
 MOVES = ("offloading", "activations", "optimizer_offload")  # fields of a request that take memory of the host

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sizer.allocator.allocator import replay_events
 from sizer.allocator.timeline import peak_requested_bytes
@@ -16,7 +17,6 @@ from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.decision.pipeline_levers import FRAMES
 from sizer.distributed.context_parallel import BLOCK, PIECES
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query
 from sizer.query.values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
@@ -24,6 +24,9 @@ from sizer.report.census import Counted
 from sizer.report.decision import Limit, LimitReport
 from sizer.report.fit import Fits
 from sizer.report.largest_batch import search
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 LINES = 4  # through two values each, that lead to where a limit is looked for: most memory grows with more than one power of a size
 PIPELINE_SIDE = 64  # pixels by which a pipeline's largest image is searched: every VAE divides it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sizer.allocator.snapshot import write_snapshot
 from sizer.base.errors import BuildError, RequestError
@@ -16,12 +17,14 @@ from sizer.decision.pipeline_levers import describe_part, remedies
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_one_rank
 from sizer.query.text import format_query
 from sizer.report.census import Counted
 from sizer.report.peak import STAY, PeakReport, find_peak
 from sizer.tape.loops import repeated_events, written
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 EVENTS_AT_MOST = 2_000_000  # of a snapshot: about a gigabyte
 

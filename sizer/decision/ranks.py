@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.parallel import PARALLELS, ways_to_split
+from sizer.catalogue.parallel import PARALLELS, PER_HOST, ways_to_split
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
 from sizer.decision.serving import served_ranks
-from sizer.distributed.described_gpus import PER_HOST
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query, parse_query
 from sizer.report.decision import RankReport, RankRow, with_largest
 from sizer.report.weighing import weigh_peak
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 WHOLE = "does not fit: each holds weights and gradients of"

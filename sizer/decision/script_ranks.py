@@ -8,10 +8,9 @@ from sizer.architecture.checkpointing import repeated_blocks
 from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import PARALLELS, PER_HOST
 from sizer.decision.script_pipeline import pipeline_imports
 from sizer.decision.script_tensor import tensor_imports, tensor_lines
-from sizer.distributed.described_gpus import PER_HOST
 from sizer.query.request import Request
 from sizer.report.estimate import Estimate
 

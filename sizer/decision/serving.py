@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.parallel import PER_HOST
 from sizer.catalogue.serving import ENGINES
 from sizer.decision.cells import CANNOT, checked, why
-from sizer.distributed.described_gpus import PER_HOST
 from sizer.estimating.kept import Kept
-from sizer.estimating.model import Progress
 from sizer.estimating.server_report import Planner
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import format_query, parse_query
@@ -28,6 +28,9 @@ from sizer.report.decision import (
     rank_order,
 )
 from sizer.report.served import Lever, Starts, figures_of
+
+if TYPE_CHECKING:
+    from sizer.estimating.model import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 SEARCHES = {

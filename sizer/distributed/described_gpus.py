@@ -19,6 +19,7 @@ from torch.utils.data._utils import worker as workers
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
+from sizer.catalogue.parallel import PER_HOST
 
 _RESETS = (
     "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
@@ -38,7 +39,6 @@ _COUNTS = (
     "max_split_size",
 )
 _LOOP = workers._worker_loop
-PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

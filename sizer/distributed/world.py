@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.base.errors import RequestError
-from sizer.distributed.described_gpus import PER_HOST, Accelerator, devices_answer
+from sizer.catalogue.parallel import PER_HOST
+from sizer.distributed.described_gpus import Accelerator, devices_answer
 
 
 @contextmanager

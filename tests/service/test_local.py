@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from sizer.__main__ import main
-from sizer.base.errors import TimeLimitError
+from sizer.base.codec import encode
+from sizer.base.errors import JobError, TimeLimitError
+from sizer.commands.waiting import answers_alone, start_client, start_worker_client
+from sizer.decision.peak import peak
 from sizer.estimating.estimator import estimate
 from sizer.processes.wire import error_to_wire
 from sizer.query.text import parse_query
@@ -65,7 +70,7 @@ import sys
 from sizer.query.text import parse_query
 from sizer.service.local import answering, placeholders
 request = parse_query({query!r})
-answering.prepare(request, "estimate")
+answering.prepare(request, "estimate", compiles=False)
 from sizer.estimating.estimator import estimate
 report = estimate(request)
 real = [name for name, one in sys.modules.items() if one is not None and not isinstance(one, placeholders._Placeholder)]
@@ -204,7 +209,7 @@ from sizer.commands.estimate_worker import _answer
 from sizer.service.settings import Settings
 settings = Settings(function="tests.service.scripted:found_one_by_one", readable=({tests!r},), tapes="", wall_seconds=3)
 message = {{"query": {query!r}, "config_text": None, "form": "csv", "width": None}}
-found = _answer(message, settings, lambda text: None)
+found = _answer(message, settings, lambda message: None)["answer"]
 print([line.split(",")[:2] for line in found["text"].splitlines()], found["report"], found["ended"]["kind"])
 """
 
@@ -230,9 +235,36 @@ def test_a_cell_that_was_kept_is_not_made_again_after_a_crash_of_the_file(tmp_pa
     assert [eval(text)["given"] for text in (first, again, third)] == [0, 2, 1]
 
 
-def test_a_public_server_has_no_worker(monkeypatch):
-    from sizer.commands.waiting import answers_alone, start_client
+def test_each_question_of_other_commands_has_a_worker_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("sizer.service.supervisor.Connection", None)  # a job server would fail
+    assert main(["peak", SMALL, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    *_, found = peak(parse_query(SMALL))
+    assert printed == json.loads(json.dumps(encode(found)))
+    assert main(["placement", "arch=hf:gpt2&dtype=float32&batch=1&seq=16&train=adapter&targets=nothere"]) == 2
+    assert "nothere" in capsys.readouterr().err
 
+
+def test_workers_end_with_their_client(monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    client = start_worker_client(start_client)
+    jobs = [client.submit(SMALL), client.submit(LANGUAGE)]
+    jobs[0].cancel()
+    client.close()
+    for job in jobs:
+        with pytest.raises(JobError, match=r"cancelled|closed"):
+            job.result()
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("(_ask)")]
+
+
+def test_a_worker_that_crashes_fails_its_question(monkeypatch):
+    monkeypatch.setattr("sizer.service.local.connection.WORKER", "sizer.no_such_program")
+    with contextlib.closing(start_worker_client(start_client)) as client, pytest.raises(JobError, match="no_such_program"):
+        client.submit(SMALL).result()
+
+
+def test_a_public_server_has_no_worker(monkeypatch):
     assert answers_alone(start_client)
     assert not answers_alone(lambda: None)
     monkeypatch.setenv(PUBLIC_VARIABLE, "1")

@@ -110,6 +110,22 @@ def test_what_is_not_kept_is_traced_and_then_kept(
     assert [answer(query), answer(query)] == [(expected, True), (expected, False)]
 
 
+ASKED = """
+import hashlib, json, sys
+from sizer.service.local.answering import answer
+from sizer.service.settings import Settings
+found = answer({task!r}, {query!r}, None, Settings(), lambda text: None, part="9/12")
+print(hashlib.sha256(json.dumps(found).encode()).hexdigest(), "torch" in sys.modules)
+"""
+
+
+def test_a_table_of_devices_comes_from_kept_tapes_too(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    program = ASKED.format(task="devices", query=other(CONVOLUTIONS, batch="2", dtype="float32"))
+    first, second = (run_python(program).split() for _ in range(2))
+    assert second == [first[0], "False"] and first[1] == "True"
+
+
 def test_packages_that_are_refused_are_seen_to_be_installed() -> None:
     program = """
 import importlib.util, sys

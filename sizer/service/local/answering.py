@@ -29,6 +29,7 @@ from sizer.service.job_child import run_forked
 from sizer.service.job_process import explain_end, is_crash, over_budget, too_large, too_slow, work_of_child
 from sizer.service.local import placeholders
 from sizer.service.memory_budget import private_bytes
+from sizer.service.messages import COMPILED
 from sizer.service.preload import explain_import
 from sizer.service.settings import TRACING, Settings
 from sizer.service.tape_folder import TapeFolder
@@ -43,7 +44,8 @@ _COMPILED = {
     "cpu": ("sizer.tracing.cuda.cudnn_plans",),
 }
 _EXPANDABLE = "sizer.allocator.expandable_cache"
-REPLAYED = ("estimate",)  # tasks that may be answered from what is kept
+REPLAYED = ("estimate", "devices")  # tasks that may be answered from what is kept
+COMPILING = ("budget",)  # tasks that compile a step though the query does not say so
 _REPLAY = "sizer.service.local.replaying:run"
 _REPLAYS = ("sizer.estimating.estimator", "sizer.service.local.replaying")
 # Cells times bytes that are kept, from which on compiled replays are faster together with their import
@@ -60,6 +62,7 @@ def answer(
     show: Callable[[str], None],
     *,
     show_part: Callable[[dict], None] | None = None,
+    part: str | None = None,
     prepares: bool = True,
 ) -> dict:
     """Return the plain data of a task's result (`sizer.service.tasks`) on one question.
@@ -71,6 +74,7 @@ def answer(
         settings: Limits, the folder of tapes, and the function that the child calls.
         show: Called with each line of progress.
         show_part: Called with the data of what is new of the result so far.
+        part: The part of a task that can be split (`sizer.service.messages`).
         prepares: False for a function that needs no torch.
 
     Raises:
@@ -80,17 +84,24 @@ def answer(
     access = access_of(task, query, config_text, edition_of(_versions(), settings.tapes))
     folder = TapeFolder(settings.tapes) if settings.tapes else None
     kept = access.readable(folder.read(access.architecture)) if folder and access else {}
-    job = {"task": task, "query": query, "config_text": config_text, "partials": show_part is not None, "kept": kept}
+    job = {
+        "task": task,
+        "query": query,
+        "config_text": config_text,
+        "part": part,
+        "partials": show_part is not None,
+        "kept": kept,
+    }
     worker = _Worker(settings, access, folder, show, show_part)
     if prepares and task in REPLAYED and kept and request.compile is None:
         show("replaying what is kept")
-        prepare_replay(request, kept)
+        prepare_replay(request, kept, task)
         with suppress(SizerError):  # the job that imports torch says what is wrong
             if (found := worker.run(job, _REPLAY)) is not None and found.get("answer") is not None:
                 return found["answer"]
     if prepares:
         show("importing torch")
-        prepare(request, task)
+        prepare(request, task, compiles=request.compile is not None or task in COMPILING or part == COMPILED)
     for _ in range(MOST_RUNS):
         if (found := worker.run(job)) is not None:
             return found
@@ -165,13 +176,14 @@ def compiled_for(request: Request) -> tuple[str, ...]:
     return (*_COMPILED[gpu_of(request).backend], *expandable)
 
 
-def prepare_replay(request: Request, kept: Mapping[str, bytes]) -> None:
+def prepare_replay(request: Request, kept: Mapping[str, bytes], task: str) -> None:
     """Import what replays of kept tapes need."""
     cells = len(request.dtypes) * len(request.batches)
+    many = task != "estimate" or cells * sum(map(len, kept.values())) >= _WORTH_COMPILING
     gc.disable()
     try:
         with placeholders.hidden("scipy"):
-            for name in compiled_for(request) if cells * sum(map(len, kept.values())) >= _WORTH_COMPILING else ():
+            for name in compiled_for(request) if many else ():
                 importlib.import_module(name)
         for name in _REPLAYS:
             importlib.import_module(name)
@@ -180,8 +192,10 @@ def prepare_replay(request: Request, kept: Mapping[str, bytes]) -> None:
         gc.enable()
 
 
-def prepare(request: Request, task: str) -> None:
-    """Import what a question of a task needs. The collector is off meanwhile: it would look at all objects of torch repeatedly.
+def prepare(request: Request, task: str, *, compiles: bool) -> None:
+    """Import what a question of a task needs, and the compiler if it `compiles`.
+
+    The collector is off meanwhile: it would look at all objects of torch repeatedly.
 
     Raises:
         JobError: A module could not be imported.
@@ -190,7 +204,7 @@ def prepare(request: Request, task: str) -> None:
     gc.disable()
     name = "torch"
     try:
-        if request.compile is None:
+        if not compiles:
             placeholders.install()
         else:  # the compiler needs the real modules
             importlib.import_module(name)
@@ -202,7 +216,7 @@ def prepare(request: Request, task: str) -> None:
         alone = request.world == 1 and request.train != "adapter"
         if SOURCES[request.source].package == "transformers":
             name = "transformers"
-            if request.compile is None:
+            if not compiles:
                 placeholders.install_transformers()
             if alone:
                 placeholders.import_undistributed()
@@ -220,7 +234,7 @@ def prepare(request: Request, task: str) -> None:
 def _is_short(request: Request, task: str) -> bool:
     """Return True if plain Python replays sooner than Numba is imported."""
     cells = len(request.dtypes) * len(request.batches)
-    return task in REPLAYED and request.source in _SHORT and cells < _CELLS_WORTH_COMPILING
+    return task == "estimate" and request.source in _SHORT and cells < _CELLS_WORTH_COMPILING
 
 
 def _versions() -> dict[str, str]:
