@@ -43,7 +43,7 @@ from tests.decision.questions import (
 HALVED = "arch=torchvision:resnet18&image=96&dtype=float32&batch=%d&gpu=custom:3GiB@8.9"
 
 
-@pytest.mark.parametrize("batch", [512, 500, 509])
+@pytest.mark.parametrize("batch", [512, pytest.param(500, marks=pytest.mark.exhaustive), 509])
 def test_accumulated_batches_divide_the_batch(batch):
     row = next(row for row in asked(HALVED % batch)[-1].rows if row.key == "batch")
     smaller = parse_query(row.query)
@@ -239,6 +239,7 @@ def test_more_than_two_are_thinned_out():
     assert found.search.startswith("No two changes are enough")
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_is_trained_where_all_of_it_cannot_be():
     found = list(levers(parse_query(ADAPTED)))[-1]
     assert found.smallest.keys[0] in ADAPTERS

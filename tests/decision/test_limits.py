@@ -58,6 +58,7 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value + 1)) is False
 
 
+@pytest.mark.exhaustive
 def test_a_batch_whose_replay_would_take_long_is_not_looked_at():
     batch = last("arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=1&mode=inference&gpu=h200").limits[
         0

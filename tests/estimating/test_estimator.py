@@ -25,7 +25,9 @@ QUERIES = [
     "arch=torchvision:resnet18&image=64",
     "arch=torchvision:resnet18&image=64&mode=inference",
     "arch=hf:gpt2&seq=64&gpu=rtx-3060-12gb",
-    "arch=hf:bert-base-uncased&seq=64&gpu=h100-80gb&dtype=bfloat16,amp-bfloat16",
+    pytest.param(
+        "arch=hf:bert-base-uncased&seq=64&gpu=h100-80gb&dtype=bfloat16,amp-bfloat16", marks=pytest.mark.exhaustive
+    ),
     pytest.param(
         "arch=hf:t5-small&seq=32&gpu=t4&optimizer=adafactor&dtype=float32,float16,amp-float16",
         marks=pytest.mark.exhaustive,

@@ -120,7 +120,12 @@ def test_every_key_is_asked_for():
     assert not DIFFERENCES.keys() & ELSEWHERE
 
 
-@pytest.mark.parametrize("key", [key for key in DIFFERENCES if KEYS[key].affects != MODULE])  # others share no name
+# Those of MODULE share no name. These take longest, and go the way of others.
+LONG = {"cudnn_benchmark", "sp", "reshard", "optimizer_impl", "offload"}
+SHARING = [key for key in DIFFERENCES if KEYS[key].affects != MODULE]
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.exhaustive] * (key in LONG)) for key in SHARING])
 def test_nothing_is_shared_that_the_key_changes(key: str):
     one, other = (parse_query(question(key, value)) for value in DIFFERENCES[key][1:])
     kept = KeptInMemory()

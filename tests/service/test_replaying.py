@@ -77,7 +77,7 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], N
         pytest.param(LANGUAGE, {"batch": "1,8", "gpu": "a100-40gb"}, marks=slow),
         pytest.param(LANGUAGE, {"batch": "3", "dtype": "bfloat16", "gpu": "rtx-4090"}, marks=one_more),
         pytest.param(ADAPTED, {"accumulate": "8", "gpu": "a100-40gb"}, marks=slow),
-        pytest.param(SHARDED, {"batch": "3", "gpu": "h200"}, marks=slow),
+        pytest.param(SHARDED, {"batch": "3", "gpu": "h200"}, marks=one_more),
         pytest.param(DETECTION, {"gpu": "rtx-3090"}, marks=one_more),
         pytest.param(GENERATION, {"batch": "3", "gpu": "a100-40gb"}, marks=slow),
     ],

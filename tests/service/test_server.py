@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sizer.estimating.estimator import estimate
 from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
+from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE, UNWALLED_VARIABLE, Settings
 from tests.processes.running import TESTS, is_running, template_of, wait_until
 from tests.service import poisoner
@@ -498,9 +500,9 @@ def peaks_of(server: RawServer, query: str) -> list[int]:
 @pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_job_cannot_answer_another_question(start, tmp_path, restarted):
     settings = {"preload": ("torch", "torchvision", "sizer.estimating.estimator"), "launch": "fork"}
-    asked = f"{SQUEEZENET}&{poisoner.LARGE}&batch=2"
-    honest = peaks_of(start(**settings, function="sizer.service.tasks:run"), asked)
     settings |= {"function": "tests.service.poisoner:run", "tapes": str(tmp_path / "tapes")}
+    asked = f"{SQUEEZENET}&{poisoner.LARGE}&batch=2"
+    honest = [row.peak_allocated_bytes for row in estimate(parse_query(asked)).estimates]
     server = start(**settings)
     small = peaks_of(server, f"{SQUEEZENET}&{poisoner.SMALL}&{poisoner.HOSTILE}")
     if restarted:

@@ -32,7 +32,7 @@ def answer(query: str, *preloaded_before: str) -> dict:
     "query",
     [
         "arch=torchvision:shufflenet_v2_x0_5&dtype=float32,amp-float16&batch=1,2&image=64",
-        "arch=hf:gpt2&dtype=bfloat16&batch=1,2&seq=32&train=adapter",
+        pytest.param("arch=hf:gpt2&dtype=bfloat16&batch=1,2&seq=32&train=adapter", marks=pytest.mark.exhaustive),
     ],
 )
 def test_answers_are_the_same_after_others(query: str) -> None:

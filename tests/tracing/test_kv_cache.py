@@ -175,7 +175,7 @@ def mixed_deepseek_v4(rates: list[int], prompt: int, *, head_dim: int = 32, topk
 
 # In bfloat16 an entry of 32 elements takes 64 bytes. Of 4 tokens one is made, and an index key of 16 * 2 = 32 bytes: 24 a token. Of
 # 128 tokens one entry of 64 elements is made: 128 bytes, 1 a token. The window keeps 128 tokens of as many bytes as an entry.
-@pytest.mark.parametrize(("rate", "entry_bytes"), [(4, 96), (128, 128)])
+@pytest.mark.parametrize(("rate", "entry_bytes"), [(4, 96), pytest.param(128, 128, marks=pytest.mark.exhaustive)])
 def test_a_cache_that_grows_in_steps_is_a_line_through_whole_steps(rate: int, entry_bytes: int) -> None:
     blueprint, module = deepseek_v4(rate)
     *_, last = found = trace_kv_cache(blueprint, module, work(8), device=device())
@@ -206,7 +206,7 @@ def test_the_steps_of_a_cache_that_grows_in_steps_come_again(rate: int, new: int
     ("prompt", "new", "topk", "tokens"),
     [
         pytest.param(512, 60, 8, 20, id="none"),
-        pytest.param(510, 80, 8, 48, id="in the first run"),
+        pytest.param(510, 80, 8, 48, id="in the first run", marks=pytest.mark.exhaustive),
         pytest.param(512, 256, 8, 51, id="one", marks=pytest.mark.exhaustive),
         pytest.param(510, 560, 8, 170, id="five", marks=pytest.mark.exhaustive),
         pytest.param(100, 330, 32, 170, id="window", marks=pytest.mark.exhaustive),
