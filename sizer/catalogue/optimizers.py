@@ -37,6 +37,11 @@ class Optimizer:
         """The package that it comes from."""
         return self.module.partition(".")[0]
 
+    @property
+    def has_kernels(self) -> bool:
+        """Return True if its step runs kernels of its package; others call operators of PyTorch, on any device."""
+        return self.package in (BITSANDBYTES, TORCHAO)
+
     def implementations_on(self, backend: str) -> tuple[str, ...]:
         """The implementations that it has on a backend ("cuda", "mps", "cpu")."""
         return tuple(one for one in self.implementations if one != "fused" or backend not in self.no_fused_on)
@@ -65,6 +70,11 @@ def _of_torchao(key: str, class_name: str) -> Optimizer:
     return Optimizer(key=key, class_name=class_name, implementations=(), module=f"{TORCHAO}.optim", compiled=True)
 
 
+def _of_transformers(key: str, class_name: str, **options: float) -> Optimizer:
+    """An optimizer of transformers (transformers/optimization.py, 5.24), with the options that its Trainer passes."""
+    return Optimizer(key=key, class_name=class_name, implementations=(), options=options, module="transformers.optimization")
+
+
 PAGED_FROM = 100_000  # bitsandbytes/optim/optimizer.py, 0.50: get_state_buffer
 
 _ROWS = (
@@ -81,6 +91,7 @@ _ROWS = (
     _row("nadam", "NAdam", "foreach", "loop"),
     _row("radam", "RAdam", "foreach", "loop"),
     _row("muon", "Muon", "loop"),  # torch/optim/_muon.py
+    _of_transformers("adafactor-transformers", "Adafactor", lr=1e-3, scale_parameter=False, relative_step=False),
     _of_bitsandbytes("adamw-8bit", "AdamW8bit"),
     _of_bitsandbytes("paged-adamw-8bit", "PagedAdamW8bit", paged_bytes=2),
     _of_bitsandbytes("paged-adamw", "PagedAdamW32bit", paged_bytes=8),

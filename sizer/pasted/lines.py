@@ -23,7 +23,8 @@ OPTIMIZERS = {
     "adamw8bit": {"optimizer": "adamw-8bit"},
     "paged_adamw": {"optimizer": "paged-adamw"}, "paged_adamw_32bit": {"optimizer": "paged-adamw"},
     "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"}, "pagedadamw8bit": {"optimizer": "paged-adamw-8bit"},
-    "adafactor": {"optimizer": "adafactor"}, "sgd": {"optimizer": "sgd"}, "rmsprop": {"optimizer": "rmsprop"},
+    "adafactor": {"optimizer": "adafactor-transformers"}, "torch.optim.adafactor": {"optimizer": "adafactor"},
+    "sgd": {"optimizer": "sgd"}, "rmsprop": {"optimizer": "rmsprop"},
     "adagrad": {"optimizer": "adagrad"}, "lion": {"optimizer": "lion"}, "lion_32bit": {"optimizer": "lion"},
     "lion_8bit": {"optimizer": "lion-8bit"}, "ademamix_8bit": {"optimizer": "ademamix-8bit"},
     "adamw_torch_8bit": {"optimizer": "adamw-ao-8bit"}, "adamw_torch_4bit": {"optimizer": "adamw-ao-4bit"},
@@ -88,8 +89,9 @@ def switch(**items: str | int) -> Reader:
 
 def optimizer(draft: Draft, name: str, value: object) -> bool:
     """Read the name of an optimizer."""
-    text = as_text(value).strip().lower().rpartition(".")[2]
-    if (items := OPTIMIZERS.get(text) or OPTIMIZERS.get(text.replace("_", ""))) is None:
+    whole = as_text(value).strip().lower()
+    text = whole.rpartition(".")[2]
+    if (items := OPTIMIZERS.get(whole) or OPTIMIZERS.get(text) or OPTIMIZERS.get(text.replace("_", ""))) is None:
         return False
     draft.take(f"{name}: {as_text(value)}", **items)
     return True

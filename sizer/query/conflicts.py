@@ -402,7 +402,7 @@ def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which has no other",
             todo="remove it for PyTorch's own choice, or choose another optimizer",
         )
-    if OPTIMIZERS[request.optimizer].package != "torch" and gpu.backend != "cuda":
+    if OPTIMIZERS[request.optimizer].has_kernels and gpu.backend != "cuda":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with gpu={request.gpu}",

@@ -228,7 +228,7 @@ bf16: false
 gradient_checkpointing: false
 optim: adafactor
 packing: true
-""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "float32", "optimizer": "adafactor"},
+""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "float32", "optimizer": "adafactor-transformers"},
          ("packing",)),
     Example("trl", "the defaults", """
 model_name_or_path: openai-community/gpt2
@@ -364,7 +364,7 @@ num_processes: 1
       "optimizer_impl": "fused"}),
     Example("trainer", "float32", """
 {"output_dir": "out", "per_device_train_batch_size": 8, "optim": "adafactor", "fp16": false, "bf16": false}
-""", {"mode": "training", "batch": "8", "optimizer": "adafactor", "dtype": "float32"}),
+""", {"mode": "training", "batch": "8", "optimizer": "adafactor-transformers", "dtype": "float32"}),
     Example("trainer", "FSDP and compilation", """
 {"per_device_train_batch_size": 4, "fsdp": "full_shard auto_wrap offload", "bf16": true, "torch_compile": true}
 """, {"mode": "training", "batch": "4", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "8", "offload": "1"},

@@ -22,11 +22,12 @@ from tests.running.scripts.trainers import BATCH, LENGTH, NEW, SCRIPTS, SIZES
 GPU = "rtx-4090"
 RECORDED = Path(__file__).parent / "trainers.json"
 CONFIG = encode_config(json.dumps({"model_type": "llama", **SIZES}))
-MODEL = f"arch=config:{CONFIG}&batch={BATCH}&seq={LENGTH}&optimizer_impl=fused&gpu={GPU}"
+MODEL = f"arch=config:{CONFIG}&batch={BATCH}&seq={LENGTH}&gpu={GPU}"
 _GROUPS = f"objective=grpo&group=2&new={NEW}"
 KEYS = {
     "trainer": "dtype=bfloat16",
     "trainer-lora-autocast": "dtype=bfloat16&train=adapter&autocast=1",
+    "trainer-adafactor": "dtype=bfloat16&optimizer=adafactor-transformers",
     "liger-trainer": "dtype=bfloat16&loss=liger&liger=1",
     "sft": "dtype=bfloat16&loss=trl",
     "sft-amp": "dtype=amp-bfloat16&loss=trl",
@@ -61,7 +62,8 @@ FIGURES = ("step1", "step2", "reserved")
 
 
 def _of_query(keys: str) -> dict[str, int]:
-    (row,) = estimate(parse_query(f"{MODEL}&{keys}")).estimates
+    fused = "" if "optimizer=" in keys else "&optimizer_impl=fused"
+    (row,) = estimate(parse_query(f"{MODEL}{fused}&{keys}")).estimates
     peaks = {use.phase: use.peak_allocated_bytes for use in row.phases}
     first = max(peak for phase, peak in peaks.items() if phase not in ("load", "step2"))
     return {"step1": first, "step2": peaks["step2"], "reserved": row.peak_reserved_bytes}

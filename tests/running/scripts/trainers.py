@@ -157,6 +157,7 @@ def adapter(lora: bool) -> Any:
 SCRIPTS = {
     "trainer": (plain, {}),
     "trainer-lora-autocast": (plain, {"lora": True, "bf16": True}),
+    "trainer-adafactor": (plain, {"optim": "adafactor"}),
     "liger-trainer": (plain, {"use_liger_kernel": True}),
     "sft": (sft, {}),
     "sft-amp": (sft, {"weights": "float32", "bf16": True}),
