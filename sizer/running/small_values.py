@@ -20,7 +20,9 @@ all its elements count as selected. `assumed` lists both.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import random
 import sys
 import sysconfig
 import weakref
@@ -31,6 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
@@ -40,10 +43,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sizer.tracing.values.iterations import iterations_assumed
+from sizer.tracing.values.known import permutation
+from sizer.tracing.values.libraries import library_values_assumed
+from sizer.tracing.values.masks import PASSED
 from sizer.tracing.values.stand_ins import CHOICES, spread, spread_tokens
 
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
 FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
+COMPUTED = 2**20  # elements of floats that follow from true values of the device alone: anchors and their overlaps with boxes
 ZEROED_BYTES = 2**16  # an unknown result of so many bytes is 0, not what its block held before
 _READ = 8  # elements of a tensor that C++ code reads by itself, as `item` does
 _READS = 16  # such tensors of one call
@@ -54,6 +61,12 @@ _FACTORIES = frozenset(
     {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.as_tensor, torch.linspace, torch.eye,
      torch.tril_indices, torch.triu_indices, torch.scalar_tensor, torch.from_numpy, torch.asarray}
 )  # fmt: skip
+# Functions that take nothing of their first argument but its shape.
+_SHAPED = frozenset(
+    {torch.zeros_like, torch.ones_like, torch.full_like, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_tensor}
+)
+_OVERWRITING = frozenset({Tensor.fill_, Tensor.zero_, Tensor.copy_})
+_PERMUTED = frozenset({torch.randperm})
 _INDEXED = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _PUT = frozenset({torch.index_put, Tensor.index_put, torch.index_put_, Tensor.index_put_})
 _WHERE = frozenset({torch.where, Tensor.where})
@@ -122,6 +135,7 @@ class Values(TorchFunctionMode):
         self._known, self._tainted = _Storages(), _Storages()
         self._none_of = _Storages()  # of which `any` was asked for, and was 0
         self._spread = _Storages()  # of those tainted: what follows from evenly spread choices
+        self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -139,7 +153,7 @@ class Values(TorchFunctionMode):
             place._engine_run_backward = run_backward
         self._driver.null_follow(1)
         try:
-            with iterations_assumed(lambda text: self.assumed.update((f"{call_site()}: {text}",))), self:
+            with iterations_assumed(self._note), library_values_assumed(self, self._assume_unknown), self:
                 yield
         finally:
             self._driver.null_follow(0)
@@ -199,6 +213,15 @@ class Values(TorchFunctionMode):
             return on_host(given[0].detach()).tolist()
         return out
 
+    def _note(self, text: str) -> None:
+        self.assumed[f"{call_site()}: {text}"] += 1
+
+    def _assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
+        """Let a small tensor of the device hold values that were not computed. `text` says which."""
+        if tensor.is_cuda and 0 < tensor.numel() <= INTEGERS and not self._is_true(tensor):
+            self._note(text)
+            self._spread_over(tensor, real.to(tensor.dtype))
+
     def _copy_known(self, copy: Tensor, source: Tensor) -> None:
         """Copy known values to the host. PyTorch's copy goes through a kernel if strides or dtype differ."""
         if source.is_cuda and self._is_known(source) and copy.shape == source.shape:
@@ -217,17 +240,32 @@ class Values(TorchFunctionMode):
         fresh = [tensor for tensor in results if _key(tensor) not in held]
         written = [tensor for tensor in results if _key(tensor) in held]
         dim = _chosen_dim(func, args, kwargs)
-        if (given or func in _FACTORIES) and all(map(self._is_known, given)) and all(map(_is_small, results)):
-            states = self._states_of(given)
+        overwrites = func in _OVERWRITING and _is_whole(given[0])
+        read = given[1:] if func in _SHAPED or overwrites else given
+        states = self._states_of(read)
+        if self._spread in states:
+            largest = INTEGERS
+        else:
+            largest = FLOATS if states or not any(tensor.is_cuda for tensor in read) else COMPUTED
+        if (given or func in _FACTORIES) and all(map(self._is_known, read)) and all(_is_small(one, largest) for one in results):
             chooses = states and dim is not None and not self._follows_choices(given[0])
             if not chooses and self._compute(func, args, kwargs, out, fresh):
-                for state in states:
-                    for tensor in (*fresh, *written):
-                        state.add(tensor)
+                if overwrites:
+                    self._known.add(given[0])
+                    self._tainted.discard(given[0])
+                    self._spread.discard(given[0])
+                for tensor in (*fresh, *written):
+                    self._note_states(tensor, states)
+                    if states and tensor.dtype.is_floating_point:
+                        _make_finite(on_host(tensor), (args, kwargs))
                 return
         for tensor in fresh:
             self._assume(tensor, zero=True)
-        if func in _DRAWING:
+        if func in _PERMUTED and _is_small(out):  # as good a permutation as any: code only counts on its being one
+            on_host(out).copy_(permutation(out.numel()))
+            self._known.add(out)
+            self._tainted.discard(out)
+        elif func in _DRAWING:
             self._draw(out, (args[0] if args else kwargs["input"]).shape[-1])
         elif dim is not None:
             self._choose(func, args[0] if args else kwargs["input"], out, dim)
@@ -236,8 +274,21 @@ class Values(TorchFunctionMode):
                 self._assume(tensor, zero=False)
 
     def _states_of(self, given: list[Tensor]) -> list[_Storages]:
-        """Return the sets of what was not computed that hold any of some tensors of the device."""
-        return [state for state in (self._tainted, self._spread) if any(t.is_cuda and t in state for t in given)]
+        """Return the sets of what was not computed that results of some tensors belong to.
+
+        What follows from spread choices and from a value that was taken as 0 is not spread.
+        """
+        tainted = [tensor for tensor in given if tensor.is_cuda and tensor in self._tainted]
+        if not tainted:
+            return []
+        return [self._tainted, self._spread] if all(tensor in self._spread for tensor in tainted) else [self._tainted]
+
+    def _note_states(self, tensor: Tensor, states: list[_Storages]) -> None:
+        """Add a tensor to the sets that its values belong to."""
+        for state in states:
+            state.add(tensor)
+        if states and self._spread not in states:
+            self._spread.discard(tensor)
 
     def _follows_choices(self, values: Tensor) -> bool:
         """Return True for integers and masks that follow from choices: what is the largest of them is computed."""
@@ -331,7 +382,10 @@ class Values(TorchFunctionMode):
     def _selected(self, mask: Tensor, func: Any) -> int:
         if self._is_countable(mask, func):
             return int(on_host(mask.detach()).count_nonzero())
-        self.assumed[f"{call_site()}: {func.__name__} selects all {mask.numel():,} elements"] += 1
+        if self.mask_limit is not None and self.mask_limit < mask.numel():
+            self._note(PASSED.format(self.mask_limit))
+            return self.mask_limit
+        self._note(f"{func.__name__} selects all {mask.numel():,} elements")
         return mask.numel()
 
     def _scattered(self, args: tuple, kwargs: dict, func: Any) -> list[int] | None:
@@ -409,8 +463,7 @@ class Values(TorchFunctionMode):
         if not all(map(self._is_known, given)):
             self._known.discard(given[0])
             return
-        for state in self._states_of(given):
-            state.add(given[0])
+        self._note_states(given[0], self._states_of(given))
         try:
             with torch.no_grad():
                 func(*_to_host(args), **_to_host(kwargs))
@@ -420,7 +473,9 @@ class Values(TorchFunctionMode):
     # ---------------------------------------------------------------------------------------------------------------- states
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return _is_small(tensor) and (not tensor.is_cuda or not tensor.numel() or tensor in self._known)
+        if not tensor.is_cuda or not tensor.numel():
+            return _is_small(tensor)
+        return tensor in self._known and _is_small(tensor, INTEGERS if tensor in self._spread else COMPUTED)
 
     def _follows_from_known(self, tensor: Tensor) -> bool:
         """Return True if a tensor's values are true, or follow from choices that were spread."""
@@ -460,6 +515,13 @@ def on_host(tensor: Tensor) -> Tensor:
         return torch.as_strided(raw, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def fix_seeds() -> None:
+    """Seed what a script draws on the host, so that each run of it, and each route, has the same sizes."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
@@ -477,6 +539,20 @@ def call_site() -> str:
                 return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return inner or "unknown line"
+
+
+@torch.no_grad()
+def _make_finite(values: Tensor, given: Any) -> None:
+    """Set to 0 in place what is no number, and what is infinite if no argument is: a value that was taken as 0 divides others."""
+    wrong = values.isnan() if any(map(_is_infinite, pytree.tree_leaves(given))) else ~values.isfinite()
+    if wrong.any():
+        values[wrong] = 0
+
+
+def _is_infinite(leaf: object) -> bool:
+    if isinstance(leaf, Tensor):
+        return leaf.dtype.is_floating_point and _is_small(leaf) and bool(on_host(leaf.detach()).isinf().any())
+    return isinstance(leaf, float) and math.isinf(leaf)
 
 
 def _key(tensor: Tensor) -> int:
@@ -497,8 +573,14 @@ def _chosen_dim(func: Any, args: tuple, kwargs: dict) -> int | None:
     return dim if isinstance(dim, int) else None
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.numel() <= (FLOATS if tensor.dtype.is_floating_point else INTEGERS)
+def _is_small(tensor: Tensor, largest: int = FLOATS) -> bool:
+    """Return True if a tensor is followed. `largest` is the number of elements of floats."""
+    return tensor.layout == torch.strided and tensor.numel() <= (largest if tensor.dtype.is_floating_point else INTEGERS)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return True if a tensor of the device has its storage to itself."""
+    return tensor.is_cuda and tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
 
 
 def _is_mask(leaf: object) -> bool:

@@ -51,9 +51,8 @@ from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
 from sizer.tracing.traced_rank import make_steps, world_of_work
-from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.iterations import iterations_assumed
-from sizer.tracing.values.lengths import lengths_assumed
+from sizer.tracing.values.libraries import library_values_assumed
 
 # Of the passes that a step accumulates: in the first there are no gradients yet, from the second on all are alike
 # (tests/tracing/test_accumulate.py).
@@ -276,8 +275,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(chunked_loss_on(device))
         stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
         stack.enter_context(values_from_data(recorder.values, recorder.host.of_no_device))
-        stack.enter_context(boxes_assumed(recorder))
-        stack.enter_context(lengths_assumed(recorder.values))
+        stack.enter_context(library_values_assumed(recorder, recorder.values.assume_unknown))
         stack.enter_context(iterations_assumed(recorder.stand_in))
         stack.enter_context(transducers_on(recorder))
         stack.enter_context(streams_seen(recorder, device.kind))

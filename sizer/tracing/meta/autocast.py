@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sizer.base.versions import Version, version_followed
+from sizer.tracing.values.libraries import entered_once_imported
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -39,6 +40,7 @@ LOWER_PRECISION = names("""
     _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
     scaled_dot_product_attention _cudnn_rnn
 """)
+_WITH_BIASES = 4  # weights of a recurrent layer and direction; 2 without biases
 # CUDA: refused.
 BANNED = names("binary_cross_entropy")
 # CUDA: run in float32.
@@ -187,7 +189,7 @@ class Autocast:
             library = torch.library.Library("aten", "IMPL")
             stack.callback(library._destroy)
             self._register(library)
-            self._register_torchvision(stack)
+            stack.enter_context(entered_once_imported({"torchvision": self._torchvision_registered}))
             for owner, name, replacement in self._replacements():
                 stack.enter_context(mock.patch.object(owner, name, replacement))
             try:
@@ -211,21 +213,26 @@ class Autocast:
             for name in names:
                 operator = _operator(name, key=f"Autocast{self._kind.upper()}")
                 if operator is not None:
-                    library.impl(name, self._outside_autocast(policy(operator)), _KEY)
+                    flattens = name == "_cudnn_rnn" and self._kind == "cuda"
+                    kernel = self._flattened(operator) if flattens else policy(operator)
+                    library.impl(name, self._outside_autocast(kernel), _KEY)
 
-    def _register_torchvision(self, stack: ExitStack) -> None:
-        """Register torchvision's own operators as torchvision/csrc/ops/autocast has them: in float32, and back."""
-        there = torch.ops.torchvision  # empty before torchvision is imported
+    @contextmanager
+    def _torchvision_registered(self) -> Iterator[None]:
+        """Within the context torchvision's own operators run as torchvision/csrc/ops/autocast has them: in float32, and back."""
+        there = torch.ops.torchvision
         key = f"Autocast{self._kind.upper()}"
         names = [
             name for name in TORCHVISION if hasattr(there, name) and _has_kernel(f"torchvision::{name}", key)
         ]
-        if names:
-            library = torch.library.Library("torchvision", "IMPL")
-            stack.callback(library._destroy)
+        library = torch.library.Library("torchvision", "IMPL")
+        try:
             for name in names:
                 operator = getattr(there, name).default
                 library.impl(name, self._outside_autocast(self._float32_and_back(operator)), _KEY)
+            yield
+        finally:
+            library._destroy()
 
     def _float32_and_back(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -247,6 +254,22 @@ class Autocast:
 
     def _lower_precision(self, operator: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(self.dtype, value))
+
+    def _flattened(self, operator: Any) -> Callable[..., Any]:
+        """Return `_cudnn_rnn_cast_reflatten` of aten/src/ATen/cudnn/AutocastRNN.cpp (2.15): casts of all weights are one buffer.
+
+        The dtype is float16 whatever the dtype of autocast is.
+        """
+
+        def kernel(input: Tensor, weights: list[Tensor], stride: int, flat: Tensor, *rest: Any) -> Any:
+            if _eligible(weights[0]) and weights[0].dtype != torch.half:
+                beside = 0 if stride == _WITH_BIASES else sum(2 * weight.shape[0] for weight in weights[::stride])
+                sizes = [weight.numel() for weight in weights]
+                parts = weights[0].detach().new_empty(sum(sizes) + beside, dtype=torch.half).split([*sizes, beside])
+                weights = [part.view(one.shape).detach().copy_(one) for part, one in zip(parts, weights, strict=False)]
+            return _call(operator, (input, weights, stride, flat, *rest), {}, lambda value: self.cast(torch.half, value))
+
+        return kernel
 
     def _float32(self, operator: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))

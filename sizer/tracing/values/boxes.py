@@ -12,14 +12,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
-from sizer.tracing.values.known import LARGEST_ASSUMED, KnownValues
+from sizer.tracing.values.known import Assume
 
 KEPT = "non-maximum suppression of unknown boxes was taken to keep every box"
 MATCHED = "of boxes that nobody can know every fourth was taken to match an object"
@@ -80,68 +80,70 @@ def _on_cpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
     return *corners, areas, order, suppressed, kept
 
 
+DETECTION = "torchvision.models.detection"
+
+
+class Limited(Protocol):
+    """What counts the elements that masks select."""
+
+    mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
+
+
 @contextmanager
-def boxes_assumed(recorder: HandlerContext) -> Iterator[None]:
+def boxes_assumed(counting: Limited, assume: Assume) -> Iterator[None]:
     """Within the context torchvision's detectors go on with as many boxes of unknown values as their own limits allow.
 
     The functions themselves run. Results of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
     (the level [N] of the feature pyramid that a box is pooled from) get values; in `postprocess_detections` no more boxes pass
-    the score threshold than the model goes on with.
+    the score threshold than the model goes on with. DETECTION has been imported.
     """
-    if "torchvision.models.detection" not in sys.modules:
-        yield
-        return
-    detection, poolers = sys.modules["torchvision.models.detection"], sys.modules["torchvision.ops.poolers"]
+    detection, poolers = sys.modules[DETECTION], sys.modules["torchvision.ops.poolers"]
     matcher = detection._utils.Matcher
     with ExitStack() as stack:
 
         def patch(cls: type, name: str, function: Any) -> None:
             stack.enter_context(mock.patch.object(cls, name, function))
 
-        patch(matcher, "__call__", _matching(recorder.values, matcher.__call__))
-        patch(poolers.LevelMapper, "__call__", _spreading(recorder.values, poolers.LevelMapper.__call__))
+        patch(matcher, "__call__", _matching(assume, matcher.__call__))
+        patch(poolers.LevelMapper, "__call__", _spreading(assume, poolers.LevelMapper.__call__))
         for module, name in (("fcos", "FCOS"), ("retinanet", "RetinaNet"), ("roi_heads", "RoIHeads"), ("ssd", "SSD")):
-            detector = getattr(sys.modules[f"{detection.__name__}.{module}"], name)
-            patch(detector, "postprocess_detections", _limiting(recorder, detector.postprocess_detections))
+            detector = getattr(sys.modules[f"{DETECTION}.{module}"], name)
+            patch(detector, "postprocess_detections", _limiting(counting, detector.postprocess_detections))
         yield
 
 
-def _matching(values: KnownValues, match: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _matching(assume: Assume, match: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def matches(self: Any, quality: Tensor) -> Tensor:  # quality [objects, N]
         out = match(self, quality)
         place = torch.arange(out.numel(), device="cpu")
         real = torch.where(place % SHARE == 0, place // SHARE % quality.shape[0], self.BELOW_LOW_THRESHOLD)
-        return _assumed(values, out, real, MATCHED)
+        assume(out, real, MATCHED)
+        return out
 
     return matches
 
 
-def _spreading(values: KnownValues, map_levels: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _spreading(assume: Assume, map_levels: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def levels(self: Any, boxes: list[Tensor]) -> Tensor:  # boxes [N of each image, 4]
         out = map_levels(self, boxes)
         places = [torch.arange(len(each), device="cpu") for each in boxes]
-        return _assumed(values, out, torch.cat(places) % (self.k_max - self.k_min + 1), LEVELS)
+        assume(out, torch.cat(places) % (self.k_max - self.k_min + 1), LEVELS)
+        return out
 
     return levels
 
 
-def _limiting(recorder: HandlerContext, postprocess: Callable[..., Any]) -> Callable[..., Any]:
+def _limiting(counting: Limited, postprocess: Callable[..., Any]) -> Callable[..., Any]:
     """Of each class (SSD) or level (FCOS, RetinaNet) as many candidates as are compared, of R-CNNs as many as are returned."""
 
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, recorder.mask_limit = recorder.mask_limit, getattr(self, "topk_candidates", self.detections_per_img)
+        before, counting.mask_limit = counting.mask_limit, getattr(self, "topk_candidates", self.detections_per_img)
         try:
             return postprocess(self, *args, **kwargs)
         finally:
-            recorder.mask_limit = before
+            counting.mask_limit = before
 
     return limited
-
-
-def _assumed(values: KnownValues, out: Tensor, real: Tensor, text: str) -> Tensor:
-    if out.device.type == "meta" and not values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
-        values.assume(out, real, text)
-    return out
 
 
 # Operators of other libraries, by name: they exist only where the library has been imported.

@@ -45,6 +45,9 @@ _FILLED = {
 }
 
 
+Assume = Callable[[Tensor, Tensor, str], None]
+"""Takes a tensor, the values [..] on the CPU that it is taken to hold if they are unknown, and a text that says so."""
+
 LARGEST_INPUT = 2**23  # of a step's own floating-point input: pictures that code looks through for padding
 
 
@@ -180,6 +183,11 @@ class KnownValues:
             self.remember(tensor, real)
         self._assumed[tensor.untyped_storage()._cdata] = text
 
+    def assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
+        """Let a meta tensor of unknown values hold those of `real`."""
+        if tensor.device.type == "meta" and not self.is_known(tensor) and tensor.numel() <= LARGEST_ASSUMED:
+            self.assume(tensor, real.contiguous(), text)
+
     def assumption(self, tensors: list[Tensor]) -> str | None:
         """The text of an `assume` that the values of one of the tensors go back to, None where all are true values."""
         if not self._assumed:
@@ -221,6 +229,10 @@ class KnownValues:
             return
         if unpredictable:
             self._follow_undefined(func, out)
+            return
+        if func.overloadpacket is _aten.randperm:
+            if out.device.type == "meta" and is_small(out):
+                self.remember(out, permutation(out.numel()).to(out.dtype))
             return
         if isinstance(out, Tensor):
             if not is_small(out):
@@ -341,6 +353,11 @@ class KnownValues:
         if isinstance(value, (list, tuple)):
             return type(value)(self._real(v) for v in value)
         return on_cpu(value)
+
+
+def permutation(count: int) -> Tensor:
+    """Return a permutation, the same for each count: drawn numbers are not those of a device, and the host draws none for them."""
+    return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(count), device="cpu")
 
 
 def _is_unpredictable(func: Any) -> bool:
