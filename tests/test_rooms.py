@@ -60,7 +60,7 @@ ROOMS = {
         "base", "processes", "catalogue", "query", "allocator", "report", "pasted", "tracing", "estimating",
         "decision", "placement", "device.record", "device.comparison",
     ),
-    "running": ("base", "catalogue", "tape", "report", "architecture", "distributed", "tracing"),
+    "running": ("base", "catalogue", "tape", "allocator", "report", "architecture", "distributed", "tracing"),
     "commands": (
         "base", "processes", "catalogue", "query", "tape", "report", "serving", "placement", "device.record",
         "device.machine", "device.comparison", "device.ledger", "device.trial", "device.suite", "service",

@@ -18,7 +18,7 @@ from torch.utils.data._utils import worker as workers
 
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.hardware import HARDWARE
+from sizer.catalogue.hardware import HARDWARE, Hardware
 from sizer.catalogue.parallel import PER_HOST
 
 _RESETS = (
@@ -49,6 +49,7 @@ class Accelerator:
     total_bytes: int | None = None
     name: str | None = None
     processors: int | None = None
+    hardware: Hardware | None = None
 
 
 def accelerator_of(gpu: Gpu) -> Accelerator:
@@ -56,7 +57,34 @@ def accelerator_of(gpu: Gpu) -> Accelerator:
     assert gpu.capability is not None  # a device of CUDA's has one
     hardware = HARDWARE.get(gpu.key)
     processors = None if hardware is None else hardware.processors
-    return Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
+    return Accelerator(
+        capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors, hardware=hardware
+    )
+
+
+# Of every capability from 7.0 on (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
+_REGISTERS, _BLOCK_THREADS, _WARP, _BLOCK_SHARED = 65536, 1024, 32, 48 * 1024
+
+
+def properties_of(device: Hardware) -> SimpleNamespace:
+    """Return the attributes that `torch.cuda.get_device_properties` has, memory in bytes."""
+    major, minor = device.capability
+    return SimpleNamespace(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=device.gpu.total_bytes,
+        multi_processor_count=device.processors,
+        max_threads_per_multi_processor=device.threads,
+        max_threads_per_block=_BLOCK_THREADS,
+        warp_size=_WARP,
+        regs_per_multiprocessor=_REGISTERS,
+        shared_memory_per_block=_BLOCK_SHARED,
+        shared_memory_per_block_optin=(device.shared_kib - device.reserved_kib) * 1024,
+        shared_memory_per_multiprocessor=device.shared_kib * 1024,
+        L2_cache_size=device.l2_kib * 1024,
+        gcnArchName="",
+    )
 
 
 class Generator(torch.Generator):
@@ -122,7 +150,8 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "total_memory": gpu.total_bytes,
         "multi_processor_count": gpu.processors,
     }
-    properties = SimpleNamespace(**{name: value for name, value in told.items() if value is not None})
+    properties = SimpleNamespace() if gpu.hardware is None else properties_of(gpu.hardware)
+    vars(properties).update((name, value) for name, value in told.items() if value is not None)
     of_accelerators = {
         "is_available": lambda: True,
         "device_count": lambda: count,

@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import copy, deepcopy
+from dataclasses import replace
 
 from sizer.tape.communication import Collective
 from sizer.tape.size_queries import gather
@@ -244,6 +245,14 @@ class BlockLog:
             host_bytes=host_bytes,
             by_address=self.by_address,
         )
+
+    def tape_so_far(self) -> Tape:
+        """The tape of all that is logged until now, as one phase."""
+        marks, self.marks = self.marks, [(len(self.order), "load")]
+        try:
+            return replace(self.tape(batch=1, stand_ins=()), second_forward=None)
+        finally:
+            self.marks = marks
 
     def _collectives(self) -> Iterator[Collective]:
         for key, size in self._told.items():

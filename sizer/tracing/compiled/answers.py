@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
 from sizer.catalogue.hardware import Hardware
-
-# Of every capability from 7.0 on (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
-_REGISTERS, _BLOCK_THREADS, _WARP, _BLOCK_SHARED = 65536, 1024, 32, 48 * 1024
-
-
-def properties_of(device: Hardware) -> SimpleNamespace:
-    """Return the attributes that `torch.cuda.get_device_properties` has, memory in bytes."""
-    major, minor = device.capability
-    return SimpleNamespace(
-        name=device.name,
-        major=major,
-        minor=minor,
-        total_memory=device.gpu.total_bytes,
-        multi_processor_count=device.processors,
-        max_threads_per_multi_processor=device.threads,
-        max_threads_per_block=_BLOCK_THREADS,
-        warp_size=_WARP,
-        regs_per_multiprocessor=_REGISTERS,
-        shared_memory_per_block=_BLOCK_SHARED,
-        shared_memory_per_block_optin=(device.shared_kib - device.reserved_kib) * 1024,
-        shared_memory_per_multiprocessor=device.shared_kib * 1024,
-        L2_cache_size=device.l2_kib * 1024,
-        gcnArchName="",
-    )
+from sizer.distributed.described_gpus import properties_of
 
 
 class NoGuard:

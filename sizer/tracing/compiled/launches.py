@@ -23,8 +23,7 @@ from torch import Tensor
 
 from sizer.catalogue.hardware import Hardware
 from sizer.catalogue.recipes import is_library
-from sizer.distributed.described_gpus import Accelerator, accelerator_of, devices_answer
-from sizer.tracing.compiled.answers import properties_of
+from sizer.distributed.described_gpus import Accelerator, accelerator_of, devices_answer, properties_of
 from sizer.tracing.compiled.install import hardware_like, hardware_of_capability
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
