@@ -37,7 +37,7 @@ from sizer.running.optimizer_steps import Steps, Stop
 from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
-from sizer.running.small_values import Values
+from sizer.running.small_values import Values, fix_seeds
 from sizer.tracing.compiled.dynamo import HOOKS_WARNING, compiled_calls, hide_modes, skip_own_code
 from sizer.tracing.compiled.inductor import without_function_modes
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
@@ -309,6 +309,7 @@ def main() -> NoReturn:
     run = Run(settings)
     run.check()
     run.install()
+    fix_seeds()
     run.go(main_function(settings))
     run.finish()
 

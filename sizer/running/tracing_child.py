@@ -15,6 +15,7 @@ import json
 import multiprocessing.process
 import os
 import pickle
+import re
 import sys
 import time
 import traceback
@@ -48,7 +49,8 @@ from sizer.running.other_ranks import one_rank
 from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import Settings, main_function, own_traceback
-from sizer.running.small_values import call_site
+from sizer.running.small_values import call_site, fix_seeds
+from sizer.running.traced_counters import TracedCounters
 from sizer.tape.tape import Tape
 from sizer.tracing.compiled.install import Compiler, compile_failures, hardware_like
 from sizer.tracing.compiled.launches import Launches
@@ -59,6 +61,7 @@ from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 from sizer.tracing.meta.own_code import checkpoints_read_at_once
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
+from sizer.tracing.values.host_draws import HostDraws
 from sizer.tracing.values.stand_ins import FINITE
 from sizer.tracing.watch import StepWatcher
 
@@ -170,6 +173,7 @@ def main() -> NoReturn:
     recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
     compiler, launches = Compiler(gpu, recorder), Launches(hardware_like(gpu), recorder.values.forget)
     recorder.compiles, recorder.environment = True, os.environ
+    recorder.draws = HostDraws(recorder.host.__contains__)
     noted = _noted(recorder)
     began, status, message = time.monotonic(), "completed", ""
     end: object = None  # what the script holds at its end: its names, or the exception that holds its frames
@@ -205,8 +209,9 @@ def main() -> NoReturn:
         enter_device(setup, recorder)
         setup.enter_context(recorder.deferred.setting_up())
         setup.enter_context(steps.watcher.low_bits_refused())
-        stack.enter_context(mock.patch.object(torch.jit, "trace", _refused_trace))
-        torch.manual_seed(torch.default_generator.initial_seed())
+        stack.enter_context(mock.patch.object(torch.jit, "trace", _refused("torch.jit.trace")))
+        stack.enter_context(recorder.draws.rounds_drawn())
+        fix_seeds()
         try:
             with compile_failures():
                 end = main_function(settings)()
@@ -223,8 +228,12 @@ def main() -> NoReturn:
         except BaseException as error:
             end = error
             failed = not _is_tracers(error)
+            if _PLACES.search(str(error)):
+                error.args = (_TWO_PLACES,)
             print(own_traceback(error) if failed else "".join(traceback.format_exception(error)), end="", file=sys.stderr)
             status, message = "failed" if failed else "untraced", f"{type(error).__name__}: {error}"[:2000]
+            if _SCRIPTED in message:  # its first runs specialize sizes, of which meta tensors have none for it
+                message = str(_refusal("torch.jit.script"))
         recorder.notes.update(dict.fromkeys(launches.notes()))
         found = _found(settings, steps, gpu)
         del end
@@ -260,10 +269,18 @@ def _holds_device(value: object) -> bool:
     return any(isinstance(one, torch.Tensor) and one.is_meta for one in (value, *parameters))
 
 
-def _refused_trace(*args: Any, **kwargs: Any) -> NoReturn:
-    """Stand in for torch.jit.trace, under which sizes are tensors: kernels for meta tensors cannot check these."""
-    raise TraceError(
-        "torch.jit.trace is not traced",
+def _refused(name: str) -> Callable[..., NoReturn]:
+    """Return what stands for a function such as torch.jit.trace, under which sizes are tensors: meta kernels cannot check these."""
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise _refusal(name)
+
+    return refused
+
+
+def _refusal(name: str) -> TraceError:
+    return TraceError(
+        f"{name} is not traced",
         given="a call of it",
         allowed="eager code",
         todo="run the script with `sizer run --route driver`",
@@ -317,9 +334,16 @@ def enter_device(stack: ExitStack, recorder: Recorder) -> None:
     stack.enter_context(devices_told(recorder.host, recorder.deferred))
 
 
+_SCRIPTED = "in the TorchScript interpreter"
+_TWO_PLACES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+_PLACES = re.compile(r"Tensor on device (meta|cpu) is not on the expected device (meta|cpu)!")
+
+
 def _is_tracers(error: BaseException) -> bool:
     """Return True if the tracer caused an error; the script's own errors do not speak of meta tensors."""
-    return isinstance(error, (TraceError, NotImplementedError)) or "meta" in str(error)
+    if _PLACES.search(str(error)):  # of the host and of the device: the script's own
+        return False
+    return isinstance(error, (TraceError, NotImplementedError)) or "meta" in str(error) or _SCRIPTED in str(error)
 
 
 def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
@@ -361,6 +385,7 @@ def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -
         total_bytes=gpu.total_bytes,
         name=hardware.name if hardware else gpu.name,
         processors=hardware.processors if hardware else None,
+        hardware=hardware,
     )
     with ExitStack() as stack:
         if settings.world > 1:
@@ -375,7 +400,6 @@ def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -
         stack.enter_context(one_rank(settings.world, settings.rank, all_traced=True))
         process = multiprocessing.process.BaseProcess
         stack.enter_context(mock.patch.object(process, "start", functools.partialmethod(_start_without_device)))
-        free = (gpu.total_bytes, gpu.total_bytes)
-        stack.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda device=None: free))
+        stack.enter_context(TracedCounters(recorder.log, gpu, size_oracle_of(gpu)).answering())
         stack.enter_context(mock.patch("torch.utils.data._utils.pin_memory.pin_memory", lambda data, device=None: data))
         yield

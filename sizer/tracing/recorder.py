@@ -41,6 +41,7 @@ from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import memoized
 from sizer.tracing.modules import Loading, ModulePaths, tensors_in
 from sizer.tracing.values.handler import Handler
+from sizer.tracing.values.host_draws import HostDraws
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_meta, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
@@ -70,6 +71,7 @@ class _Plan:
     reads: bool  # a value, for which the host waits
     lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
     resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments whose storages may grow
+    draws: bool  # in place, at random
 
 
 class Recorder(TorchDispatchMode):
@@ -115,6 +117,7 @@ class Recorder(TorchDispatchMode):
         self.engine_use_count = in_place.engine_use_count()
 
     environment: Mapping[str, str] | None = None  # variables of the code that is traced, if it has some
+    draws: HostDraws | None = None  # what draws for large tensors of the host, where the numbers drawn next matter
     compiles = False  # whether compiled code is compiled for the device (sizer.tracing.compiled)
 
     def ignore_compile_internals(self) -> bool:
@@ -165,6 +168,8 @@ class Recorder(TorchDispatchMode):
             if plan.correct is not None:
                 out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
+        if plan.draws and self.draws is not None:
+            self.draws.follow(func, args, kwargs)
         for storage, before in resizable:
             self.resized(storage, before)
         on_host = self._is_on_host(plan, args, out)
@@ -211,6 +216,7 @@ class Recorder(TorchDispatchMode):
             collective=collectives.KINDS.get(name),
             reads=func in _READS,
             resizable=_resizable(func),
+            draws=torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable,
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan

@@ -1,0 +1,58 @@
+"""Draw on the host what a trace leaves out, so that the numbers that a script draws there next are those of a device's run.
+
+A large weight of the host is on meta in a trace, and drawing its initial values would be in vain. Yet code that draws lengths or
+crops after it has made its model would draw others than over the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+LARGEST_DRAW = 2**26  # elements of a tensor whose values are drawn, into memory that is freed at once
+MOST_DRAWN = 2**28  # elements of all such tensors: some seconds; the numbers that follow are then others
+
+
+class HostDraws:
+    """Draw in the place of operators over meta tensors that stand for tensors of the host."""
+
+    def __init__(self, is_on_host: Callable[[Tensor], bool]) -> None:
+        """Draw for the tensors of which `is_on_host` is True."""
+        self._is_on_host = is_on_host
+        self._left = MOST_DRAWN
+
+    def draw(self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Call a function that draws in place for a tensor of the host, and forget the values."""
+        count = tensor.numel()
+        if count > min(self._left, LARGEST_DRAW):
+            self._left = 0
+            return
+        self._left -= count
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            function(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"), *args, **kwargs)
+
+    @contextmanager
+    def rounds_drawn(self) -> Iterator[None]:
+        """Within the context `trunc_normal_` draws again on the host as long as values are out of bounds."""
+        init = nn.init._no_grad_trunc_normal_
+
+        def drawn(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self._left and tensor.device.type == "meta" and self._is_on_host(tensor):
+                self.draw(init, tensor, *args, **kwargs)
+                return tensor
+            return init(tensor, *args, **kwargs)
+
+        with mock.patch.object(nn.init, "_no_grad_trunc_normal_", drawn):
+            yield
+
+    def follow(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """Draw for an operator that has drawn in place, such as `uniform_`."""
+        tensor = args[0] if args and isinstance(args[0], Tensor) else None
+        if self._left and tensor is not None and tensor.device.type == "meta" and self._is_on_host(tensor):
+            self.draw(func, tensor, *args[1:], **kwargs)
