@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from sizer.tape.affine import AffineTape, NotAffineError, fit_affine
+from sizer.tape.affine import AffineTape, NotAffineError, beginning, fit_affine
 from sizer.tape.family import TapeFamily
 from sizer.tape.per_sample import PerSampleTape, fit_per_sample
 from sizer.tape.tape import Tape
@@ -109,9 +109,21 @@ def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | 
     with suppress(NotAffineError):
         if begun is not None and _grows(begun, at(batches[0])):
             return _fit_whole(at, batches, known)
-        return fit_affine(at(batches[0]), at(batches[1], short=True))
+        first, second = at(batches[0]), at(batches[1], short=True)
+        with suppress(NotAffineError):
+            return fit_affine(first, second)
+        if _has_more(first, second):
+            return _fit_whole(at, batches, known)
     at.forget()
     return _fit_whole(at, batches, known)
+
+
+def _has_more(first: Tape, second: Tape) -> bool:
+    """Return whether the second tape has more events than the beginning of the first one: a sample may have events of its own.
+
+    The first trace then stands, unless the tapes over the batch do not agree with a third one.
+    """
+    return len(second.order) > len(beginning(first, second).order)
 
 
 def _grows(one: Tape, other: Tape) -> bool:

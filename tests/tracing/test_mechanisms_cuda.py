@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sizer.catalogue.gpus import GPUS
+from sizer.tape.affine import fit_affine
 from sizer.tape.tape import CATEGORIES, Tape
 from sizer.tracing.cuda.attention import CONDITIONS, choose, order, refusal
 from sizer.tracing.cuda.by_capability import DEFAULT_WORKSPACE, LARGE_WORKSPACE, LT_WORKSPACE, blas_of
@@ -657,6 +659,18 @@ def test_long_rows_are_sorted_through_a_copy() -> None:
     # two rows at once: pairs of place and segment 8194*8 before and after, keys 8194*4
     # CUB: buffers of 33,024 and 65,792, 4 passes of 2,048, counters 256, two tiles of 1,024, alignment 255
     assert _sorted_blocks(call(lambda w: w.sort(-1)[0], 2, 4097), "aten.sort.default") == [65552, 65552, 32776, 109567]
+
+
+@pytest.mark.parametrize("function", [lambda w: w.masked_scatter(w > 0, w), lambda w: w.flatten().cumsum(0)])
+def test_a_scan_takes_whole_tiles_at_each_batch(function: Callable[[Tensor], Tensor]) -> None:
+    # 700 values a sample, of which a tile of CUB's scan has 896 (places in int64) or 1,920 (float32): on no line over the batch
+    tapes = [replace(call(function, batch, 700), batch=batch) for batch in (2, 3, 150)]
+    line = fit_affine(*tapes[:2])
+    line.check(tapes[2])
+    oracle = size_oracle_of(GPUS["h100-80gb"])
+    assert line.at(150).resolve(oracle).sizes == tapes[2].resolve(oracle).sizes
+    # -(-105,000 // 896) = 118 tiles of 16 bytes, -(-105,000 // 1,920) = 55 of 8; 32 more each, in multiples of 256, and 511
+    assert {2560 + 511, 768 + 511} & {*tapes[2].resolve(oracle).sizes}
 
 
 # --- convolution

@@ -26,7 +26,7 @@ GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resol
 NORM = "gradients of a norm's weights on CUDA"
 DROPOUT = "cuDNN's dropout state"
 INDICES = "indices"
-COUNT, SELECT = "count", "select"
+COUNT, SELECT, SCAN = "count", "select", "scan"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS = "partial sums"
 ALWAYS = "always sorted"
@@ -102,8 +102,10 @@ def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> 
 
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of rows of values, by bytes of a
-    value and passes, and by (rows, values of a row); of a mask, by its elements."""
+    value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value and elements."""
     name = words[0]
+    if name == SCAN:
+        return scanned(numbers[0], int(words[1]))
     if name in (COUNT, SELECT):
         return (counted if name == COUNT else selected)(key, numbers[0])
     if name == INDICES:
