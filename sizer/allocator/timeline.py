@@ -13,7 +13,7 @@ from sizer.allocator.moments import Moments, read_moments
 from sizer.allocator.replay import Replay, changes_of
 from sizer.tape.tape import CATEGORIES, Tape
 
-CURVE_POINTS = 160
+CURVE_POINTS, PHASE_POINTS = 160, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,14 +209,24 @@ def _phases(tape: Tape, moments: Moments) -> tuple[PhaseUse, ...]:
 
 
 def _curve_moments(moments: Moments, peak: int) -> list[int]:
-    """At most CURVE_POINTS moments, ascending: start, phase ends, the peak, and the highest of equal slices of the events."""
+    """At most CURVE_POINTS moments, ascending: start, phase ends, the peak, and the highest of slices of the events.
+
+    Slices are equal within a phase. A short phase has some PHASE_POINTS of them: a prefill is a small part of the events of a
+    generation.
+    """
     last = len(moments.levels) - 1
     chosen = {0, peak, last, *moments.phase_ends}
     slices = CURVE_POINTS - len(chosen)
-    count = int(moments.positions[-1]) + 1
-    width = max(1, -(-count // slices))
-    bounds = np.searchsorted(moments.positions, range(0, count + width, width)).tolist()
-    chosen |= {begin + int(moments.levels[begin:end].argmax()) for begin, end in pairwise(bounds) if begin < end}
+    ends = sorted({*moments.phase_ends, last})
+    spans = [(begin, end) for begin, end in pairwise([0, *ends]) if begin < end]
+    least = min(PHASE_POINTS, slices // max(len(spans), 1))
+    whole = int(moments.positions[last]) + 1
+    for begin, end in spans:
+        start, stop = int(moments.positions[begin]), int(moments.positions[end])
+        count = least + (slices - least * len(spans)) * (stop - start) // whole
+        width = max(1, -(-(stop - start) // max(count, 1)))
+        bounds = np.searchsorted(moments.positions[begin : end + 1], range(start + 1, stop + width, width)) + begin
+        chosen |= {one + int(moments.levels[one:two].argmax()) for one, two in pairwise(bounds.tolist()) if one < two}
     return sorted(chosen)
 
 

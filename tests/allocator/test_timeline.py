@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sizer.allocator.allocator import replay, replay_events
-from sizer.allocator.timeline import CURVE_POINTS, live_by_category, running_bytes
+from sizer.allocator.timeline import CURVE_POINTS, PHASE_POINTS, live_by_category, running_bytes
 from sizer.tape.tape import CATEGORIES
 from tests.tape.tapes import make_tape, random_tape
 
@@ -119,3 +121,11 @@ def test_the_curve_is_short_and_keeps_the_peak_and_the_phase_ends(events):
     assert max(totals.values()) == timeline.peak_allocated_bytes
     for (end, _), use in zip(tape.marks, timeline.phases, strict=True):
         assert totals[end] == use.allocated_bytes
+
+
+def test_a_short_phase_of_long_work_has_points_of_its_own():
+    tape = random_tape(1, events=5000)
+    timeline = replay(replace(tape, marks=((20, "load"), (60, "prefill"), (len(tape.order), "decode"))), backend="cuda")
+    points = dict(timeline.curve.phases)
+    assert min(points["load"], points["prefill"]) > PHASE_POINTS // 2 and points["decode"] > 100
+    assert len(timeline.curve) <= CURVE_POINTS
