@@ -98,7 +98,7 @@ def _aim_of_levers(served: Served) -> str:
     return "hold more requests" if served.starts is True else "start"
 
 
-def verdict_words(found: ServedFigures) -> str:
+def verdict_words(found: Served | ServedFigures) -> str:
     """Return whether a server starts, and if it does whether it holds what is wanted, in two or three words."""
     if found.want is None or found.starts is False:
         return VERDICTS[found.starts]

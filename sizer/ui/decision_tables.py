@@ -24,16 +24,17 @@ from sizer.report.decision import (
     describe_budgets,
     describe_fewest,
 )
-from sizer.report.fit import VERDICTS, Verdict
-from sizer.report.served import ServedFigures, Starts
-from sizer.serving.words import describe_served_devices, describe_served_ranks, verdict_words
+from sizer.report.fit import VERDICTS
+from sizer.report.served import ServedFigures
+from sizer.serving.words import describe_served_devices, describe_served_ranks
 from sizer.ui import form, links, service
 from sizer.ui.charts import draw, finish
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import look_at
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
-from sizer.ui.styling import COLOURS, GIBIBYTES, INK, MARKS, VERDICT_COLOURS, marked
+from sizer.ui.server_view import SIGNS, marked_server
+from sizer.ui.styling import COLOURS, GIBIBYTES, INK, VERDICT_COLOURS, marked
 
 APPLIED = "applied"  # session state: a change was put into the form, and the page has not run since
 
@@ -255,7 +256,6 @@ def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
 # -------------------------------------------------------------------------------------------------------------- servers
 
 
-SIGNS: dict[Starts, Verdict] = {True: "fits", "uncertain": "may not fit", False: "does not fit"}  # the marks of other work
 SIZES = ("Memory", "Weights", "KV cache")
 REQUESTS = "Requests at once"
 
@@ -288,7 +288,7 @@ def show_served_ranks(found: RankReport, request: Request) -> None:
 def _frame(first: dict[str, list], rows: Sequence[DeviceRow] | Sequence[RankRow]) -> pd.DataFrame:
     """Return rows as a table in their order, which is that of what they hold; sizes are in GiB."""
     figures = [row.serve for row in rows]
-    verdicts = [f"{MARKS[SIGNS[row.serve.fits]]} {verdict_words(row.serve)}" if row.serve else row.reason for row in rows]
+    verdicts = [marked_server(row.serve) if row.serve else row.reason for row in rows]
 
     def column(name: str, kind: str = "Int64") -> pd.api.extensions.ExtensionArray:
         return pd.array([None if one is None else getattr(one, name) for one in figures], dtype=kind)

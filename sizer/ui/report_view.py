@@ -44,6 +44,10 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
     """Show everything a report says, the most important first; whether it is `growing` yet."""
     if report.serve is not None:
         server_view.show(request, report, report.serve)
+        with st.container(horizontal=True, vertical_alignment="center", key="share"):
+            st.markdown("**Share**", width="content")
+            offer_copy(request)
+            offer_download("JSON", report.to_json, f"{file_stem(request)}.json", "application/json")
         show_served_decision(request)
         server_view.show_details(request, report, report.serve)
         return

@@ -15,19 +15,21 @@ from sizer.catalogue.sources import Source
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
+from sizer.report.fit import Verdict
 from sizer.report.report import Report
-from sizer.report.served import Served
-from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line
+from sizer.report.served import Served, ServedFigures, Starts
+from sizer.serving.words import gib, graphs_line, range_line, verdict_words, want_line
 from sizer.ui.charts import draw
 from sizer.ui.focus import titled
 from sizer.ui.form_model import KEEP
 from sizer.ui.frame import show_tabs
-from sizer.ui.links import offer_copy, show_link
+from sizer.ui.links import show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
-from sizer.ui.styling import GIBIBYTES
+from sizer.ui.styling import GIBIBYTES, MARKS
 
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
+SIGNS: dict[Starts, Verdict] = {True: "fits", "uncertain": "may not fit", False: "does not fit"}  # the marks of other work
 BAR = {
     "weights": "#0B63A8",
     "LoRA adapters": "#66A9D9",
@@ -150,7 +152,7 @@ def show(request: Request, report: Report, served: Served) -> None:
     if served.starts is False:
         answer = f"A server for {length:,} tokens a request does not start on {card}"
     st.title(answer, anchor=False)
-    st.badge(f"{STARTS[served.starts].rstrip('.')} · {served.kv_tokens:,} KV tokens", color=BADGES[served.starts])
+    st.badge(f"{marked_server(served)} · {served.kv_tokens:,} KV tokens", color=BADGES[served.fits])
     if served.want is not None:
         st.markdown(f"**{want_line(served.want)}**")
     if served.message:
@@ -170,8 +172,11 @@ def show(request: Request, report: Report, served: Served) -> None:
     st.caption(range_line(served))
     st.code(served.command, language=None, wrap_lines=True)  # no colours: those of numbers are too pale on grey
     show_uncounted(report)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        offer_copy(request)
+
+
+def marked_server(served: Served | ServedFigures) -> str:
+    """Return whether a server starts and holds what is wanted, with its mark."""
+    return f"{MARKS[SIGNS[served.fits]]} {verdict_words(served)}"
 
 
 def show_details(request: Request, report: Report, served: Served) -> None:
@@ -183,7 +188,6 @@ def show_details(request: Request, report: Report, served: Served) -> None:
             "Flags": lambda: _show_flags(served),
             "Not counted": lambda: show_remarks(report),
             "Copy link": lambda: show_link(request),
-            "Downloads": lambda: _show_download(report),
         },
         key="details_of_server",
     )
@@ -255,10 +259,6 @@ def _apply(request: Request, changes: str) -> None:
 def _show_flags(served: Served) -> None:
     rows = [{"Flag": name, "Value": "the server's own" if value is None else str(value)} for name, value in served.flags.items()]
     st.dataframe(rows, hide_index=True, width="content")
-
-
-def _show_download(report: Report) -> None:
-    st.download_button("Report as JSON", report.to_json(), file_name="server.json", mime="application/json")
 
 
 def offer_server(request: Request) -> None:

@@ -54,7 +54,9 @@ def test_a_link_opens_with_requests_at_once(client, open_page):
     served = served_for(client.requests[-1])
     held = f"{served.requests_at_once:,.1f} requests of 8,192 tokens at once"
     assert page.main.title[0].value == f"{held} on one GeForce RTX 4090 (24 GB)"
-    assert f"{served.kv_tokens:,} KV tokens" in markup(page)
+    badge = {True: "✓ holds it", False: "✕ too small"}[served.fits]
+    assert f"{badge} · {served.kv_tokens:,} KV tokens" in markup(page), "one verdict: on the server and on what is wanted"
+    assert "**Share**" in markup(page) and page.get("download_button")
     assert page.code[0].value == served.command
     assert page.text_input(key="serve_want_requests").value == "8"
     assert page.text_input(key="serve_want_tokens").value == "32768"
@@ -99,7 +101,7 @@ def test_a_change_is_applied_to_the_address(client, open_page):
 def test_a_server_without_room_shows_its_message(client, open_page):
     page = open_page(**ADDRESS, kv_bytes="32MiB")
     assert any("estimated maximum model length is 4096" in text for text in texts(page))
-    assert "Does not start" in markup(page)
+    assert "✕ does not start" in markup(page)
 
 
 def test_tabs_show_contexts_and_flags(client, open_page):
