@@ -137,9 +137,10 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
 
 
 def _check_outputs(adapted: nn.Module, request: Request) -> None:
-    """Raise BuildError if an adapter is around a linear layer that returns more than a tensor, such as Llama 4's router.
+    """Raise BuildError if an adapter is around a linear layer that returns more than a tensor, such as Llama 4's router, or that
+    multiplies groups of features, such as DeepSeek V4's first output projection.
 
-    PEFT's layers read the dtype of what the layer returns.
+    PEFT's layers read the dtype of what the layer returns, and add to it the adapter's row of all features.
     """
     for name, part in base_of(adapted).named_modules():
         layer = getattr(part, "base_layer", None)
@@ -148,10 +149,14 @@ def _check_outputs(adapted: nn.Module, request: Request) -> None:
         if not type(layer).__module__.startswith("transformers.models."):
             continue
         with torch.no_grad():
-            found = layer(layer.weight.new_empty(1, layer.in_features))
-        if not isinstance(found, torch.Tensor):
+            try:
+                found = layer(layer.weight.new_empty(1, layer.in_features))
+            except RuntimeError:  # it takes no row of features
+                found = None
+        if not isinstance(found, torch.Tensor) or found.shape != (1, layer.out_features):
+            what = "groups of features" if found is None else "more than a tensor"
             raise BuildError(
-                "PEFT adapts no layer that returns more than a tensor",
+                f"PEFT adapts no layer that {'takes' if found is None else 'returns'} {what}",
                 given=f"targets={','.join(request.adapter_targets)} with {name}, a {type(layer).__name__}",
                 todo=f"ask for targets={ATTENTION}, or name layers",
             )

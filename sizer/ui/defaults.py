@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
+from sizer.catalogue.adapters import ATTENTION
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.presets import PRESETS
@@ -24,7 +25,11 @@ DETECTION = ("rcnn_", "retinanet_", "fcos_", "ssd300_", "ssdlite320_")
 BFLOAT16_SINCE = (8, 0)  # compute capability, from which on matrices are multiplied in bfloat16
 # Bytes of each parameter that is trained in a dtype of two bytes by AdamW: itself, its gradient and two moments.
 TRAINED_BYTES = 8
-TASK, SIZES = "default_task", "default_sizes"  # session state: what the page would choose for the form as it was last
+# Types of models of which PEFT does not adapt all linear layers: those with Mamba's (peft/tuners/tuners_utils.py, 0.21,
+# _check_lora_target_modules_mamba), and with layers that multiply groups of features.
+ATTENTION_ALONE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "deepseek_v4")
+# Session state: what the page would choose for the form as it was last
+TASK, SIZES, TARGETS = "default_task", "default_sizes", "default_targets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,12 @@ def task_for(source: Source, name: str, gpu: Gpu) -> str:
     return "fine-tuning" if TRAINED_BYTES * preset.expected_parameters > gpu.total_bytes else "training"
 
 
+def targets_for(source: Source, name: str) -> str:
+    """Return which layers an adapter of the page's choice is around, as the form's field has it; empty for all linear layers."""
+    preset = PRESETS.get(name) if source.entry == "presets" else None
+    return ATTENTION if preset is not None and preset.config.get("model_type") in ATTENTION_ALONE else ""
+
+
 def with_default_sizes(request: Request, sizes: Sizes) -> Request:
     """Return a request for the dtypes and batch sizes of the page's choice, in the order of the query's."""
     return replace(request, dtypes=tuple(one for one in DTYPES if one in sizes.dtypes), batches=sizes.batches)
@@ -72,17 +83,21 @@ def with_default_sizes(request: Request, sizes: Sizes) -> Request:
 
 def forget() -> None:
     """Note that a link has filled the form: its own values stay until another model, device or task is chosen."""
-    for key in (TASK, SIZES):
+    for key in (TASK, SIZES, TARGETS):
         st.session_state.pop(key, None)
 
 
 def follow_task(source: Source, name: str, gpu: Gpu) -> None:
-    """Change the form's task with the model and the device, if it is the one that the page chose. Call it before the widget."""
-    state, now = st.session_state, task_for(source, name, gpu)
-    before = state.get(TASK, now)
-    if before != now and state["mode"] == before:
-        state["mode"] = now
-    state[TASK] = now
+    """Change the form's task and the adapter's layers with the model and the device, if the page chose those that are there.
+
+    Call it before the widgets.
+    """
+    state = st.session_state
+    for key, chosen, now in (("mode", TASK, task_for(source, name, gpu)), ("targets", TARGETS, targets_for(source, name))):
+        before = state.get(chosen, now)
+        if before != now and state[key] == before:
+            state[key] = now
+        state[chosen] = now
 
 
 def follow_sizes(sizes: Sizes) -> None:

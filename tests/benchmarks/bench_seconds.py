@@ -35,7 +35,7 @@ from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.service.client import PROBE, JobClient
 from sizer.service.tape_folder import FOLDER_VARIABLE
-from sizer.ui.defaults import sizes_for, task_for, with_default_sizes
+from sizer.ui.defaults import sizes_for, targets_for, task_for, with_default_sizes
 
 IMPORT = [sys.executable, "-c", "import torch"]
 ONE_CELL = ("--dtype", "bfloat16", "--batch", "1")
@@ -139,7 +139,8 @@ def default_question(name: str) -> Request:
     request = parse_query(f"arch=hf:{name}")
     source, gpu = SOURCES[request.source], find_gpu(request.gpu)
     task = TASKS[task_for(source, name, gpu)]
-    given = parse_query(f"arch=hf:{name}&mode={task.mode}&train={task.trains[0]}")
+    targets = f"&targets={found}" if (found := targets_for(source, name)) else ""
+    given = parse_query(f"arch=hf:{name}&mode={task.mode}&train={task.trains[0]}{targets}")
     return with_default_sizes(given, sizes_for(source, name, gpu, task))
 
 

@@ -117,6 +117,15 @@ def test_fields_follow_the_model_and_the_device(client, open_page) -> None:
     assert client.requests[-1].dtypes == ("float16", "amp-float16")
 
 
+def test_an_adapter_is_around_the_layers_that_peft_adapts(client, open_page) -> None:
+    page = open_page()
+    page.selectbox(key="source").set_value("hf").run()
+    page.selectbox(key="hf_name").set_value("deepseek-v4-flash").run()
+    assert (client.requests[-1].train, client.requests[-1].adapter_targets) == ("adapter", ("attention",))
+    page.selectbox(key="hf_name").set_value("llama-3.1-70b").run()
+    assert client.requests[-1].adapter_targets == ("all-linear",)
+
+
 def test_what_the_reader_or_a_link_chose_stays(client, open_page) -> None:
     page = open_page()
     page.text_input(key="batch").set_value("3").run()
