@@ -87,6 +87,11 @@ class Steps:
             self._on_stop()
         raise Stop
 
+    def begin_compiled(self) -> None:
+        """Note that compiled code runs, whose modules are not seen: the first such call ends the setup."""
+        if LOAD not in self._ends:
+            self._ends[LOAD] = self._next()
+
     def _next(self) -> int:
         self._stamp += 1
         torch.cuda.memory._set_memory_metadata(str(self._stamp))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -23,6 +24,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,8 +40,8 @@ from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
 from sizer.running.small_values import Values, fix_seeds
-from sizer.tracing.compiled.dynamo import HOOKS_WARNING, compiled_calls, hide_modes, skip_own_code
-from sizer.tracing.compiled.inductor import without_function_modes
+from sizer.tracing.compiled.dynamo import HOOKS_WARNING, CompiledSteps, compiled_calls, skip_own_code
+from sizer.tracing.compiled.inductor import not_timed, without_function_modes
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 
 VARIABLE = "SIZER_DRY_RUN"
@@ -67,6 +69,7 @@ class Run:
         self._record: Callable[..., None] = torch.cuda.memory._record_memory_history
         self._pid, self._began = os.getpid(), time.monotonic()
         self._before_bytes = 0
+        self._untimed: AbstractContextManager[None] | None = None  # from the first compiled call on
         self._end: object = None  # what the script's function returned, or the exception that holds its frames
 
     def check(self) -> None:
@@ -90,7 +93,19 @@ class Run:
         self.steps.install()
         self._values = self.values.installed()
         self._values.__enter__()
-        self._compiled = compiled_calls(hide_modes, _import_compiler, _prepare_compiler)
+        compiled, untimed = CompiledSteps(), not_timed()
+
+        def begin(function: Callable[..., Any]) -> Callable[[], None]:
+            self.steps.begin_compiled()
+            if self._untimed is None:
+                self._untimed = untimed
+                with without_function_modes():
+                    untimed.__enter__()
+                # as route meta: else the time at which Python collects the compiler's cycles decides what they keep alive
+                sys.modules["torch._dynamo"].callback_handler.register_end_callback(lambda told: gc.collect())
+            return compiled.begin(function)
+
+        self._compiled = compiled_calls(begin, _import_compiler, _prepare_compiler)
         self._compiled.__enter__()
         self._deepspeed = deepspeed_answered()
         self._deepspeed.__enter__()

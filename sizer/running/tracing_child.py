@@ -37,6 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sizer.architecture.compile_later import preceded
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpu_keys import find_gpu
@@ -75,7 +76,7 @@ class Stop(BaseException):
 
 
 class Steps:
-    """Tell the tracer what `size_step` would tell it, by what modules and optimizers do."""
+    """Tell the tracer what `size_step` would tell it, by what modules, optimizers and compiled code do."""
 
     def __init__(self, recorder: Recorder, compiler: Compiler, limit: int, setup: ExitStack, steps: ExitStack) -> None:
         """Trace up to `limit` steps; `setup` is closed when the first step begins, from when on `steps` is open."""
@@ -114,19 +115,11 @@ class Steps:
         A step with a closure may come before any forward pass. The end of the setup registers hooks of optimizers.
         """
 
-        def wrapped(step: Callable) -> Callable:
-            hooked = wrap(step)
+        def begin_if_on_device(optimizer: Any, *args: Any) -> None:
+            if any(self._is_on_device(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+                self.begin()
 
-            @functools.wraps(hooked)
-            def begin_and_step(*args: Any, **kwargs: Any) -> Any:
-                groups = args[0].param_groups
-                if any(self._is_on_device(parameter) for group in groups for parameter in group["params"]):
-                    self.begin()
-                return hooked(*args, **kwargs)
-
-            return begin_and_step
-
-        return staticmethod(wrapped)
+        return staticmethod(lambda step: preceded(wrap(step), begin_if_on_device))
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer will step."""
@@ -184,6 +177,7 @@ def main() -> NoReturn:
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_data))
         setup = ExitStack()
         steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
+        compiler.before_call = steps.begin
         stack.enter_context(launches.seen())
         stack.enter_context(deepspeed_answered())
         stack.enter_context(_answers(settings, recorder, steps.checkpoints))

@@ -217,6 +217,44 @@ def per_block() -> Step:
     return _training(model, lambda x: model(x).square().mean(), (torch.zeros(128, 256, device="cuda"),), nullcontext)
 
 
+def optimized(*kinds: Callable[..., torch.optim.Optimizer], steps: int = 1) -> Step:
+    """Return the step of MLPs whose optimizers step in one compiled function, the first of them in step `steps`."""
+    models = nn.ModuleList(_mlp(256) for _ in kinds).cuda()
+    optimizers = [kind(model.parameters()) for kind, model in zip(kinds, models, strict=True)]
+
+    def update() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    updates = iter([*(update for _ in range(steps - 1)), torch.compile(update)])
+    current = [update]
+
+    def step() -> None:
+        current[0] = next(updates, current[0])
+        sum(model(torch.zeros(128, 256, device="cuda")).square().mean() for model in models).backward()
+        current[0]()
+
+    return step
+
+
+def whole_step() -> Step:
+    """Return a step that is compiled as one function: loss, backward pass, clipping and optimizer."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Dropout(0.1), nn.Linear(512, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @torch.compile
+    def train(x: Tensor) -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = F.mse_loss(model(x), x)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lambda: train(torch.zeros(64, 256, device="cuda"))
+
+
 def two_lengths() -> Step:
     """Return a step whose batch grows from step to step."""
     model, rows = _mlp(256).cuda(), [64]
@@ -336,11 +374,17 @@ WORKS: dict[str, Callable[[], Step]] = dict(
     "flex_attention, documents": partial(flexible, "documents", cast="bfloat16"),
     "flex_attention, biased": partial(flexible, "causal", biased=True),
     "flex_attention, graphs": partial(flexible, "documents", mode="reduce-overhead"),
+    "compiled Adam": partial(optimized, torch.optim.Adam),
+    "compiled Adam, eager before": partial(optimized, torch.optim.Adam, steps=2),
+    "compiled AdamW, fused": partial(optimized, partial(torch.optim.AdamW, fused=True)),
+    "compiled AdamW, capturable": partial(optimized, partial(torch.optim.AdamW, capturable=True, lr=1e-3)),
+    "compiled SGD and RMSprop": partial(optimized, partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.RMSprop),
+    "whole step": whole_step,
     **GRAPH_WORKS,
 }
 # What the others of a kind show, in a few seconds.
 FEW = (
     "mlp float32 default", "gpt amp default budget=0.5", "graph break", "per block", "device by name",
     "mlp bfloat16 reduce-overhead", "graphs of blocks with dropout", "graphs joined late", "a whole step recorded",
-    "two graphs in a pool", "flex_attention, documents",
+    "two graphs in a pool", "flex_attention, documents", "compiled Adam", "whole step",
 )  # fmt: skip

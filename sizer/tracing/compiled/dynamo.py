@@ -11,27 +11,32 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
+from sizer.architecture.compile_later import step_hooks
 from sizer.base.errors import TraceError
 from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes
 from sizer.tracing.compiled.moved_graphs import Frontend
+from sizer.tracing.recorder import Recorder
 
 HOOKS_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"  # which are Sizer's
 BACKENDS = ("inductor", "eager", "aot_eager")
 _SIZER = Path(__file__).parents[2]
 # Modules of Sizer with code of models, such as the forward passes of `checkpoint_blocks`.
 _COMPILED = ("sizer.architecture",)
+_STAND_IN = -1  # the number of a hook, which PyTorch counts from 0
 _OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_meta", "data_ptr", "get_device")
 
 
 @contextmanager
-def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps: CompiledSteps) -> Iterator[None]:
     """Within the context Dynamo compiles under a recorder, and traces neither the recorder's hooks nor its function modes.
 
-    Raises TraceError for an input that is `on_host`: both kinds of tensors are on meta, so that Dynamo takes it for the device's.
+    Raises TraceError for an input that is on the host: both kinds of tensors are on meta, so that Dynamo takes it for the device's.
     """
     import torch._dynamo as dynamo
     import torch._dynamo.convert_frame as convert_frame
@@ -41,6 +46,8 @@ def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.T
     import torch._dynamo.variables.tensor as tensors
 
     convert, wrap = convert_frame.CatchErrorsWrapper.__call__, builder.VariableBuilder.__call__
+    methods, on_host = optimizer.OptimizerVariable.tp_methods, recorder.host.__contains__
+    init = methods["_init_group"].handler
 
     def convert_on_device(self: Any, frame: Any, *args: Any) -> Any:
         if trace_rules.check(frame.f_code):  # Dynamo will skip this frame
@@ -62,15 +69,36 @@ def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.T
             )
         return wrap(self, value)
 
-    def set_capturable(self: Any, group: dict[str, Any]) -> bool:
-        if group.get("capturable", True):
-            return False
-        raise TraceError(
-            "a compiled optimizer cannot be traced with its step counters on the host",
-            given=f"{type(self.value).__name__} with capturable=False",
-            allowed="capturable=True, which keeps the counters on the device",
-            todo="set it, or call the optimizer without torch.compile",
+    def is_capturable(self: Any, group: dict[str, Any]) -> bool:
+        # as PyTorch's own, which asks each parameter for is_cuda
+        return "capturable" in group and all(
+            p.is_meta and not on_host(p) and p not in self.value.state for p in group.get("params", ())
         )
+
+    def init_group(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo makes the states while it traces: they are the step's
+        steps.begin_step(self.value)
+        own, make = vars(self.value), self.value._init_group
+
+        def make_recorded(*args: Any, **kwargs: Any) -> Any:
+            del own["_init_group"]
+            return recorded(make)(*args, **kwargs)
+
+        before = own.get("_init_group")
+        own["_init_group"] = make_recorded
+        try:
+            return init(self, *args, **kwargs)
+        finally:
+            own.pop("_init_group", None)
+            if before is not None:
+                own["_init_group"] = before
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with recorder:
+                return function(*args, **kwargs)
+
+        return run
 
     for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were in their place
         tensors.all_tensor_attrs[name] = vars(torch._C.TensorBase)[name]
@@ -81,11 +109,13 @@ def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.T
         for place, name, value in (
             (convert_frame.CatchErrorsWrapper, "__call__", convert_on_device),
             (builder.VariableBuilder, "__call__", wrap_on_device),
-            (optimizer.OptimizerVariable, "_safe_to_set_capturable", set_capturable),
+            (optimizer.OptimizerVariable, "_safe_to_set_capturable", is_capturable),
+            (optimizer.OptimizerVariable, "move_step_if_cpu", recorded(optimizer.OptimizerVariable.move_step_if_cpu)),
             (trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS]),
             (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
+        stack.enter_context(mock.patch.dict(methods, {"_init_group": type(methods["_init_group"])(init_group)}))
         skip_own_code()
         dynamo.reset()
         trace_rules.clear_lru_cache()
@@ -109,9 +139,11 @@ def _refuse_backend(callback: Any) -> None:
 
 @contextmanager
 def compiled_calls(
-    begin: Callable[[], Callable[[], None]], import_compiler: Callable[[], None], started: Callable[[], None] = lambda: None
+    begin: Callable[[Callable[..., Any]], Callable[[], None]],
+    import_compiler: Callable[[], None],
+    started: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Within the context `begin` is called before each call of compiled code, and what it returns after the call.
+    """Within the context `begin` is called with a compiled function before each call, and what it returns after the call.
 
     `import_compiler` is called if code is compiled, and `started` once after it.
     """
@@ -135,7 +167,7 @@ def compiled_calls(
                 frame = sys._getframe(1)
                 # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
                 if callable(callback) and frame.f_code.co_name == "compile_wrapper":
-                    frame.f_locals["cleanups"].append(begin())
+                    frame.f_locals["cleanups"].append(begin(frame.f_locals["fn"]))
                 return choose(callback)
 
             return begin_call
@@ -152,6 +184,92 @@ def skip_own_code() -> None:
     for part in iter_modules([str(_SIZER)], "sizer."):
         if part.name not in _COMPILED:
             trace_rules.add(part.name)
+
+
+class CompiledSteps:
+    """Hide Sizer's hooks and modes from Dynamo while compiled code runs, and call its hooks of optimizers around that code.
+
+    Dynamo would break the graph at a hook that it must not trace, and run the optimizer eagerly. The hooks before a step are called
+    before compiled code whose earlier call stepped the optimizer, else once Dynamo traces the step or has run it.
+    """
+
+    def __init__(self) -> None:
+        self._stepped: list[torch.optim.Optimizer] = []
+        self._of_functions: Any = WeakIdKeyDictionary()  # optimizers that a compiled function steps
+        self._begun: list[torch.optim.Optimizer] = []
+        self._before: list[Any] = []
+        self._after: list[Any] = []
+        self._depth = 0
+
+    def begin(self, function: Callable[..., Any]) -> Callable[[], None]:
+        """Hide hooks and modes for the time of a call. Returns the function that puts them back."""
+        if not self._depth:
+            self._before, self._after = map(_own_hooks, _optimizer_hooks())
+            self._begun = []
+        for optimizer in self._of_functions.get(function, ()):
+            self.begin_step(optimizer)
+        shown = ExitStack()
+        if not self._depth:
+            hooks = step_hooks(self._stepped, self._call_before, self._call_after)
+            for place, hook in zip(_optimizer_hooks(), hooks, strict=True):
+                shown.callback(_replace_own_hooks(place, hook))
+        shown.callback(hide_modes())
+        self._depth += 1
+
+        def end() -> None:
+            self._depth -= 1
+            shown.close()
+            stepped, self._stepped[:] = [*self._stepped], []
+            for optimizer in stepped:
+                self.begin_step(optimizer)
+                self._call_after(optimizer, (), {})
+                known = self._of_functions.setdefault(function, WeakSet())
+                known.add(optimizer)
+
+        return end
+
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call the hooks before a step of an optimizer, once in a call of compiled code."""
+        if all(optimizer is not one for one in self._begun):
+            self._call_before(optimizer, (), {})
+            self._begun.append(optimizer)
+
+    def _call_before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for hook in self._before:
+            hook(optimizer, args, kwargs)
+
+    def _call_after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for hook in self._after:
+            hook(optimizer, args, kwargs)
+
+
+def _optimizer_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
+    module: Any = sys.modules["torch.optim.optimizer"]  # `torch.optim` itself hides the name
+    return module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+
+
+def _is_own(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("sizer.")
+
+
+def _own_hooks(hooks: dict[int, Any]) -> list[Any]:
+    return [*filter(_is_own, hooks.values())]
+
+
+def _replace_own_hooks(hooks: dict[int, Any], stand_in: Any) -> Callable[[], None]:
+    """Replace Sizer's hooks among PyTorch's global ones. Returns the function that puts them back."""
+    before = dict(hooks)
+    for number, hook in before.items():
+        if _is_own(hook):
+            del hooks[number]
+    hooks[_STAND_IN] = stand_in
+
+    def put_back() -> None:
+        added = {number: hook for number, hook in hooks.items() if number not in before and number != _STAND_IN}
+        hooks.clear()
+        hooks.update(before | added)
+
+    return put_back
 
 
 def hide_modes() -> Callable[[], None]:

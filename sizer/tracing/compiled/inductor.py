@@ -49,6 +49,31 @@ def triton_kernel(compiler: Any, kernel_name: str, source_code: str, device_str:
     return Kernel(kernel_name)
 
 
+@contextmanager
+def not_timed() -> Iterator[None]:
+    """Within the context Inductor compiles and times no Triton kernel, pads no matrix product, and writes no file.
+
+    The null driver's times mean nothing. With max-autotune kernels are compiled, because Inductor chooses among them.
+    """
+    import torch._inductor.async_compile as async_compile
+    import torch._inductor.config as config
+    import torch._inductor.fx_passes.pad_mm as pad_mm
+
+    compile_ = async_compile.AsyncCompile.triton
+
+    def compile_tuned(compiler: Any, kernel_name: str, source_code: str, device_str: str = "cuda") -> Any:
+        make = compile_ if _is_tuned(config) else triton_kernel
+        return make(compiler, kernel_name, source_code, device_str)
+
+    with (
+        mock.patch.object(async_compile.AsyncCompile, "triton", compile_tuned),
+        mock.patch.object(async_compile.AsyncCompile, "warm_pool", lambda: None),
+        mock.patch.object(pad_mm, "_should_pad", lambda *args, **kwargs: False),
+        config.patch(force_disable_caches=True, compile_threads=1),
+    ):
+        yield
+
+
 def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     """Stand in for `empty_strided_cuda`, which allocates all buffers of Inductor's wrapper."""
     return torch.empty_strided(size, stride, dtype=dtype, device=_META)
@@ -246,9 +271,13 @@ def _run_with_rng_state(recorder: Recorder, op: Any, *args: Any, rng_state: torc
         return op(*args, **kwargs)
 
 
+def _is_tuned(config: Any) -> bool:
+    return config.max_autotune or config.max_autotune_gemm or config.max_autotune_pointwise
+
+
 def _refuse_settings(config: Any) -> None:
     """Raise TraceError for settings of Inductor whose memory cannot be traced."""
-    if config.max_autotune or config.max_autotune_gemm or config.max_autotune_pointwise:
+    if _is_tuned(config):
         raise TraceError(
             "max-autotune chooses kernels by timing them on the device",
             given="torch.compile with max-autotune",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from traceback import extract_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
 from sizer.tracing.compiled.compile_findings import Findings, line_of_stack, reason_of
-from sizer.tracing.compiled.dynamo import HOOKS_WARNING, compiled_calls, dynamo_on, hide_modes
+from sizer.tracing.compiled.dynamo import HOOKS_WARNING, CompiledSteps, compiled_calls, dynamo_on
 from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
 from sizer.tracing.compiled.moved_graphs import Frontend
 from sizer.tracing.compiled.names import check_compiler
@@ -58,10 +58,13 @@ class Compiler:
     """PyTorch's compiler within one trace on one GPU: installed at the first compiled call, uninstalled with the trace.
 
     Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was. `recorder` records the trace.
+    `before_call` is called before each call of compiled code.
     """
 
     def __init__(self, gpu: Gpu, recorder: Recorder) -> None:
         self.code: CompiledCode | None = None
+        self.before_call: Callable[[], None] = lambda: None
+        self._steps = CompiledSteps()
         self._findings: Findings | None = None
         self._gpu, self._hardware, self._recorder = gpu, hardware_like(gpu), recorder
         self._originals = [(owner, dict(vars(owner))) for owner in _PATCHED]
@@ -71,10 +74,11 @@ class Compiler:
         """Within the context compiled code is compiled for the GPU. Raises TraceError for code that cannot be."""
         with ExitStack() as stack:
 
-            def begin() -> Callable[[], None]:
+            def begin(function: Callable[..., Any]) -> Callable[[], None]:
+                self.before_call()
                 if self._findings is None:
                     self._install(stack)
-                return hide_modes()
+                return self._steps.begin(function)
 
             def quiet() -> None:
                 stack.enter_context(warnings.catch_warnings())
@@ -130,7 +134,7 @@ class Compiler:
         stack.enter_context(compiler_answers(self._hardware))
         own_rules = self._recorder.device.version == installed_version()
         stack.enter_context(inductor_on(self._hardware, findings, frontend, begin_graphs, own_rules=own_rules))
-        stack.enter_context(dynamo_on(findings, frontend, on_host))
+        stack.enter_context(dynamo_on(findings, frontend, self._recorder, self._steps))
         self._findings = findings
 
 

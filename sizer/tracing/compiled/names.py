@@ -30,6 +30,8 @@ NAMES = (
     ("torch._dynamo.variables.torch", "constant_fold_functions"),
     ("torch._dynamo.variables.builder", "VariableBuilder.__call__"),
     ("torch._dynamo.variables.optimizer", "OptimizerVariable._safe_to_set_capturable"),
+    ("torch._dynamo.variables.optimizer", "OptimizerVariable.move_step_if_cpu"),
+    ("torch._dynamo.variables.optimizer", "OptimizerVariable.tp_methods"),
     ("torch._dynamo.variables.tensor", "TensorVariable.method_attr_device"),
     ("torch._dynamo.variables.tensor", "TensorVariable.method_attr_is_cuda"),
     ("torch._dynamo.variables.tensor", "all_tensor_attrs"),

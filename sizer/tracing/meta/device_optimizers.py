@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.architecture.compile_later import compiled_when_called
+from sizer.architecture.compile_later import answer, compiled_when_called, skipped
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
 
 
@@ -145,23 +145,21 @@ def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
     nothing.
     """
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
     def foreach() -> list[str]:
         return ["cuda", "meta"] if kind == "cuda" and not offloads() else ["cuda"]
 
     clips = ["cuda"] if kind == "mps" else ["cuda", "meta"]  # torch.nn.utils.clip_grad, on the CPU too
     fused = ["meta", "cuda", "mps", "cpu", "xpu"]
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", foreach))
-        stack.enter_context(
-            mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: clips)
-        )
-        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
+        for name, told in (
+            ("torch.optim.optimizer._get_foreach_kernels_supported_devices", answer(["cuda"], foreach)),
+            ("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", answer(clips)),
+            ("torch.optim.optimizer._get_fused_kernels_supported_devices", answer(fused)),
+        ):
+            stack.enter_context(mock.patch(name, told))
         for module in _CAPTURABLE:
             name = f"torch.optim.{module}._get_capturable_supported_devices"
-            stack.enter_context(mock.patch(name, lambda supports_xla=True: ["cuda", "meta"]))
+            stack.enter_context(mock.patch(name, answer(["cuda", "meta"])))
         for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
-            stack.enter_context(mock.patch.object(torch, kernel, nothing))
+            stack.enter_context(mock.patch.object(torch, kernel, skipped(getattr(torch, kernel))))
         yield
