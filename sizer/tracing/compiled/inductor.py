@@ -314,13 +314,13 @@ def _composites_taken_apart() -> Iterator[None]:
     """Within the context, composite operators with a meta kernel in Python are taken apart for meta tensors, as for CUDA's.
 
     `resolve_key` (torch/_ops.py, 2.15) takes no operator apart that has a kernel for the backend: under AOTAutograd,
-    F.cross_entropy has no gradient on meta. Eager mode does not know those kernels.
+    F.cross_entropy has no gradient on meta, and F.mse_loss has one for its target. Eager mode does not know those kernels.
     """
-    from torch._decomp import global_decomposition_table
+    from torch._decomp import global_decomposition_table  # whose import registers the kernels
 
-    named = {
-        op for table in global_decomposition_table.values() for op in table if isinstance(op, torch._ops.OpOverload)
-    }
+    packets = [one for one in vars(torch.ops.aten).values() if isinstance(one, torch._ops.OpOverloadPacket)]
+    places = *global_decomposition_table.values(), *(vars(packet).values() for packet in packets)
+    named = {op for place in places for op in place if isinstance(op, torch._ops.OpOverload)}
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     found = [op for op in named if DispatchKey.Meta in op.py_kernels and has(op.name(), "CompositeImplicitAutograd")]
     kernels = [op.py_kernels.pop(DispatchKey.Meta) for op in found]

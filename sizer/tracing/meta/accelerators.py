@@ -335,9 +335,11 @@ class OnMeta(TorchFunctionMode):
 def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
     """Within the context the mode is on in what autograd calls back: hooks of saved tensors, and all of a backward pass.
 
-    PyTorch calls them from an operator or from `Tensor.backward`, inside of which function modes are off.
+    PyTorch calls them from an operator or from `Tensor.backward`, inside of which function modes are off. A backward pass of the
+    device runs in a thread of its own (torch/csrc/autograd/engine.cpp, 2.15), in which Dynamo compiles nothing.
     """
     push, run = torch._C._autograd._push_saved_tensors_default_hooks, torch.autograd.graph._engine_run_backward
+    set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
     def within(function: Any) -> Any:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -348,13 +350,23 @@ def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
 
         return called
 
+    def uncompiled(function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            callback = set_eval_frame(None)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                set_eval_frame(callback)
+
+        return called
+
     def push_within(pack: Any, unpack: Any) -> None:
         push(within(pack), within(unpack))
 
     with (
         mock.patch.object(torch._C._autograd, "_push_saved_tensors_default_hooks", push_within),
-        mock.patch.object(torch.autograd.graph, "_engine_run_backward", within(run)),
-        mock.patch.object(torch.autograd, "_engine_run_backward", within(run)),
+        mock.patch.object(torch.autograd.graph, "_engine_run_backward", uncompiled(within(run))),
+        mock.patch.object(torch.autograd, "_engine_run_backward", uncompiled(within(run))),
     ):
         yield
 
