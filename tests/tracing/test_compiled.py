@@ -23,7 +23,7 @@ from sizer.estimating.custom import size_step
 from sizer.tracing.compiled import names
 from sizer.tracing.compiled.compile_findings import reason_of
 from tests.tracing.compiled_steps import figures
-from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, two_lengths
+from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, optimized, two_lengths
 from tests.tracing.graph_works import blocks
 
 RECORDED = json.loads((Path(__file__).parents[1] / "null_driver/compiled.json").read_text())
@@ -75,6 +75,16 @@ def test_the_report_lists_regions_breaks_and_recompilations():
     assert type(broken).from_dict(json.loads(broken.to_json())).compiled == broken.compiled
 
 
+def test_a_compiled_optimizer_has_the_breaks_of_pytorch_alone_and_its_phase():
+    report = size_step(partial(optimized, torch.optim.Adam), gpu="h100-80gb", steps=2)
+    assert all("torch._dynamo.graph_break()" in place for place in report.compiled.graph_breaks)  # of _use_grad
+    assert len(report.compiled.regions) == 1
+    backward, update = (one for one in report.estimates[0].phases if one.phase in ("backward", "optimizer"))
+    (row,) = report.estimates
+    assert update.allocated_bytes >= row.optimizer_bytes > 2 * row.weights_bytes  # two states and a counter
+    assert backward.allocated_bytes < update.allocated_bytes
+
+
 def test_eager_code_has_no_compiled_part():
     def setup() -> Step:
         model = nn.Linear(4, 4).cuda()
@@ -114,21 +124,8 @@ def host_input() -> Step:
     return lambda: compiled(batch).backward()
 
 
-def compiled_adam() -> Step:
-    """Return a step whose optimizer is compiled."""
-    model = nn.Linear(4, 4).cuda()
-    update = torch.compile(torch.optim.Adam(model.parameters()).step)
-
-    def step() -> None:
-        model(torch.zeros(2, 4, device="cuda")).sum().backward()
-        update()
-
-    return step
-
-
 REFUSED = {
     "host input": (host_input, r"tensor of the host.*of shape \(2, 4\)"),
-    "compiled Adam": (compiled_adam, "Adam with capturable=False"),
     "fullgraph": (partial(between, asks, fullgraph=True), r"Data-dependent branching \(compiled_works\.py:\d+\)"),
     "shape": (gpu_step(nn.Linear(5, 4)), r"same reduction dim.*\(test_compiled\.py:\d+\)"),
     "backend": (
