@@ -40,7 +40,8 @@ from sizer.ui.defaults import sizes_for, targets_for, task_for, with_default_siz
 IMPORT = [sys.executable, "-c", "import torch"]
 ONE_CELL = ("--dtype", "bfloat16", "--batch", "1")
 RESNET = ("resnet50", "--dtype", "float32", "--batch")
-# What is asked, and what was asked before, None for nothing
+WHICH = ("which", *RESNET, "32")
+# What is asked, of `estimate` or of a command that is named, and what was asked before, None for nothing
 ROWS = (
     ("kept question, same", ("resnet50",), ("resnet50",)),
     ("kept tapes, ResNet-50 on another GPU", (*RESNET, "32", "--gpu", "h100-80gb"), (*RESNET, "32")),
@@ -50,6 +51,7 @@ ROWS = (
     ("new ResNet-50, one cell", (*RESNET, "32"), None),
     ("new ResNet-50, 40 cells", ("resnet50",), None),
     ("new Llama-3.1-8B, one cell", ("llama-3.1-8b", *ONE_CELL), None),
+    ("which over all devices, ResNet-50, kept", WHICH, WHICH),
 )
 
 
@@ -107,7 +109,8 @@ def measure_commands(times: int) -> None:
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "sizer", "estimate", *arguments, "--json"]
+    asked = arguments if arguments[0] == WHICH[0] else ("estimate", *arguments)
+    return [sys.executable, "-m", "sizer", *asked, "--json"]
 
 
 def _measure_anew(arguments: Sequence[str], folder: str) -> tuple[float, float, int]:
