@@ -22,8 +22,16 @@ def recordings_answered(*, history: bool) -> Iterator[None]:
 
     - The script's calls of `_record_memory_history` do nothing.
     - With `history`, snapshots are those of the run; else they are empty.
-    - The profiler records the events of the host. With those of the device, CUPTI would end the process.
+    - The profiler records the events of the host. With those of the device, CUPTI would end the process. Without CUPTI it would
+      record an event of the device around each operator (KINETO_GPU_FALLBACK), which fails on route meta each time, slowly.
     """
+    configure = profiler.profile.config
+
+    def configured(own: profiler.profile, *args: Any, **kwargs: Any) -> Any:
+        if own.profiler_kind == profiler.ProfilerState.KINETO_GPU_FALLBACK:
+            own.profiler_kind = profiler.ProfilerState.KINETO
+        return configure(own, *args, **kwargs)
+
 
     def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(config: Any, activities: set[ProfilerActivity], *args: Any, **kwargs: Any) -> Any:
@@ -49,6 +57,7 @@ def recordings_answered(*, history: bool) -> Iterator[None]:
     with (
         mock.patch.multiple(torch.cuda.profiler, **ranges) if ranges else nullcontext(),
         mock.patch.multiple(torch.cuda.memory, **memory),
+        mock.patch.object(profiler.profile, "config", configured),
         mock.patch.multiple(
             profiler,
             _prepare_profiler=on_host(profiler._prepare_profiler),

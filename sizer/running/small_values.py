@@ -590,6 +590,7 @@ def _is_mask(leaf: object) -> bool:
 def _is_wrapped(tensor: Tensor) -> bool:
     return (
         tensor.layout != torch.strided
+        or tensor.is_nested  # without a shape
         or is_traceable_wrapper_subclass(tensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or tensor.device.type == "meta"

@@ -3,8 +3,8 @@
 This is the route without CUDA libraries: it needs no Linux and no CUDA build of PyTorch. `torch.cuda` answers for the described
 device, and tensors of the device are meta tensors.
 
-*Known limitations*: `tensor.is_cuda` is False and `tensor.device.type` is "meta", so that libraries which ask may take another way.
-Values on the device are unknown: what reads them goes by the tracer's stand-ins.
+*Known limitations*: code in C++ sees meta tensors, so that libraries which ask there may take another way. Values on the
+device are unknown: what reads them goes by the tracer's stand-ins.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def main() -> NoReturn:
                 error.args = (_TWO_PLACES,)
             print(own_traceback(error) if failed else "".join(traceback.format_exception(error)), end="", file=sys.stderr)
             status, message = "failed" if failed else "untraced", f"{type(error).__name__}: {error}"[:2000]
-            if _SCRIPTED in message:  # its first runs specialize sizes, of which meta tensors have none for it
-                message = str(_refusal("torch.jit.script"))
+            if (words := _untraced(error)) is not None:
+                message = str(_refusal(*words))
         recorder.notes.update(dict.fromkeys(launches.notes()))
         found = _found(settings, steps, gpu)
         del end
@@ -272,11 +272,11 @@ def _refused(name: str) -> Callable[..., NoReturn]:
     return refused
 
 
-def _refusal(name: str) -> TraceError:
+def _refusal(name: str, given: str = "a call of it", allowed: str = "eager code") -> TraceError:
     return TraceError(
         f"{name} is not traced",
-        given="a call of it",
-        allowed="eager code",
+        given=given,
+        allowed=allowed,
         todo="run the script with `sizer run --route driver`",
     )
 
@@ -328,7 +328,11 @@ def enter_device(stack: ExitStack, recorder: Recorder) -> None:
     stack.enter_context(devices_told(recorder.host, recorder.deferred))
 
 
-_SCRIPTED = "in the TorchScript interpreter"
+# By what PyTorch's own error says: its first runs of a script specialize sizes, and nested tensors have no kernels for meta.
+_UNTRACED = {
+    "in the TorchScript interpreter": ("torch.jit.script", "a call of it", "eager code"),
+    "NestedTensorImpl": ("a nested tensor", "layout=torch.strided", "layout=torch.jagged, or padded tensors"),
+}
 _TWO_PLACES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 _PLACES = re.compile(r"Tensor on device (meta|cpu) is not on the expected device (meta|cpu)!")
 
@@ -337,7 +341,12 @@ def _is_tracers(error: BaseException) -> bool:
     """Return True if the tracer caused an error; the script's own errors do not speak of meta tensors."""
     if _PLACES.search(str(error)):  # of the host and of the device: the script's own
         return False
-    return isinstance(error, (TraceError, NotImplementedError)) or "meta" in str(error) or _SCRIPTED in str(error)
+    return isinstance(error, (TraceError, NotImplementedError)) or "meta" in str(error) or _untraced(error) is not None
+
+
+def _untraced(error: BaseException) -> tuple[str, str, str] | None:
+    """Return what a trace cannot run by PyTorch's error, what was given and what is allowed; None for other errors."""
+    return next((words for text, words in _UNTRACED.items() if text in str(error)), None)
 
 
 def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:

@@ -167,6 +167,8 @@ class Recorder(TorchDispatchMode):
                 out = plan.run(*args, **kwargs)
             if plan.correct is not None:
                 out = plan.correct(args, out)
+            if isinstance(out, Tensor) and out.is_sparse and is_meta(out):
+                raise sparse_refused(plan.name)
             self.values.follow(func, args, kwargs, out)
         if plan.draws and self.draws is not None:
             self.draws.follow(func, args, kwargs)

@@ -137,7 +137,28 @@ def sparse_built(device: str) -> Tensor:
     return torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long, device=device), torch.ones(3, device=device), (4, 4))
 
 
-@pytest.mark.parametrize("make", [sparse_made, sparse_moved, sparse_built])
+def sparse_gradient(device: str) -> Tensor:
+    table = nn.Embedding(4, 4, sparse=True, device=device)
+    table(torch.arange(4, device=device)).sum().backward()
+    return table.weight.grad
+
+
+def test_lazy_modules_made_before_the_setup_are_traced_as_those_of_the_setup() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(10))
+
+    def peak(module: nn.Module | None) -> int:
+        def setup() -> Callable[[], None]:
+            model = (make() if module is None else module).cuda()
+            model(torch.zeros(2, 3, 16, 16, device="cuda"))
+            return lambda: model(torch.zeros(8, 3, 16, 16, device="cuda")).sum().backward()
+
+        return size_step(setup, gpu="a100-80gb").estimates[0].peak_allocated_bytes
+
+    assert peak(make()) == peak(None)
+
+
+@pytest.mark.parametrize("make", [sparse_made, sparse_moved, sparse_built, sparse_gradient])
 def test_sparse_tensors_are_refused_by_name(make: Callable[[str], Tensor]) -> None:
     def setup() -> Callable[[], Tensor]:
         layer = nn.Linear(4, 4).cuda()

@@ -247,6 +247,11 @@ class OnMeta(TorchFunctionMode):
         place = parameter.data.device if device is None else _on_meta(device)
         with self._host.told(False):
             moved = torch.empty(0, device=place, dtype=dtype or parameter.data.dtype)
+        if isinstance(parameter, nn.Parameter) and parameter.data.is_cpu and moved.is_meta:
+            # made outside of the trace: on a device it keeps its class, as `Module._apply` sets the data of a compatible tensor
+            with _disable_current_modes():
+                empty = torch.empty_like(moved).requires_grad_(parameter.requires_grad)
+            torch._C._swap_tensor_impl(parameter, empty)
         return moved if isinstance(parameter, nn.Parameter) else moved.as_subclass(type(parameter))
 
     def _names_meta(self, device: object = None, *args: Any, **kwargs: Any) -> bool:

@@ -20,6 +20,12 @@ for _ in range(3):
     scores = head(recurrent(torch.randn(8, 200, 80, device="cuda"))[0]).log_softmax(-1).transpose(0, 1)
     words = torch.randint(1, 32, (8, 20), device="cuda")
     spoken = nn.functional.ctc_loss(scores, words, torch.full((8,), 200), torch.full((8,), 20))
+    with torch.autocast("cuda", torch.bfloat16):  # cuDNN casts the weights into one buffer of float16
+        lengths = torch.randint(50, 200, (8,))  # drawn after the weights, which route meta does not have
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.randn(8, 200, 80, device="cuda"), lengths, batch_first=True, enforce_sorted=False
+        )
+        spoken = spoken + recurrent(packed)[0].data.float().mean()
     optimizer.zero_grad()
     (residual.pow(2).mean() + spoken).backward()
     optimizer.step()

@@ -36,6 +36,9 @@ with profile(
         optimizer.step()
         optimizer.zero_grad()
         recorded.step()
+        allocated = torch.cuda.memory_stats()["allocated_bytes.all.current"]
+        print("counters", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), allocated)
+        torch.cuda.reset_peak_memory_stats()
         torch.cuda.memory._dump_snapshot("own.pickle")
         breaks = sum(sys.modules["torch._dynamo.utils"].counters["graph_break"].values())
         print("breaks", breaks, "snapshot", os.path.getsize("own.pickle") > 0)
