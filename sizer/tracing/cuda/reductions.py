@@ -45,17 +45,25 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
         """Where blocks of threads share an output, their partial results and a semaphore each (cuda/Reduce.cuh); integers that
         are summed are brought to the result's dtype first."""
         input, result = args[0], out if isinstance(out, Tensor) else out[0]
+        converts = sums and result.dtype != input.dtype and not (input.dtype in _HALVES and result.dtype == torch.float32)
         if input.numel() <= 1:
-            converts = accumulator is _boolean and input.numel() and input.dtype not in (torch.bool, torch.uint8)
-            return [[1]] if converts else []  # any, all: the only element as a boolean
+            if converts and input.numel():
+                return [[result.itemsize]]
+            is_boolean = accumulator is _boolean and input.numel() and input.dtype not in (torch.bool, torch.uint8)
+            return [[1]] if is_boolean else []  # any, all: the only element as a boolean
         given = args[at] if at is not None and len(args) > at else kwargs.get("dim")
         copies = []
-        if sums and result.dtype != input.dtype and not (input.dtype in _HALVES and result.dtype == torch.float32):
+        if converts:
             input = input.to(result.dtype)
             copies = [input.numel() * input.itemsize]
         return [[*copies, *_staging(input, _mask(input, given), accumulator(input), result.dtype)]]
 
     return after_results(held)
+
+
+def _over_diagonal(held: Held) -> Held:
+    """Return what `trace` holds, which sums the diagonal (cuda/TriangularOps.cu, trace_cuda)."""
+    return lambda device, args, kwargs, out: held(device, (args[0].diagonal(),), {}, out)
 
 
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
@@ -94,6 +102,7 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
 
 HELD: dict[Any, Held] = {
     **listed("sum", _reducer(_summing, None, sums=True)),
+    **listed("trace", _over_diagonal(_reducer(_summing, None, sums=True))),
     **listed("sum.dim_IntList nansum", _reducer(_summing, 1, sums=True)),
     **listed("prod", _reducer(_summing, None, sums=True)),
     **listed("prod.dim_int", _reducer(_summing, 1, sums=True)),
