@@ -148,6 +148,15 @@ def test_operators_allocate_as_on_a_device(run_on_null, mode: str, dtype: str):
     assert len(differing) <= (1 - EQUAL) * ran, differing
 
 
+@pytest.mark.full
+@OF_2_15
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+def test_operators_of_other_dtypes_allocate_as_on_a_device(run_on_null, dtype: str):
+    ran, differing = compared(run_on_null, operators, "no_grad", dtype, 0, 2, 3)
+    assert ran > 150
+    assert len(differing) <= (1 - EQUAL) * ran, differing
+
+
 @pytest.mark.exhaustive
 @OF_2_15
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -133,6 +133,11 @@ def _between(device: Device, source: Tensor, target: Tensor, non_blocking: bool)
     return [copies(target)]
 
 
+def complex_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Real results of complex numbers are copied from complex ones (UnaryOps.cpp, unary_op_impl_with_complex_to_float_out)."""
+    return [[args[0].nbytes]] if args[0].is_complex() and not out.is_complex() else []
+
+
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 
 
@@ -157,6 +162,7 @@ HELD: dict[Any, Held] = {
         "adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous
     ),
     **listed("upsample_nearest3d _upsample_nearest_exact3d", through_contiguous),
+    **listed("abs angle", after_results(complex_first)),
     **listed("_to_copy", after_results(between_devices)),
     **listed("copy_", after_results(into_other_device)),
     **listed("max_unpool2d max_unpool3d", after(0, 1)),

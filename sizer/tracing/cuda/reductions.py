@@ -18,6 +18,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.operator_tables import listed
 from sizer.tracing.values.handler import HandlerContext
+from sizer.tracing.values.known import tensors_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 _PAIR = 16  # a value and its place, or the four numbers of Welford's method
@@ -66,6 +67,17 @@ def _over_diagonal(held: Held) -> Held:
     return lambda device, args, kwargs, out: held(device, (args[0].diagonal(),), {}, out)
 
 
+def _in_parts(held: Held) -> Held:
+    """Of complex numbers the results of both parts come first, and are then added (ReduceOps.cpp, std_var_out, 2.15)."""
+
+    def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        yield from held(device, args, kwargs, out)
+        if args[0].is_complex():
+            yield [one.nbytes // (2 if one.is_complex() else 1) for one in tensors_of((out,)) for _ in range(2)]
+
+    return steps
+
+
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
     """Return what a sum over these dimensions, in the input's dtype, holds while it runs."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
@@ -112,7 +124,9 @@ HELD: dict[Any, Held] = {
     **listed("amax amin", _reducer(_as_it_is, 1)),
     **listed("max min", _reducer(_as_it_is, None)),
     **listed("max.dim min.dim argmax argmin", _reducer(lambda input: _PAIR, 1)),
-    **listed("var.correction std.correction var_mean.correction std_mean.correction", _reducer(lambda input: _PAIR, 1)),
+    **listed(
+        "var.correction std.correction var_mean.correction std_mean.correction", _in_parts(_reducer(lambda input: _PAIR, 1))
+    ),
     **listed("any all", _reducer(_boolean, None)),
     **listed("any.dim any.dims all.dim all.dims", _reducer(_boolean, 1)),
 }
