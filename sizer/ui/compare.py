@@ -65,7 +65,7 @@ def _refuse_number(texts: list[str]) -> None:
 
 
 def _show_beginning() -> None:
-    st.info("Two to four questions stand beside each other here. Name them above, or come from a model's page.")
+    st.info("Compare two to four questions. Name them above, or come from a model's page.")
     example = "ResNet-50 with and without checkpointing"
     st.button(example, type="tertiary", on_click=compared.keep_questions, args=(compared.TWICE,))
 

@@ -52,4 +52,5 @@ class Places:
             if place is not None:
                 with place.container(border=True, gap=None):
                     st.badge(f"{label}: {MARK}", icon=":material/error:", color="red")
-                    st.text(f"{refusal.given} is not {refusal.allowed}. {refusal.todo[:1].upper()}{refusal.todo[1:]}.")
+                    todo = refusal.todo.replace(f"{refusal.key}=", "")  # a field holds the value alone
+                    st.text(f"{refusal.given} is not understood. Allowed: {refusal.allowed}. {todo[:1].upper()}{todo[1:]}.")

@@ -20,10 +20,10 @@ from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.ui import pipeline_fields, server_view
+from sizer.ui.styling import WIDE
 
 EXAMPLES_KEY = "examples"  # of the row of examples
 EDIT = "edit_question"  # key of the button that opens the form
-WIDE = 769  # pixels from which on Streamlit keeps the sidebar open by itself
 PRESSED = "edit_pressed"  # session state: how often the button was
 # What visitors come with, each a query of this page.
 EXAMPLES = {

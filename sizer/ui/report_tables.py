@@ -19,7 +19,7 @@ from sizer.ui import defaults
 from sizer.ui.focus import PeakKind, ask_peak_kind, look_at
 from sizer.ui.known_batches import largest_batch
 from sizer.ui.once import drawn_once, made_once, worked_out
-from sizer.ui.styling import GIBIBYTES, MARKS, TINTS, scale_for
+from sizer.ui.styling import GIBIBYTES, MARKS, TINTS, WIDE, scale_for
 
 LARGEST = "Largest batch"
 LEGEND = (
@@ -29,6 +29,7 @@ LEGEND = (
 NOT_TRACED, TO_COME = "not traced", "…"
 LEFT_OUT = f"{MARKS['does not fit']}\N{NO-BREAK SPACE}not computed"
 WHY_LEFT_OUT = " Not computed: two smaller batch sizes do not fit. Choose such a cell to compute it."
+ABOVE_CELLS = "above_cells"  # key of the row above the table
 CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
 UNREGISTERED = (
     "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
@@ -79,7 +80,9 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
         kind = ask_peak_kind()
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center", key=ABOVE_CELLS):
+        # in narrow windows the table's own buttons would cover this row
+        st.html(f"<style>@media (max-width: {WIDE - 1}px) {{ .st-key-{ABOVE_CELLS} {{ padding-bottom: 2rem }} }}</style>")
         st.caption("Choose a cell to look at it.", width="content")
         defaults.offer_grid(request)
     dtypes = shown_dtypes(report)

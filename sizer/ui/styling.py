@@ -71,6 +71,7 @@ COLOURS: dict[str, str] = {
     "allocator cache": "#C4CBD2",
     "outside PyTorch": "#5F6A75",
 }
+WIDE = 769  # pixels of a window from which on Streamlit keeps the sidebar open by itself
 FREE = "free"  # what no process has; it has no colour
 INK = "#7D8792"  # rules and labels inside charts: readable on white and on near-black
 

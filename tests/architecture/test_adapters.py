@@ -198,6 +198,12 @@ def test_a_router_that_returns_several_tensors_is_not_adapted():
     build(make_blueprint(parse_query(f"{query}&targets=attention"), None))
 
 
+def test_a_layer_of_groups_of_features_is_not_adapted():
+    query = "arch=hf:deepseek-v4-flash&train=adapter&dtype=bfloat16"
+    with pytest.raises(BuildError, match=r"takes groups of features: given targets=all-linear with .*o_a_proj"):
+        build(make_blueprint(parse_query(query), None))
+
+
 def test_without_peft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(BuildError, match=r"peft is not installed: given train=adapter; pip install peft"):

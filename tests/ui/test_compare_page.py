@@ -53,7 +53,7 @@ def figures(*queries: str):
 
 def test_an_empty_page_offers_an_example(client, open_page):
     page = open_page("compare")
-    assert "Two to four questions" in page.info[0].value
+    assert "Compare two to four questions" in page.info[0].value
     assert not client.requests
     assert [field.label for field in page.text_input] == ["Another question"]
 

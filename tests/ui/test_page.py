@@ -304,8 +304,8 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     assert len(client.requests) == 1
     assert page.error[0].value == "This query was refused."
     below_the_field = (
-        "'4, many' is not whole numbers from 1 to 65,536, at most 32 of them, with commas between. "
-        "Write for example batch=1,2,4."
+        "'4, many' is not understood. Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between. "
+        "Write for example 1,2,4."
     )
     assert below_the_field in texts(page.sidebar)
     assert [text for text in texts(page) if text != below_the_field] == [
