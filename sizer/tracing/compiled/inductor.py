@@ -68,7 +68,7 @@ def not_timed() -> Iterator[None]:
     with (
         mock.patch.object(async_compile.AsyncCompile, "triton", compile_tuned),
         mock.patch.object(async_compile.AsyncCompile, "warm_pool", lambda: None),
-        mock.patch.object(pad_mm, "_should_pad", lambda *args, **kwargs: False),
+        mock.patch.object(pad_mm, "_should_pad", lambda *args, **kwargs: False, create=True),  # unless older
         config.patch(force_disable_caches=True, compile_threads=1),
     ):
         yield
