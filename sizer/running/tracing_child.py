@@ -21,7 +21,7 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +108,17 @@ class Steps:
         self.watcher.see(module)
         if any(map(self._is_on_device, module.parameters())):
             self.begin()
+
+    @contextmanager
+    def low_bits_named(self) -> Iterator[None]:
+        """Raise TraceError for bitsandbytes' weights in place of the error with which they fail on their way to the device."""
+        try:
+            yield
+        except Exception:
+            if not self.began:
+                with self.watcher.low_bits_refused():
+                    pass
+            raise
 
     def begun_by(self, wrap: Callable[[Callable], Callable]) -> staticmethod:
         """Return `Optimizer.profile_hook_step` such that a step ends the setup before PyTorch iterates over its hooks.
@@ -207,7 +218,7 @@ def main() -> NoReturn:
         stack.enter_context(recorder.draws.rounds_drawn())
         fix_seeds()
         try:
-            with compile_failures():
+            with compile_failures(), steps.low_bits_named():
                 end = main_function(settings)()
         except Stop as stop:
             status, end = "stopped", stop
