@@ -40,7 +40,7 @@ from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
 from sizer.running.small_values import Values, fix_seeds
-from sizer.tracing.compiled.dynamo import HOOKS_WARNING, CompiledSteps, compiled_calls, skip_own_code
+from sizer.tracing.compiled.dynamo import CACHES_WARNING, HOOKS_WARNING, CompiledSteps, compiled_calls, skip_own_code
 from sizer.tracing.compiled.inductor import not_timed, without_function_modes
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 
@@ -289,7 +289,8 @@ def _import_compiler() -> None:
 
 def _prepare_compiler() -> None:
     skip_own_code()
-    warnings.filterwarnings("ignore", message=HOOKS_WARNING)
+    for message in (HOOKS_WARNING, CACHES_WARNING):
+        warnings.filterwarnings("ignore", message=message)
 
 
 def watch_spawned() -> None:

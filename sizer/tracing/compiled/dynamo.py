@@ -24,6 +24,7 @@ from sizer.tracing.compiled.moved_graphs import Frontend
 from sizer.tracing.recorder import Recorder
 
 HOOKS_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"  # which are Sizer's
+CACHES_WARNING = "dynamo_pgo force disabled"  # as Inductor's caches are
 BACKENDS = ("inductor", "eager", "aot_eager")
 _SIZER = Path(__file__).parents[2]
 # Modules of Sizer with code of models, such as the forward passes of `checkpoint_blocks`.

@@ -27,7 +27,7 @@ from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
 from sizer.tracing.compiled.compile_findings import Findings, line_of_stack, reason_of
-from sizer.tracing.compiled.dynamo import HOOKS_WARNING, CompiledSteps, compiled_calls, dynamo_on
+from sizer.tracing.compiled.dynamo import CACHES_WARNING, HOOKS_WARNING, CompiledSteps, compiled_calls, dynamo_on
 from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
 from sizer.tracing.compiled.moved_graphs import Frontend
 from sizer.tracing.compiled.names import check_compiler
@@ -49,7 +49,7 @@ _PATCHED = (
 # Of Sizer's own settings: its hooks, and Inductor's caches, which are off. The last is about speed.
 _WARNINGS = (
     HOOKS_WARNING,
-    "dynamo_pgo force disabled",
+    CACHES_WARNING,
     "Unable to hit fast path of CUDAGraphs",
 )
 
