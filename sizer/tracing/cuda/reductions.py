@@ -7,6 +7,7 @@ As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/Reduce*.cu for what partia
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -64,12 +65,18 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
 
 def _over_diagonal(held: Held) -> Held:
     """Return what `trace` holds, which sums the diagonal (cuda/TriangularOps.cu, trace_cuda)."""
-    return lambda device, args, kwargs, out: held(device, (args[0].diagonal(),), {}, out)
+
+    @wraps(held)  # its text is that of --explain
+    def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        return held(device, (args[0].diagonal(),), {}, out)
+
+    return steps
 
 
 def _in_parts(held: Held) -> Held:
     """Of complex numbers the results of both parts come first, and are then added (ReduceOps.cpp, std_var_out, 2.15)."""
 
+    @wraps(held)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         yield from held(device, args, kwargs, out)
         if args[0].is_complex():
