@@ -84,7 +84,7 @@ DETECTION = "torchvision.models.detection"
 
 
 class Limited(Protocol):
-    """What counts the elements that masks select."""
+    """Count the elements that masks select."""
 
     mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
 
