@@ -74,7 +74,7 @@ def _over_diagonal(held: Held) -> Held:
 
 
 def _in_parts(held: Held) -> Held:
-    """Of complex numbers the results of both parts come first, and are then added (ReduceOps.cpp, std_var_out, 2.15)."""
+    """Hold the results of both parts of complex numbers, which are then added (ReduceOps.cpp, std_var_out, 2.15)."""
 
     @wraps(held)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
