@@ -7,14 +7,15 @@ csrc/lion/multi_tensor_lion.cu): a stand-in launches nothing. ZeRO-3 compares li
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import ModuleSpec
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
+
+from sizer.tracing.values.libraries import entered_once_imported
 
 _FUNCTIONS = {"fused_adam": ("multi_tensor_adam",), "fused_lion": ("multi_tensor_lion",)}  # of the extensions
 
@@ -50,43 +51,15 @@ _CHANGES: dict[str, Callable[[ModuleType, ExitStack], None]] = {
 }
 
 
-class _Finder:
-    """Finds these modules as the other finders do, and changes them once they have run."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._within = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in _CHANGES or self._within:
-            return None
-        self._within = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._within = False
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            _CHANGES[name](module, self._stack)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+@contextmanager
+def _changed(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        _CHANGES[name](sys.modules[name], stack)
+        yield
 
 
 @contextmanager
 def deepspeed_answered() -> Iterator[None]:
     """Within the context DeepSpeed's calls are answered, also if it is imported there."""
-    with ExitStack() as stack:
-        finder = _Finder(stack)
-        for name, change in _CHANGES.items():
-            if name in sys.modules:
-                change(sys.modules[name], stack)
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
+    with entered_once_imported({name: partial(_changed, name) for name in _CHANGES}):
         yield
