@@ -246,8 +246,8 @@ def test_each_question_of_other_commands_has_a_worker_too(tmp_path, monkeypatch,
     assert "nothere" in capsys.readouterr().err
 
 
-def test_workers_end_with_their_client(monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, "")
+def test_workers_end_with_their_client(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     client = start_worker_client(start_client)
     jobs = [client.submit(SMALL), client.submit(LANGUAGE)]
     jobs[0].cancel()
@@ -256,6 +256,7 @@ def test_workers_end_with_their_client(monkeypatch):
         with pytest.raises(JobError, match=r"cancelled|closed"):
             job.result()
     assert not [thread for thread in threading.enumerate() if thread.name.endswith("(_ask)")]
+    assert not [*tmp_path.glob("tapes/*")]  # a worker that went on would have kept its trace
 
 
 def test_a_worker_that_crashes_fails_its_question(monkeypatch):

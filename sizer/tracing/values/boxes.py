@@ -22,8 +22,8 @@ from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta,
 from sizer.tracing.values.known import Assume
 
 KEPT = "non-maximum suppression of unknown boxes was taken to keep every box"
-MATCHED = "of boxes that nobody can know every fourth was taken to match an object"
-LEVELS = "of boxes that nobody can know every level of the feature pyramid was taken to get as many as the next"
+MATCHED = "every fourth box was taken to match an object, since the values of boxes are unknown"
+LEVELS = "every level of the feature pyramid was taken to get as many boxes as the next, since the values of boxes are unknown"
 SHARE = 4  # one box in so many matches an object
 BOXES_PER_BLOCK = 64  # threadsPerBlock of nms_kernel.cu: a word of 64 bits says which boxes of a block overlap
 
