@@ -321,6 +321,7 @@ def test_compiled_code_has_a_budget_and_its_blocks():
     assert changed == found and lever.title(changed) == "An activation memory budget of 0.3"
 
 
+@pytest.mark.exhaustive  # compiles three times
 @compiles
 def test_code_with_graphs_can_do_without_them():
     assert "graphs" in keys_of(f"{BLOCKS}&compile=reduce-overhead") - keys_of(f"{BLOCKS}&compile=default")

@@ -121,7 +121,7 @@ def test_every_key_is_asked_for():
 
 
 # Those of MODULE share no name. These take longest, and go the way of others.
-LONG = {"cudnn_benchmark", "sp", "reshard", "optimizer_impl", "offload"}
+LONG = {"cudnn_benchmark", "sp", "lp", "replicate", "reshard", "optimizer_impl", "offload"}
 SHARING = [key for key in DIFFERENCES if KEYS[key].affects != MODULE]
 
 
