@@ -33,7 +33,7 @@ ROOMS = {
     "tape": ("base", "catalogue"),
     "allocator": ("base", "catalogue", "tape"),
     "report": ("base", "catalogue", "query", "tape", "allocator"),
-    "pasted": ("base", "catalogue"),
+    "pasted": ("base", "catalogue", "query"),
     "serving": ("base", "catalogue", "query", "report"),
     "architecture": ("base", "catalogue", "query", "report"),
     "distributed": ("base", "catalogue", "architecture"),

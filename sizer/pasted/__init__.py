@@ -1,6 +1,6 @@
 """Other people's files: a training config, a Trainer's arguments, an out-of-memory message, a memory snapshot. No torch.
 
-    text ──recognise──► YAML or JSON ──formats──► Question: keys of a query, what was assumed, what has no counterpart
+    text ──recognise──► YAML, JSON, command, code ──formats──► Question: keys of a query, what was assumed, what is not counted
                     └─► message ──out_of_memory──► Diagnosis
     bytes ──pickle_reader──► plain values ──snapshot──► SnapshotReport: allocated and reserved memory over the events
 

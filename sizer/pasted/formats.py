@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sizer.base.errors import ConfigError, quote
-from sizer.pasted import lines
+from sizer.pasted import lines, recipes
+from sizer.pasted.code import CALL, PROCESSES
 from sizer.pasted.lines import Reader, nothing, number, switch
 from sizer.pasted.plain_text import ALLOWED, as_flag, as_number, as_text, read_mapping
 from sizer.pasted.question import Draft, Question
@@ -21,21 +22,21 @@ RANKS = 8  # of a config that shards over all GPUs and does not say how many the
 class Format:
     """One format. A config of it has all lines of one group of `signs`; `finish` reads what several lines mean together.
 
-    `joint` are the lines that `finish` reads.
+    `joint` are the lines that `finish` reads; it returns those that it has read beside.
     """
 
     key: str
     title: str
     signs: tuple[tuple[str, ...], ...]
     lines: Mapping[str, Reader]
-    finish: Callable[[Draft, Config], None]
+    finish: Callable[[Draft, Config], Collection[str] | None]
     joint: tuple[str, ...] = ()
 
 
 def read_config(text: str) -> Question:
     """Return the question that a training config asks. Raises ConfigError for a text of another kind."""
     config = dict(_flat(read_mapping(text)))
-    form = next((row for row in FORMATS if any(all(_has(config, sign) for sign in group) for group in row.signs)), None)
+    form = _format_of(config)
     if form is None:
         raise ConfigError(
             "this config is of no format that is read here",
@@ -44,20 +45,32 @@ def read_config(text: str) -> Question:
             todo="paste the whole file",
         )
     draft = Draft(title=form.title, items={"mode": "training"})
-    form.finish(draft, config)
+    done = {*form.joint, *(form.finish(draft, config) or ()), PROCESSES}
+    _processes(draft, config)
     for name, value in config.items():
-        if value is None or name in form.joint:
+        if value is None or name in done or name.startswith(CALL):
             continue
-        reader = form.lines.get(name) or (nothing if lines.is_irrelevant(name.rpartition(".")[2]) else None)
-        reader = reader or (nothing if lines.is_irrelevant(name) else None)
+        alike = any(map(lines.is_irrelevant, (name, name.rpartition(".")[2])))
+        reader = form.lines.get(name) or (nothing if alike else None)
         if reader is None or not reader(draft, name, value):
             is_off = as_flag(value) is False  # what is switched off has no counterpart to miss
             if not is_off:
                 draft.unmatched.append(f"{name}: {as_text(value)[:80]}")
     if "arch" not in draft.items:
         draft.assume("the config names no repository: the model of the form is kept")
-    draft.assume("the config does not say it", batch=8 if "per_device" in text else 1)
+    draft.assume("the config does not say it", batch=1)
+    recipes.leave_out(draft)
     return draft.whole()
+
+
+def _format_of(config: Config) -> Format | None:
+    """Return the format of a config: that of the class whose arguments code or a command has, else the first with its lines."""
+    called = next((name for name in config if name.startswith(CALL)), None)
+    groups = ((row, group) for row in FORMATS for group in row.signs)
+    for row, group in groups:
+        if group == (called,) if called else all(_has(config, sign) for sign in group):
+            return row
+    return None
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -74,6 +87,62 @@ def _has(config: Config, sign: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ lines that belong together
+
+
+def _processes(draft: Draft, config: Config) -> None:
+    """Read the processes that a launcher starts: of what shards, or else of DDP."""
+    if (count := as_number(config.get(PROCESSES))) is not None and count > 1:
+        ways = {} if "parallel" in draft.items else {"parallel": "ddp"}
+        draft.drop("ranks")
+        draft.take(f"{count} processes", **ways, ranks=count)
+
+
+def _sharded(draft: Draft, config: Config, given: str, prefix: str, why: str) -> tuple[str, ...]:
+    """Read what FSDP does, by accelerate's names of its options behind a prefix; return the lines that are read."""
+    draft.take(given, parallel="fsdp")
+    draft.assume(why, ranks=RANKS)
+    done = []
+    for name in config:
+        option = name.removeprefix(prefix).removeprefix("fsdp_") if name.startswith(prefix) else ""
+        on, text = as_flag(config[name]), as_text(config[name]).upper()
+        halves = option == "sharding_strategy" and text in ("SHARD_GRAD_OP", "2")
+        if option == "offload_params" and on:
+            draft.take(f"{name}: true", offload=1)
+        elif option == "activation_checkpointing" and on:
+            draft.take(f"{name}: true", checkpointing=1)
+        elif halves or (option == "reshard_after_forward" and on is False):
+            draft.take(f"{name}: {as_text(config[name])}", reshard=0)
+        elif option not in _FSDP_ALIKE and not (option == "sharding_strategy" and text in ("FULL_SHARD", "1")):
+            continue
+        done.append(name)
+    return tuple(done)
+
+
+# Options of FSDP that change no memory of a step, or that FSDP2 has always.
+_FSDP_ALIKE = (
+    *("offload_params", "activation_checkpointing", "reshard_after_forward", "version", "state_dict_type", "auto_wrap_policy"),
+    *("transformer_layer_cls_to_wrap", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params", "forward_prefetch"),
+    *("backward_prefetch", "backward_prefetch_policy", "min_num_params", "limit_all_gathers", "final_state_dict_type"),
+)
+
+
+def _compiled(draft: Draft, config: Config, name: str = "torch_compile") -> None:
+    if as_flag(config.get(name)) or config.get(name) == "auto":
+        recipes.take_compilation(draft, f"{name}: {as_text(config[name])}")
+
+
+def _silent(draft: Draft, config: Config, optimizer: str = "optim", batch: int = 8) -> None:
+    """Take what transformers' Trainer does where a config does not say it: the optimizer and the batch."""
+    if config.get(optimizer) is None:
+        draft.assume("transformers' default", optimizer="adamw")
+        draft.assume("transformers' default", optimizer_impl="fused")
+    draft.assume("the default", batch=batch)
+
+
+def _autocast(draft: Draft, config: Config) -> None:
+    """Note that weights in bfloat16 train under autocast, as a Trainer with bf16=True has it."""
+    if draft.items.get("dtype") == "bfloat16" and as_flag(config.get("bf16")) is not False:
+        draft.assume("transformers' Trainer with bf16 runs the step under autocast", autocast=1)
 
 
 def _precision(draft: Draft, config: Config, *, casts: bool, why: str) -> None:
@@ -97,7 +166,7 @@ def _quantized(draft: Draft, config: Config, *, four: str, eight: str, double: s
         draft.take(f"{eight}: true", weights="int8")
 
 
-def _axolotl(draft: Draft, config: Config) -> None:
+def _axolotl(draft: Draft, config: Config) -> Collection[str]:
     kind = as_text(config.get("adapter") or "").lower()
     dora = as_flag(config.get("peft_use_dora"))
     if kind in ("lora", "qlora"):
@@ -112,15 +181,42 @@ def _axolotl(draft: Draft, config: Config) -> None:
     elif as_flag(config.get("load_in_8bit")):
         draft.take("load_in_8bit: true", weights="int8")
     _precision(draft, config, casts=True, why="Axolotl loads the weights in the dtype that it trains in")
+    if as_flag(config.get("bf16")) or config.get("bf16") == "auto":
+        _autocast(draft, config)
     if as_flag(config.get("lora_target_linear")):
         draft.take("lora_target_linear: true", targets="all-linear")
     _deepspeed_file(draft, config)
+    done: list[str] = []
     if config.get("fsdp") or any(name.startswith("fsdp_config.") for name in config):
-        draft.take("fsdp", parallel="fsdp")
-        draft.assume("the config does not say how many GPUs there are", ranks=RANKS)
-        if as_flag(config.get("fsdp_config.fsdp_offload_params") or config.get("fsdp_config.offload_params")):
-            draft.take("fsdp_config.fsdp_offload_params: true", offload=1)
+        done += _sharded(draft, config, "fsdp", "fsdp_config.", "the config does not say how many GPUs there are")
     draft.assume("the step's samples are those of one GPU")
+    _silent(draft, config, "optimizer", batch=1)
+    _compiled(draft, config)
+    way = as_text(config.get("gradient_checkpointing") or "")
+    if way in ("offload", "unsloth"):
+        draft.take(f"gradient_checkpointing: {way}", checkpointing=1, activations="offload")
+    elif as_flag(way):
+        draft.take("gradient_checkpointing: true", checkpointing=1)
+    if as_flag(config.get("activation_offloading")):
+        draft.take("activation_offloading: true", activations="offload")
+    if fused := [name for name in _LIGER_OF_AXOLOTL if as_flag(config.get(name))]:
+        recipes.take_liger(draft, ", ".join(fused), loss=False)
+    if as_flag(config.get("liger_fused_linear_cross_entropy")):
+        draft.take("liger_fused_linear_cross_entropy: true", loss="liger")
+    elif as_flag(config.get("cut_cross_entropy")) or "CutCrossEntropy" in as_text(config.get("plugins") or ""):
+        draft.take("cut_cross_entropy", loss="cce")
+    if (wanted := config.get("rl")) is not None:
+        if not recipes.take_objective(draft, f"rl: {as_text(wanted)}", as_text(wanted)):
+            draft.unmatched.append(f"rl: {as_text(wanted)}")
+        if draft.items.get("objective") == "grpo":
+            done += recipes.take_groups(draft, config, "trl.")
+    return done
+
+
+_LIGER_OF_AXOLOTL = (
+    *("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_swiglu", "liger_glu_activation"),
+    *("liger_cross_entropy", "liger_use_token_scaling"),
+)
 
 
 def _deepspeed_file(draft: Draft, config: Config) -> None:
@@ -149,7 +245,7 @@ def _factory(draft: Draft, config: Config) -> None:
     if kind in ("lora", "oft"):
         adapter = "dora" if as_flag(config.get("use_dora")) else "rslora" if as_flag(config.get("use_rslora")) else kind
         draft.take(f"finetuning_type: {kind}", train="adapter", adapter=adapter)
-        draft.assume("LLaMA-Factory's default", r=as_number(config.get("lora_rank")) or 8)
+        draft.take_or_assume("lora_rank", as_number(config.get("lora_rank")), "r", 8, "LLaMA-Factory's default")
     elif kind == "freeze":
         draft.unmatched.append("finetuning_type: freeze")
     bits = as_number(config.get("quantization_bit"))
@@ -160,59 +256,120 @@ def _factory(draft: Draft, config: Config) -> None:
     casts = kind == "lora" or bool(pure)
     why = "LLaMA-Factory loads frozen weights in 16 bits, and those that train in float32 unless pure_bf16 is set"
     _precision(draft, {**config, "bf16": True} if pure else config, casts=casts, why=why)
+    if as_flag(config.get("bf16")) and not pure:
+        _autocast(draft, config)
+    stage = as_text(config.get("stage", "sft"))
+    named = as_text(config.get("pref_loss", "")) if config.get("pref_loss") in ("orpo", "simpo") else stage
+    if not recipes.take_objective(draft, f"stage: {named}", named):
+        draft.unmatched.append(f"stage: {named}")
+    elif named not in ("sft", "pt"):
+        draft.assume("LLaMA-Factory's loss is counted as that of TRL's trainer")
+    if as_flag(config.get("enable_liger_kernel")):
+        recipes.take_liger(draft, "enable_liger_kernel: true", loss=named in ("sft", "pt"))
+    if as_flag(config.get("use_unsloth_gc")):
+        draft.take("use_unsloth_gc: true", checkpointing=1, activations="offload")
+    _silent(draft, config)
+    _compiled(draft, config)
+    draft.assume("LLaMA-Factory's default", seq=2048)
     if as_flag(config.get("disable_gradient_checkpointing")) is not True:
         draft.assume("LLaMA-Factory checkpoints unless it is switched off", checkpointing=1)
     _deepspeed_file(draft, config)
 
 
-def _trl(draft: Draft, config: Config) -> None:
+def _adapted(draft: Draft, config: Config) -> None:
+    """Read an adapter and quantised weights, by TRL's names."""
     if as_flag(config.get("use_peft")):
-        draft.take("use_peft: true", train="adapter", adapter="dora" if as_flag(config.get("use_dora")) else "lora")
-        draft.assume("TRL's default", r=as_number(config.get("lora_r")) or 16)
-        draft.assume("TRL's default", alpha=as_number(config.get("lora_alpha")) or 32)
-    _quantized(
-        draft,
-        config,
-        four="load_in_4bit",
-        eight="load_in_8bit",
-        double="use_bnb_nested_quant",
-        kind="bnb_4bit_quant_type",
-    )
-    name = next(
-        (
-            name
-            for name in ("dtype", "torch_dtype", "model_init_kwargs.torch_dtype", "model_init_kwargs.dtype")
-            if name in config
-        ),
-        "",
-    )
-    if not (name and lines.dtype(draft, name, config[name])):
-        half = as_flag(config.get("bf16", True))
+        kind = "dora" if as_flag(config.get("use_dora")) else "rslora" if as_flag(config.get("use_rslora")) else "lora"
+        draft.take("use_peft: true", train="adapter", adapter=kind)
+    names = {"double": "use_bnb_nested_quant", "kind": "bnb_4bit_quant_type"}
+    _quantized(draft, config, four="load_in_4bit", eight="load_in_8bit", **names)
+
+
+def _trl(draft: Draft, config: Config) -> Collection[str]:
+    _adapted(draft, config)
+    if as_flag(config.get("use_peft")):
+        draft.take_or_assume("lora_r", as_number(config.get("lora_r")), "r", 16, "TRL's default")
+        draft.take_or_assume("lora_alpha", as_number(config.get("lora_alpha")), "alpha", 32, "TRL's default")
+    name = next((name for name in _DTYPES if name in config), "")
+    half = as_flag(config.get("bf16")) is not False and not as_flag(config.get("fp16"))
+    if as_text(config.get(name) or "") == "auto":
+        draft.assume(f"{name}: auto is the checkpoint's dtype, which is taken to be bfloat16", dtype="bfloat16")
+    elif not (name and lines.dtype(draft, name, config[name])) or draft.items["dtype"] == "float32":
+        draft.drop("dtype")
         quiet = {**config, "bf16": half, "fp16": config.get("fp16", False)}
-        _precision(
-            draft,
-            quiet,
-            casts=bool(as_flag(config.get("use_peft"))),
-            why="TRL trains in bf16 unless it is switched off",
-        )
+        why = "TRL loads weights in float32 and trains under autocast with bf16 unless they are switched"
+        _precision(draft, quiet, casts=False, why=why)
+    if half:
+        _autocast(draft, config)
     if as_flag(config.get("gradient_checkpointing", True)):
         draft.assume("TRL checkpoints unless it is switched off", checkpointing=1)
+    kind, given = _trainer_of(config)
+    recipes.take_objective(draft, given, kind)
+    _silent(draft, config)
+    _compiled(draft, config)
+    if as_flag(config.get("use_liger_kernel")):
+        recipes.take_liger(draft, "use_liger_kernel: true", loss=False)
+    if as_flag(config.get("activation_offloading")):
+        draft.take("activation_offloading: true", activations="offload")
+    if as_flag(config.get("precompute_ref_log_probs")):
+        draft.take("precompute_ref_log_probs: true", reference="precomputed")
+    if kind == "sft" and as_text(config.get("loss_type") or "nll") in ("nll", "chunked_nll"):
+        draft.assume("the loss of TRL's SFTTrainer, without all logits", loss="trl")
+    if kind != "grpo":
+        draft.assume("TRL's default", seq=1024)
+        return ("beta", "max_prompt_length", "loss_type") if kind != "sft" else ()
+    return recipes.take_groups(draft, config)
 
 
-def _trainer(draft: Draft, config: Config) -> None:
-    _precision(
-        draft, config, casts=False, why="the weights are taken to be loaded in float32: the arguments do not say it"
-    )
+_DTYPES = ("dtype", "torch_dtype", "model_init_kwargs.torch_dtype", "model_init_kwargs.dtype")
+# Lines that only one of TRL's trainers has; DPO's last, since others have `beta`, too.
+_SIGNS_OF_TRAINERS = {
+    "grpo": ("num_generations", "max_completion_length", "reward_funcs", "vllm_mode", "num_iterations"),
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "reward": ("center_rewards_coefficient",),
+    "dpo": ("precompute_ref_log_probs", "rpo_alpha", "beta", "label_smoothing"),
+}
+
+
+def _trainer_of(config: Config) -> tuple[str, str]:
+    """Return which of TRL's trainers has a config, and the line that says so."""
+    called = (name.removeprefix(CALL) for name in config if name.startswith(CALL))
+    if (name := next(called, None)) is not None:
+        return name.removesuffix("Config").lower().replace("rloo", "grpo"), name
+    for kind, signs in _SIGNS_OF_TRAINERS.items():
+        if (sign := next((sign for sign in signs if sign in config), None)) is not None:
+            return kind, f"{sign}, a line of {kind.upper()}Config"
+    return "sft", ""
+
+
+def _trainer(draft: Draft, config: Config) -> Collection[str]:
+    _adapted(draft, config)
+    if as_flag(config.get("use_peft")):
+        draft.take_or_assume("lora_r", as_number(config.get("lora_r")), "r", 8, "PEFT's default")
+        draft.take_or_assume("lora_alpha", as_number(config.get("lora_alpha")), "alpha", 8, "PEFT's default")
+    name = next((name for name in _DTYPES if name in config), "")
+    if name and lines.dtype(draft, name, config[name]) and draft.items["dtype"] != "float32":
+        if as_flag(config.get("bf16")):
+            _autocast(draft, config)
+    else:
+        draft.drop("dtype")
+        why = "the weights are taken to be loaded in float32: the arguments do not say it"
+        _precision(draft, config, casts=False, why=why)
+    done: tuple[str, ...] = ()
     if isinstance(config.get("fsdp"), (str, list)) and config["fsdp"]:
-        draft.take(
-            f"fsdp: {as_text(config['fsdp'])}", parallel="fsdp", offload=int("offload" in as_text(config["fsdp"]))
-        )
-        draft.assume("the arguments do not say how many GPUs there are", ranks=RANKS)
+        given = f"fsdp: {as_text(config['fsdp'])}"
+        done = _sharded(draft, config, given, "fsdp_config.", "the arguments do not say how many GPUs there are")
+        draft.take(given, offload=int("offload" in as_text(config["fsdp"])))
     _deepspeed_file(draft, config)
+    _silent(draft, config)
+    _compiled(draft, config)
+    if as_flag(config.get("use_liger_kernel")):
+        recipes.take_liger(draft, "use_liger_kernel: true", loss=True)
+    return done
 
 
 _TUNE_MODEL = re.compile(
-    r"(lora|qlora|dora|qdora)?_?(llama3_1|llama3_2|llama3_3|llama3|llama2|qwen2_5|qwen2|qwen3|mistral|gemma2|gemma|phi3|phi4)_(.+)$"
+    r"(lora|qlora|dora|qdora)?_?(llama3_1|llama3_2_vision|llama3_2|llama3_3|llama3|llama2|qwen2_5|qwen2|qwen3|mistral|gemma2|gemma|phi3|phi4)_(.+)$"
 )
 _TUNE_REPOSITORIES = {
     ("llama3_1", "8b"): "meta-llama/Llama-3.1-8B", ("llama3_1", "70b"): "meta-llama/Llama-3.1-70B",
@@ -223,7 +380,11 @@ _TUNE_REPOSITORIES = {
     ("mistral", "7b"): "mistralai/Mistral-7B-v0.1", ("qwen2", "7b"): "Qwen/Qwen2-7B", ("qwen2", "1_5b"): "Qwen/Qwen2-1.5B",
     ("qwen2", "0_5b"): "Qwen/Qwen2-0.5B", ("qwen2_5", "7b"): "Qwen/Qwen2.5-7B", ("qwen2_5", "0_5b"): "Qwen/Qwen2.5-0.5B",
     ("qwen3", "8b"): "Qwen/Qwen3-8B", ("gemma2", "9b"): "google/gemma-2-9b", ("gemma", "2b"): "google/gemma-2b",
-    ("gemma", "7b"): "google/gemma-7b", ("phi3", "mini"): "microsoft/Phi-3-mini-4k-instruct", ("phi4", "14b"): "microsoft/phi-4",
+    ("gemma", "7b"): "google/gemma-7b", ("gemma2", "2b"): "google/gemma-2-2b", ("gemma2", "27b"): "google/gemma-2-27b",
+    ("llama3_1", "405b"): "meta-llama/Llama-3.1-405B", ("qwen2_5", "1_5b"): "Qwen/Qwen2.5-1.5B",
+    ("qwen2_5", "3b"): "Qwen/Qwen2.5-3B", ("qwen2_5", "14b"): "Qwen/Qwen2.5-14B", ("qwen2_5", "32b"): "Qwen/Qwen2.5-32B",
+    ("qwen2_5", "72b"): "Qwen/Qwen2.5-72B", ("llama3_2_vision", "11b"): "meta-llama/Llama-3.2-11B-Vision",
+    ("phi3", "mini"): "microsoft/Phi-3-mini-4k-instruct", ("phi4", "14b"): "microsoft/phi-4",
 }  # fmt: skip
 
 
@@ -250,7 +411,23 @@ def _torchtune(draft: Draft, config: Config) -> None:
     )
     if as_flag(config.get("fsdp_cpu_offload")):
         draft.take("fsdp_cpu_offload: true", parallel="fsdp", offload=1)
+    elif any(name in config for name in ("fsdp_cpu_offload", "custom_sharded_layers")):
+        draft.take("fsdp_cpu_offload, custom_sharded_layers: a recipe for several GPUs", parallel="fsdp")
+    if (split := as_number(config.get("tensor_parallel_dim")) or 1) > 1:
+        draft.take(f"tensor_parallel_dim: {split}", parallel="fsdp", tp=split)
+    if "parallel" in draft.items:
         draft.assume("the config does not say how many GPUs there are", ranks=RANKS)
+    if as_flag(config.get("compile")):
+        draft.take("compile: true", compile="default")
+    loss = as_text(config.get("loss._component_", "")).rpartition(".")[2]
+    if loss == "DPOLoss":
+        draft.take(f"loss._component_: {loss}", objective="dpo")
+        draft.assume("torchtune's loss is counted as that of TRL's trainer")
+    elif loss in ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"):
+        draft.take(f"loss._component_: {loss}", loss=f"chunked:{as_number(config.get('loss.num_output_chunks')) or 8}")
+    for name in ("kd_loss._component_", "teacher_model._component_"):
+        if name in config:
+            draft.unmatched.append(f"{name}: {as_text(config[name])}: no teacher is counted")
 
 
 def _tune_targets(draft: Draft, config: Config, attention: object) -> None:
@@ -282,7 +459,7 @@ def _deepspeed(draft: Draft, config: Config) -> None:
             draft.take("zero_optimization.offload_param.device: cpu", offload=1)
 
 
-def _accelerate(draft: Draft, config: Config) -> None:
+def _accelerate(draft: Draft, config: Config) -> Collection[str]:
     kind = as_text(config.get("distributed_type", "NO")).upper()
     count = as_number(config.get("num_processes")) or 1
     half = {"bf16": "amp-bfloat16", "fp16": "amp-float16"}.get(as_text(config.get("mixed_precision", "no")).lower())
@@ -291,9 +468,10 @@ def _accelerate(draft: Draft, config: Config) -> None:
     else:
         draft.assume("no half precision is switched on", dtype="float32")
     if kind == "FSDP" or as_flag(config.get("use_fsdp")):
-        draft.take(f"distributed_type: {kind}", parallel="fsdp", ranks=max(count, 2))
-        if as_flag(config.get("fsdp_config.fsdp_offload_params")):
-            draft.take("fsdp_config.fsdp_offload_params: true", offload=1)
+        done = [*_sharded(draft, config, f"distributed_type: {kind}", "fsdp_config.", "")]
+        done += _meshed(draft, config, max(count, 2))
+        _compiled_by_accelerate(draft, config)
+        return done
     elif kind == "DEEPSPEED":
         _stage(
             draft,
@@ -303,6 +481,28 @@ def _accelerate(draft: Draft, config: Config) -> None:
         draft.take(f"num_processes: {count}", ranks=max(count, 2))
     elif kind == "MULTI_GPU" and count > 1:
         draft.take(f"distributed_type: {kind}, num_processes: {count}", parallel="ddp", ranks=count)
+    _compiled_by_accelerate(draft, config)
+    return ()
+
+
+def _compiled_by_accelerate(draft: Draft, config: Config) -> None:
+    if as_text(config.get("dynamo_config.dynamo_backend", "NO")).upper() == "INDUCTOR":
+        recipes.take_compilation(draft, "dynamo_config.dynamo_backend: INDUCTOR")
+
+
+def _meshed(draft: Draft, config: Config, count: int) -> tuple[str, ...]:
+    """Read how processes are laid out as a mesh; return the lines that are read."""
+    names = {key: f"parallelism_config.parallelism_config_{key}_size" for key in ("dp_shard", "dp_replicate", "tp", "cp")}
+    size = {key: as_number(config.get(name)) or 1 for key, name in names.items()}
+    draft.drop("ranks")
+    split = {key: size[key] for key in ("tp", "cp") if size[key] > 1}
+    ranks = max(1, count // (size["dp_replicate"] * size["tp"] * size["cp"]))
+    given = f"num_processes: {count}" + (", parallelism_config" if any(value > 1 for value in size.values()) else "")
+    if size["dp_replicate"] > 1:
+        draft.take(given, parallel="hsdp", replicate=size["dp_replicate"], ranks=ranks, **split)
+    else:
+        draft.take(given, ranks=ranks, **split)
+    return tuple(names.values())
 
 
 # ---------------------------------------------------------------------------------------------------------------- the formats
@@ -313,6 +513,15 @@ _HUGGING_FACE: dict[str, Reader] = {
     "gradient_checkpointing": switch(checkpointing=1),
     "optim": lines.optimizer,
     "attn_implementation": lines.attention,
+}
+_ADAPTERS: dict[str, Reader] = {
+    "model_name_or_path": lines.model,
+    "max_length": number("seq"),
+    "max_seq_length": number("seq"),
+    "lora_dropout": lines.dropout,
+    "lora_target_modules": lines.targets,
+    "lora_modules_to_save": lines.saved_modules,
+    "bnb_4bit_compute_dtype": lines.compute,
 }
 _PRECISION = ("bf16", "fp16", "tf32", "fp16_full_eval", "bf16_full_eval")
 
@@ -331,6 +540,10 @@ FORMATS = (
             "model.lora_alpha": number("alpha"),
             "model.lora_dropout": lines.dropout,
             "optimizer.fused": switch(optimizer_impl="fused"),
+            "optimizer_in_bwd": switch(step="in_backward"),
+            "enable_activation_offloading": switch(activations="offload"),
+            "enable_kv_cache": nothing,
+            "clip_grad_norm": nothing,
         },
         finish=_torchtune,
         joint=(
@@ -341,7 +554,8 @@ FORMATS = (
                 "model.use_dora",
                 "model.quantize_base",
             ),
-            *("dtype", "fsdp_cpu_offload"),
+            *("dtype", "fsdp_cpu_offload", "custom_sharded_layers", "tensor_parallel_dim", "compile", "loss._component_"),
+            *("loss.num_output_chunks", "kd_loss._component_", "teacher_model._component_"),
         ),
     ),
     Format(
@@ -369,8 +583,8 @@ FORMATS = (
         },
         finish=_accelerate,
         joint=(
-            *("distributed_type", "num_processes", "mixed_precision", "use_fsdp", "fsdp_config.fsdp_offload_params"),
-            "deepspeed_config.zero_stage",
+            *("distributed_type", "num_processes", "mixed_precision", "use_fsdp", "deepspeed_config.zero_stage"),
+            *("dynamo_config.dynamo_backend", "dynamo_config.dynamo_mode"),
         ),
     ),
     Format(
@@ -399,7 +613,8 @@ FORMATS = (
                 "double_quantization",
                 "pure_bf16",
             ),
-            *("disable_gradient_checkpointing", "quantization_method", *_PRECISION),
+            *("disable_gradient_checkpointing", "quantization_method", *_PRECISION, "stage", "pref_loss", "pref_beta"),
+            *("enable_liger_kernel", "use_unsloth_gc", "torch_compile"),
         ),
     ),
     Format(
@@ -411,7 +626,6 @@ FORMATS = (
             "micro_batch_size": number("batch"),
             "gradient_accumulation_steps": number("accumulate"),
             "sequence_len": number("seq"),
-            "gradient_checkpointing": switch(checkpointing=1),
             "optimizer": lines.optimizer,
             "lora_r": number("r"),
             "lora_alpha": number("alpha"),
@@ -427,48 +641,42 @@ FORMATS = (
         },
         finish=_axolotl,
         joint=(
-            *("adapter", "load_in_4bit", "load_in_8bit", "peft_use_dora", "peft_use_rslora", "lora_target_linear"),
-            *("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params", *_PRECISION, "float16", "bfloat16"),
+            *("adapter", "load_in_4bit", "load_in_8bit", "peft_use_dora", "peft_use_rslora", "lora_target_linear", "rl", "plugins"),
+            *("gradient_checkpointing", "activation_offloading", "torch_compile", "cut_cross_entropy", *_LIGER_OF_AXOLOTL),
+            *("liger_fused_linear_cross_entropy", *_PRECISION, "float16", "bfloat16"),
         ),
     ),
     Format(
         key="trl",
         title="TRL",
         signs=(
-            ("model_name_or_path", "use_peft"),
-            ("model_name_or_path", "max_length"),
-            ("model_name_or_path", "max_seq_length"),
-            ("model_name_or_path", "per_device_train_batch_size"),
-            ("model_name_or_path", "dataset_name"),
+            *((f"{CALL}{name}Config",) for name in ("SFT", "DPO", "KTO", "ORPO", "GRPO", "RLOO", "Reward")),
+            *(("model_name_or_path", sign) for sign in ("use_peft", "max_length", "max_seq_length")),
+            *(("model_name_or_path", sign) for sign in ("per_device_train_batch_size", "dataset_name")),
         ),
-        lines=_HUGGING_FACE
-        | {
-            "model_name_or_path": lines.model,
-            "max_length": number("seq"),
-            "max_seq_length": number("seq"),
-            "lora_dropout": lines.dropout,
-            "lora_target_modules": lines.targets,
-            "lora_modules_to_save": lines.saved_modules,
-        },
+        lines=_HUGGING_FACE | _ADAPTERS,
         finish=_trl,
         joint=(
-            *("use_peft", "use_dora", "lora_r", "lora_alpha", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"),
-            *(
-                "bnb_4bit_quant_type",
-                "dtype",
-                "torch_dtype",
-                "model_init_kwargs.torch_dtype",
-                "model_init_kwargs.dtype",
-                *_PRECISION,
-            ),
+            *("use_peft", "use_dora", "use_rslora", "lora_r", "lora_alpha", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"),
+            *("bnb_4bit_quant_type", *_DTYPES, *_PRECISION, "torch_compile", "use_liger_kernel", "activation_offloading"),
+            *("precompute_ref_log_probs", "gradient_checkpointing_kwargs.use_reentrant"),
         ),
     ),
     Format(
         key="trainer",
         title="a Trainer's arguments",
-        signs=(("per_device_train_batch_size",), ("optim", "gradient_accumulation_steps"), ("output_dir", "bf16")),
-        lines=_HUGGING_FACE | {"deepspeed": nothing, "max_length": number("seq"), "max_seq_length": number("seq")},
+        signs=(
+            (f"{CALL}TrainingArguments",),
+            ("per_device_train_batch_size",),
+            ("optim", "gradient_accumulation_steps"),
+            ("output_dir", "bf16"),
+        ),
+        lines=_HUGGING_FACE | _ADAPTERS | {"deepspeed": nothing, "block_size": number("seq"), "max_seq_length": number("seq")},
         finish=_trainer,
-        joint=("fsdp", *_PRECISION),
+        joint=(
+            *("use_peft", "use_dora", "use_rslora", "lora_r", "lora_alpha", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"),
+            *("bnb_4bit_quant_type", *_DTYPES, *_PRECISION, "torch_compile", "use_liger_kernel", "fsdp"),
+            "gradient_checkpointing_kwargs.use_reentrant",
+        ),
     ),
 )

@@ -20,7 +20,7 @@ OPTIMIZERS = {
     "adamw": {"optimizer": "adamw"}, "adamw_torch": {"optimizer": "adamw"}, "adamw_hf": {"optimizer": "adamw"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"}, "adam": {"optimizer": "adam"},
     "adamw_8bit": {"optimizer": "adamw-8bit"}, "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
-    "adamw8bit": {"optimizer": "adamw-8bit"},
+    "adamw8bit": {"optimizer": "adamw-8bit"}, "pagedadamw": {"optimizer": "paged-adamw"},
     "paged_adamw": {"optimizer": "paged-adamw"}, "paged_adamw_32bit": {"optimizer": "paged-adamw"},
     "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"}, "pagedadamw8bit": {"optimizer": "paged-adamw-8bit"},
     "adafactor": {"optimizer": "adafactor-transformers"}, "torch.optim.adafactor": {"optimizer": "adafactor"},
@@ -135,6 +135,16 @@ def dropout(draft: Draft, name: str, value: object) -> bool:
     if not 0 <= found < 1:
         return False
     draft.take(f"{name}: {found:g}", adapter_dropout=f"{found:g}")
+    return True
+
+
+def compute(draft: Draft, name: str, value: object) -> bool:
+    """Read the dtype in which quantised weights are multiplied."""
+    found = DTYPES.get(as_text(value).strip().lower())
+    if found is None or draft.items.get("weights", "").partition("-")[0] not in ("nf4", "fp4"):
+        return False
+    if found != draft.items.get("dtype"):
+        draft.take(f"{name}: {as_text(value)}", compute=found)
     return True
 
 

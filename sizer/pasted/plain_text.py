@@ -10,6 +10,7 @@ import yaml
 
 from sizer.base.config_json import read_object
 from sizer.base.errors import ConfigError, quote
+from sizer.pasted.code import is_command, read_calls, read_command
 
 MAX_BYTES = 64 * 1024
 _FLOAT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # "2e-4": YAML 1.1 takes it for a text
@@ -26,13 +27,19 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_mapping(text: str) -> dict[str, Any]:
-    """Return the mapping that a text holds, JSON or YAML. Raises ConfigError for anything else."""
+    """Return the mapping that a text holds: JSON, YAML, a command's flags, known calls of Python code.
+
+    Raises:
+        ConfigError: The text is something else.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ConfigError(
             "this text is too long", allowed=f"at most {MAX_BYTES:,} bytes", todo="paste the config alone"
         )
     if text.lstrip().startswith("{"):
         return read_object(text)
+    if found := read_command(text) if is_command(text) else read_calls(text):
+        return found
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -52,8 +59,8 @@ def read_mapping(text: str) -> dict[str, Any]:
 
 
 ALLOWED = (
-    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a Trainer's arguments as JSON, "
-    "or an out-of-memory message"
+    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a command or Python code with a Trainer's "
+    "arguments, these as JSON, or an out-of-memory message"
 )
 
 

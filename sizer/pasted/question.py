@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,7 @@ class Draft:
         """Note that a line of the config means these keys."""
         texts = {key: str(value) for key, value in items.items()}
         self.items |= texts
+        self._forget_assumed(*texts)
         self.read.append(Line(given=given, means="&".join(f"{key}={value}" for key, value in texts.items())))
 
     def assume(self, why: str, **items: str | int) -> None:
@@ -55,6 +56,28 @@ class Draft:
             self.assumed.append(
                 f"{'&'.join(f'{key}={value}' for key, value in missing.items())}: {why}" if missing else why
             )
+
+    def take_or_assume(self, name: str, value: int | None, key: str, default: int, why: str) -> None:
+        """Note the number of a line, or the one that the trainer has without it."""
+        if value is None:
+            self.assume(why, **{key: default})
+        else:
+            self.take(f"{name}: {value}", **{key: value})
+
+    def drop(self, *keys: str) -> None:
+        """Forget keys, and lines that mean nothing else."""
+        for key in keys:
+            self.items.pop(key, None)
+
+        def rest(text: str) -> str:
+            return "&".join(part for part in text.split("&") if part.partition("=")[0] not in keys)
+
+        kept = (replace(line, means=rest(line.means)) for line in self.read)
+        self.read = [line for line in kept if line.means]
+        self._forget_assumed(*keys)
+
+    def _forget_assumed(self, *keys: str) -> None:
+        self.assumed = [text for text in self.assumed if text.partition("=")[0] not in keys]
 
     def whole(self) -> Question:
         """Return the question."""

@@ -31,9 +31,9 @@ PICKLES = (".pickle", ".pkl")
 MAX_LOG_BYTES = MAX_CHARACTERS
 TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
 ACCEPTED = (
-    "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, a Trainer's arguments as JSON, "
-    "the startup log, error or command of a vLLM or SGLang server, an out-of-memory message, or as a file a memory snapshot of "
-    "PyTorch."
+    "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, the command or the Python code that "
+    "starts a Trainer, its arguments as JSON, the startup log, error or command of a vLLM or SGLang server, an out-of-memory "
+    "message, or as a file a memory snapshot of PyTorch."
 )
 
 

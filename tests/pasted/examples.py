@@ -1,4 +1,4 @@
-"""Training configs in seven formats, written for these tests in the style of each project's own examples.
+"""Training configs in seven formats, commands and code, written for these tests in the style of each project's own examples.
 
 Each has the keys of the query that it means, read by hand, and words of the lines that have no counterpart.
 """
@@ -20,6 +20,8 @@ class Example(NamedTuple):
 
 LLAMA = {"arch": "hf:llama-3.1-8b", "mode": "training"}
 LORA = {"train": "adapter", "adapter": "lora"}
+CAST = {"autocast": "1"}
+FUSED = {"optimizer": "adamw", "optimizer_impl": "fused"}  # what transformers takes by silence
 
 EXAMPLES = [
     # ------------------------------------------------------------------------------------------------------------- Axolotl
@@ -44,7 +46,7 @@ flash_attention: true
 datasets:
   - path: mhenrichsen/alpaca_2k_test
     type: alpaca
-""", LLAMA | LORA | {"weights": "nf4-dq", "r": "32", "alpha": "16", "adapter_dropout": "0.05", "targets": "all-linear",
+""", LLAMA | LORA | CAST | {"weights": "nf4-dq", "r": "32", "alpha": "16", "adapter_dropout": "0.05", "targets": "all-linear",
          "seq": "4096",
          "accumulate": "4", "batch": "2", "optimizer": "paged-adamw", "dtype": "bfloat16", "checkpointing": "1",
          "attention": "sdpa"},
@@ -62,7 +64,7 @@ gradient_accumulation_steps: 1
 optimizer: adamw_bnb_8bit
 bf16: true
 gradient_checkpointing: false
-""", LORA | {"arch": "hub:NousResearch/Meta-Llama-3-8B", "mode": "training", "weights": "int8", "r": "16", "alpha": "32",
+""", LORA | CAST | {"arch": "hub:NousResearch/Meta-Llama-3-8B", "mode": "training", "weights": "int8", "r": "16", "alpha": "32",
          "targets": "q_proj,v_proj", "seq": "2048", "batch": "4", "accumulate": "1", "optimizer": "adamw-8bit",
          "dtype": "bfloat16"}),
     Example("axolotl", "everything, over FSDP", """
@@ -79,7 +81,7 @@ fsdp_config:
   fsdp_transformer_layer_cls_to_wrap: Qwen2DecoderLayer
 """, {"mode": "training", "seq": "8192", "batch": "1", "accumulate": "2", "optimizer": "adamw", "optimizer_impl": "fused",
       "dtype": "bfloat16", "checkpointing": "1", "parallel": "fsdp", "ranks": "8", "offload": "1"},
-        ("fsdp_transformer_layer_cls_to_wrap",)),
+        ("autocast=1",)),
     Example("axolotl", "everything, over ZeRO-3", """
 base_model: mistralai/Mistral-7B-v0.1
 sequence_len: 4096
@@ -88,7 +90,7 @@ optimizer: adamw_torch
 bf16: auto
 deepspeed: deepspeed_configs/zero3_bf16.json
 """, {"mode": "training", "seq": "4096", "batch": "2", "optimizer": "adamw", "dtype": "bfloat16", "parallel": "fsdp",
-         "ranks": "8"}),
+         "ranks": "8"}, ("autocast=1",)),
     Example("axolotl", "fp16 on an old card", """
 base_model: openai-community/gpt2
 adapter: lora
@@ -115,7 +117,7 @@ sequence_len: 2048
 micro_batch_size: 1
 optimizer: lion_8bit
 bf16: true
-""", LLAMA | {"train": "adapter", "adapter": "dora", "r": "16", "seq": "2048", "batch": "1", "optimizer": "lion-8bit",
+""", LLAMA | CAST | {"train": "adapter", "adapter": "dora", "r": "16", "seq": "2048", "batch": "1", "optimizer": "lion-8bit",
          "dtype": "bfloat16"}),
     # ------------------------------------------------------------------------------------------------------- LLaMA-Factory
     Example("llama-factory", "lora", """
@@ -138,7 +140,8 @@ gradient_accumulation_steps: 8
 learning_rate: 1.0e-4
 num_train_epochs: 3.0
 bf16: true
-""", LLAMA | LORA | {"r": "8", "targets": "all-linear", "seq": "2048", "batch": "1", "accumulate": "8", "dtype": "bfloat16",
+""", LLAMA | LORA | CAST | FUSED | {"r": "8", "targets": "all-linear", "seq": "2048", "batch": "1", "accumulate": "8",
+         "dtype": "bfloat16",
          "checkpointing": "1"}),
     Example("llama-factory", "qlora", """
 model_name_or_path: Qwen/Qwen2.5-7B
@@ -160,7 +163,7 @@ cutoff_len: 2048
 per_device_train_batch_size: 1
 gradient_accumulation_steps: 2
 bf16: true
-""", LLAMA | {"seq": "2048", "batch": "1", "accumulate": "2", "dtype": "amp-bfloat16", "checkpointing": "1",
+""", LLAMA | FUSED | {"seq": "2048", "batch": "1", "accumulate": "2", "dtype": "amp-bfloat16", "checkpointing": "1",
          "parallel": "fsdp", "ranks": "8"}),
     Example("llama-factory", "full, in pure bfloat16", """
 model_name_or_path: openai-community/gpt2
@@ -170,11 +173,12 @@ cutoff_len: 512
 per_device_train_batch_size: 4
 flash_attn: fa2
 disable_gradient_checkpointing: true
-""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "4", "dtype": "bfloat16", "attention": "sdpa"}),
+""", FUSED | {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "4", "dtype": "bfloat16", "attention": "sdpa"}),
     Example("llama-factory", "8 bits, as JSON", """
 {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "lora", "quantization_bit": 8, "lora_rank": 64,
  "lora_alpha": 128, "lora_dropout": 0.1, "cutoff_len": 4096, "per_device_train_batch_size": 1, "bf16": true}
-""", LLAMA | LORA | {"weights": "int8", "r": "64", "alpha": "128", "adapter_dropout": "0.1", "seq": "4096", "batch": "1",
+""", LLAMA | LORA | CAST | FUSED | {"weights": "int8", "r": "64", "alpha": "128", "adapter_dropout": "0.1", "seq": "4096",
+         "batch": "1",
          "dtype": "bfloat16", "checkpointing": "1"}),
     Example("llama-factory", "freeze", """
 model_name_or_path: openai-community/gpt2
@@ -183,7 +187,7 @@ freeze_trainable_layers: 2
 cutoff_len: 512
 per_device_train_batch_size: 2
 bf16: true
-""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "2", "dtype": "amp-bfloat16", "checkpointing": "1"},
+""", FUSED | {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "2", "dtype": "amp-bfloat16", "checkpointing": "1"},
         ("finetuning_type: freeze", "freeze_trainable_layers")),
     # ----------------------------------------------------------------------------------------------------------------- TRL
     Example("trl", "full", """
@@ -195,7 +199,8 @@ per_device_train_batch_size: 2
 gradient_accumulation_steps: 8
 gradient_checkpointing: true
 bf16: true
-""", {"mode": "training", "seq": "2048", "batch": "2", "accumulate": "8", "checkpointing": "1", "dtype": "amp-bfloat16"}),
+""", FUSED | {"loss": "trl"} | {"mode": "training", "seq": "2048", "batch": "2", "accumulate": "8", "checkpointing": "1",
+         "dtype": "amp-bfloat16"}),
     Example("trl", "lora", """
 model_name_or_path: meta-llama/Llama-3.1-8B
 use_peft: true
@@ -205,7 +210,8 @@ lora_target_modules: all-linear
 dtype: bfloat16
 max_length: 1024
 per_device_train_batch_size: 4
-""", LLAMA | LORA | {"r": "32", "alpha": "16", "targets": "all-linear", "dtype": "bfloat16", "seq": "1024", "batch": "4",
+""", LLAMA | LORA | CAST | FUSED | {"loss": "trl"} | {"r": "32", "alpha": "16", "targets": "all-linear", "dtype": "bfloat16",
+         "seq": "1024", "batch": "4",
          "checkpointing": "1"}),
     Example("trl", "qlora", """
 model_name_or_path: meta-llama/Llama-3.1-8B
@@ -218,7 +224,8 @@ max_seq_length: 2048
 per_device_train_batch_size: 1
 optim: paged_adamw_8bit
 attn_implementation: flash_attention_2
-""", LLAMA | LORA | {"weights": "nf4-dq", "r": "16", "alpha": "32", "adapter_dropout": "0.05", "dtype": "bfloat16", "seq": "2048",
+""", LLAMA | LORA | CAST | {"loss": "trl"} | {"weights": "nf4-dq", "r": "16", "alpha": "32", "adapter_dropout": "0.05",
+         "dtype": "bfloat16", "seq": "2048",
          "batch": "1", "optimizer": "paged-adamw-8bit", "attention": "sdpa", "checkpointing": "1"}),
     Example("trl", "float32 without checkpointing", """
 model_name_or_path: openai-community/gpt2
@@ -228,13 +235,15 @@ bf16: false
 gradient_checkpointing: false
 optim: adafactor
 packing: true
-""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "float32", "optimizer": "adafactor-transformers"},
+""", {"loss": "trl"} | {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "float32",
+         "optimizer": "adafactor-transformers"},
          ("packing",)),
     Example("trl", "the defaults", """
 model_name_or_path: openai-community/gpt2
 dataset_name: stanfordnlp/imdb
 max_length: 256
-""", {"arch": "hf:gpt2", "mode": "training", "seq": "256", "dtype": "amp-bfloat16", "checkpointing": "1", "batch": "1"}),
+""", FUSED | {"loss": "trl"} | {"arch": "hf:gpt2", "mode": "training", "seq": "256", "dtype": "amp-bfloat16",
+         "checkpointing": "1", "batch": "8"}),
     # ----------------------------------------------------------------------------------------------------------- torchtune
     Example("torchtune", "lora on one device", """
 output_dir: /tmp/torchtune/llama3_1_8B/lora_single_device
@@ -288,7 +297,7 @@ optimizer_in_bwd: True
 batch_size: 2
 enable_activation_checkpointing: True
 dtype: bf16
-""", LLAMA | {"optimizer": "paged-adamw-8bit", "batch": "2", "checkpointing": "1", "dtype": "bfloat16"}, ("optimizer_in_bwd",)),
+""", LLAMA | {"optimizer": "paged-adamw-8bit", "batch": "2", "checkpointing": "1", "dtype": "bfloat16", "step": "in_backward"}),
     Example("torchtune", "full, on several devices", """
 model:
   _component_: torchtune.models.llama3_1.llama3_1_8b
@@ -332,8 +341,7 @@ num_processes: 4
 fsdp_config:
   fsdp_version: 2
   fsdp_offload_params: true
-""", {"mode": "training", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "4", "offload": "1", "batch": "1"},
-         ("fsdp_version",)),
+""", {"mode": "training", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "4", "offload": "1", "batch": "1"}),
     Example("accelerate", "several GPUs", """
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU
@@ -367,6 +375,178 @@ num_processes: 1
 """, {"mode": "training", "batch": "8", "optimizer": "adafactor-transformers", "dtype": "float32"}),
     Example("trainer", "FSDP and compilation", """
 {"per_device_train_batch_size": 4, "fsdp": "full_shard auto_wrap offload", "bf16": true, "torch_compile": true}
-""", {"mode": "training", "batch": "4", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "8", "offload": "1"},
-         ("torch_compile",)),
+""", FUSED | {"compile": "default"} | {"mode": "training", "batch": "4", "dtype": "amp-bfloat16", "parallel": "fsdp",
+         "ranks": "8", "offload": "1"}),
+    # ------------------------------------------------------------------------------------- recipes: losses, objectives, offloading
+    Example("axolotl", "DPO in 8 bits", """
+base_model: meta-llama/Llama-3.1-8B
+load_in_8bit: true
+adapter: lora
+rl: dpo
+sequence_len: 4096
+lora_r: 32
+lora_target_linear: true
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+optimizer: adamw_bnb_8bit
+bf16: auto
+gradient_checkpointing: true
+""", LLAMA | LORA | CAST | {"weights": "int8", "objective": "dpo", "seq": "4096", "r": "32", "targets": "all-linear",
+         "accumulate": "4", "batch": "2", "optimizer": "adamw-8bit", "dtype": "bfloat16", "checkpointing": "1"}),
+    Example("axolotl", "Liger and offloading", """
+base_model: meta-llama/Llama-3.1-8B
+plugins:
+  - axolotl.integrations.liger.LigerPlugin
+liger_rope: true
+liger_rms_norm: true
+liger_glu_activation: true
+liger_fused_linear_cross_entropy: true
+sequence_len: 8192
+micro_batch_size: 1
+bf16: true
+gradient_checkpointing: true
+""", LLAMA | CAST | FUSED | {"liger": "1", "loss": "liger", "seq": "8192", "batch": "1", "dtype": "bfloat16",
+         "checkpointing": "1"}),
+    Example("axolotl", "cut cross-entropy, activations on the host", """
+base_model: Qwen/Qwen2.5-7B
+plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]
+sequence_len: 2048
+micro_batch_size: 1
+bf16: true
+gradient_checkpointing: offload
+torch_compile: true
+""", CAST | FUSED | {"mode": "training", "loss": "cce", "seq": "2048", "batch": "1", "dtype": "bfloat16", "checkpointing": "1",
+         "activations": "offload"}, ("compile=default",)),
+    Example("axolotl", "GRPO beside a server", """
+base_model: Qwen/Qwen2.5-0.5B
+rl: grpo
+trl:
+  beta: 0.001
+  use_vllm: true
+  num_generations: 4
+  max_completion_length: 256
+sequence_len: 512
+micro_batch_size: 4
+bfloat16: true
+""", FUSED | {"mode": "training", "objective": "grpo", "group": "4", "new": "256", "rollout": "colocated:0.3", "seq": "512",
+         "batch": "4", "dtype": "bfloat16"}),
+    Example("llama-factory", "ORPO", """
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: dpo
+pref_loss: orpo
+finetuning_type: lora
+lora_target: all
+cutoff_len: 2048
+per_device_train_batch_size: 1
+bf16: true
+""", LLAMA | LORA | CAST | FUSED | {"objective": "orpo", "r": "8", "targets": "all-linear", "seq": "2048", "batch": "1",
+         "dtype": "bfloat16", "checkpointing": "1"}),
+    Example("llama-factory", "KTO over ZeRO-3", """
+model_name_or_path: Qwen/Qwen2.5-7B
+stage: kto
+finetuning_type: lora
+deepspeed: examples/deepspeed/ds_z3_config.json
+cutoff_len: 2048
+per_device_train_batch_size: 2
+bf16: true
+""", LORA | FUSED | {"mode": "training", "r": "8", "seq": "2048", "batch": "2", "dtype": "bfloat16", "checkpointing": "1",
+         "parallel": "fsdp", "ranks": "8"}, ("objective=kto", "autocast=1")),
+    Example("llama-factory", "Liger, and a command", """
+llamafactory-cli train --stage sft --model_name_or_path openai-community/gpt2 --finetuning_type full --pure_bf16 true \\
+    --enable_liger_kernel true --cutoff_len 1024 --per_device_train_batch_size 2
+""", FUSED | {"mode": "training", "liger": "1", "loss": "liger", "seq": "1024", "batch": "2", "dtype": "bfloat16",
+         "checkpointing": "1"}),
+    Example("trl", "GRPO", """
+model_name_or_path: Qwen/Qwen2.5-3B
+torch_dtype: bfloat16
+num_generations: 8
+max_prompt_length: 512
+max_completion_length: 1024
+per_device_train_batch_size: 16
+use_vllm: true
+vllm_mode: colocate
+vllm_gpu_memory_utilization: 0.4
+beta: 0.04
+""", CAST | FUSED | {"mode": "training", "objective": "grpo", "group": "8", "seq": "512", "new": "1024", "batch": "16",
+         "rollout": "colocated:0.4", "dtype": "bfloat16", "checkpointing": "1"}),
+    Example("trl", "DPO, precomputed, by a script", """
+trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --dtype bfloat16 --precompute_ref_log_probs --max_length=512 \\
+  --per_device_train_batch_size 4 --gradient_checkpointing false --use_liger_kernel
+""", CAST | FUSED | {"mode": "training", "objective": "dpo", "reference": "precomputed", "seq": "512", "batch": "4",
+         "dtype": "bfloat16", "liger": "1"}),
+    Example("trl", "offloading, in Python", """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+model_id = "meta-llama/Llama-3.1-8B"
+tokenizer = AutoTokenizer.from_pretrained("another/tokenizer")
+model = AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.bfloat16, attn_implementation="sdpa")
+peft_config = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"])  # the adapter (small)
+args = SFTConfig(output_dir="out", max_length=1024, per_device_train_batch_size=2, activation_offloading=True, learning_rate=LR)
+SFTTrainer(model, args=args, train_dataset=load_dataset("x", split="train"), peft_config=peft_config).train()
+""", LLAMA | LORA | CAST | FUSED | {"loss": "trl", "activations": "offload", "r": "16", "alpha": "32", "targets": "q_proj,v_proj",
+         "seq": "1024", "batch": "2", "dtype": "bfloat16", "attention": "sdpa", "checkpointing": "1"}),
+    Example("torchtune", "chunked loss, all offloaded", """
+model:
+  _component_: torchtune.models.qwen2_5.qwen2_5_7b
+tokenizer: {max_seq_len: 2048}
+loss:
+  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW}
+batch_size: 2
+enable_activation_checkpointing: True
+enable_activation_offloading: True
+""", {"mode": "training", "loss": "chunked:8", "seq": "2048", "optimizer": "paged-adamw", "batch": "2", "checkpointing": "1",
+      "activations": "offload", "dtype": "bfloat16"}),
+    Example("torchtune", "DPO", """
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], lora_rank: 8, lora_alpha: 16}
+loss: {_component_: torchtune.rlhf.loss.DPOLoss, beta: 0.1}
+optimizer: {_component_: torch.optim.AdamW}
+batch_size: 4
+""", LLAMA | LORA | {"objective": "dpo", "targets": "q_proj", "r": "8", "alpha": "16", "optimizer": "adamw", "batch": "4",
+         "dtype": "bfloat16"}),
+    Example("torchtune", "over several GPUs", """
+model: {_component_: torchtune.models.llama3_3.llama3_3_70b}
+optimizer: {_component_: torch.optim.AdamW, fused: True}
+custom_sharded_layers: [tok_embeddings, output]
+fsdp_cpu_offload: False
+tensor_parallel_dim: 2
+compile: True
+batch_size: 1
+""", {"arch": "hf:llama-3.3-70b", "mode": "training", "parallel": "fsdp", "ranks": "8", "tp": "2", "compile": "default",
+      "batch": "1", "dtype": "bfloat16"} | FUSED),
+    Example("accelerate", "FSDP2 with tensor parallelism", """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: true, fsdp_reshard_after_forward: false}
+parallelism_config: {parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 4}
+dynamo_config: {dynamo_backend: INDUCTOR}
+""", {"mode": "training", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "2", "tp": "4", "reshard": "0",
+      "checkpointing": "1", "compile": "default", "batch": "1"}),
+    Example("trainer", "a command of four processes", """
+torchrun --nproc_per_node=4 run_clm.py --model_name_or_path openai-community/gpt2 --dataset_name wikitext --bf16 \\
+  --block_size 512 --do_train --output_dir /tmp/out
+""", FUSED | {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "amp-bfloat16", "parallel": "ddp",
+         "ranks": "4"}),
+    Example("trainer", "QLoRA, in Python", """
+model_id = 'meta-llama/Llama-3.1-8B'
+half = torch.bfloat16
+bnb_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16,
+                                bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained(model_id, quantization_config=bnb_config, device_map={"": 0}, torch_dtype=half)
+model = get_peft_model(model, LoraConfig(r=64, lora_alpha=16, lora_dropout=0.1, target_modules="all-linear"))
+training_arguments = TrainingArguments(
+    output_dir="./results",
+    per_device_train_batch_size=4,
+    optim="paged_adamw_32bit",
+    gradient_checkpointing=True,  # (slower)
+    bf16=True,
+)
+""", LLAMA | LORA | CAST | {"weights": "nf4-dq", "compute": "float16", "r": "64", "alpha": "16", "adapter_dropout": "0.1",
+         "targets": "all-linear", "batch": "4", "optimizer": "paged-adamw", "checkpointing": "1", "dtype": "bfloat16"}),
+    Example("trainer", "Liger", """
+{"per_device_train_batch_size": 2, "bf16": true, "use_liger_kernel": true, "gradient_checkpointing": true}
+""", FUSED | {"mode": "training", "batch": "2", "dtype": "amp-bfloat16", "liger": "1", "loss": "liger", "checkpointing": "1"}),
 ]  # fmt: skip

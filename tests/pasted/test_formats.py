@@ -13,6 +13,14 @@ from sizer.pasted.plain_text import MAX_BYTES
 from sizer.query.text import parse_query
 from tests.pasted.examples import EXAMPLES
 
+NEEDED = {"trl", "liger_kernel", "cut_cross_entropy", "torchao", "triton"}  # packages of recipes
+
+
+@pytest.fixture(autouse=True)
+def all_are_installed(monkeypatch):
+    monkeypatch.setattr("sizer.pasted.recipes.find_spec", lambda name: name in NEEDED or None)
+
+
 HUB_IDS = {preset.hub_id: preset.key for preset in PRESETS.values()}
 
 
@@ -42,6 +50,20 @@ def test_there_are_thirty_in_more_than_five_formats():
     assert set(counts) == {row.key for row in FORMATS} and min(counts.values()) >= 3
 
 
+def test_what_is_not_installed_is_left_out_and_said(monkeypatch):
+    monkeypatch.setattr("sizer.pasted.recipes.find_spec", lambda name: None)
+    for example in EXAMPLES:
+        found = read_config(example.text)
+        assert found.items.keys().isdisjoint({"compile", "activations", "liger"})
+        assert found.items.get("loss", "").partition(":")[0] in ("", "chunked")
+        parse_query("&".join(f"{key}={value}" for key, value in ({"arch": "hf:gpt2"} | found.items).items()))
+        for key in ("compile", "activations", "liger"):
+            if key in example.items:
+                assert any(line.startswith(f"{key}={example.items[key]}: ") for line in found.unmatched), example.name
+    (objective,) = [one for one in EXAMPLES if one.name == "DPO"]
+    assert read_config(objective.text).items["objective"] == "dpo"  # another question otherwise: the answer says what to install
+
+
 def test_every_item_has_a_line_or_a_reason():
     for example in EXAMPLES:
         found = read_config(example.text)
@@ -57,6 +79,9 @@ def test_every_item_has_a_line_or_a_reason():
         ("!!python/object/apply:os.system ['true']", "not YAML"),
         ("[" * 5_000, "not YAML"),
         ("just words", "not understood"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2", "not understood"),  # a server's command
+        ("vllm serve Qwen/Qwen3-8B", "not understood"),
+        ("model = AutoModel.from_pretrained('Qwen/Qwen3-8B')", "not understood"),
         ("- a\n- b", "not understood"),
         ("name: value\nother: 1", "no format that is read here"),
         ("{}", "no format"),

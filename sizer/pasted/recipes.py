@@ -1,0 +1,112 @@
+"""Training recipes of configs: objective, loss, offloading and compiled code; and what of them cannot be asked here.
+
+Sources as in sizer.pasted.lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from sizer.base.errors import RequestError
+from sizer.catalogue.recipes import GRPO, LM, LOSSES, OBJECTIVES, RECIPE_KEYS
+from sizer.pasted.plain_text import as_flag, as_number, as_text
+from sizer.pasted.question import Draft
+from sizer.query.text import parse_query
+
+Config = Mapping[str, Any]  # dotted names of lines with their values
+_OF_GRPO = ("reference", "group", "rollout", "new")  # keys that a question has beside objective=grpo
+# By key, the module and the package that its values need; those of `loss` are in the catalogue.
+_PACKAGES = {
+    "activations": ("trl", "trl"),
+    "liger": ("liger_kernel", "liger-kernel"),
+    "optimizer_offload": ("torchao", "torchao"),
+    "compile": ("triton", "triton"),
+}
+
+
+def take_objective(draft: Draft, given: str, name: str) -> bool:
+    """Note what is trained for, by the name that a trainer has for it; return False if it is none that is counted here."""
+    objective = {"rloo": GRPO, "rm": "reward"}.get(name, name)
+    if objective not in OBJECTIVES or objective == LM:
+        return name in ("sft", "pt", LM)
+    draft.take(given, objective=objective)
+    return True
+
+
+def take_groups(draft: Draft, config: Config, prefix: str = "") -> tuple[str, ...]:
+    """Read what GRPO's trainer says of its completions, by TRL's names; return the lines that are read."""
+    names = ("num_generations", "max_completion_length", "max_prompt_length", "beta", "use_vllm", "vllm_mode")
+    lines = tuple(f"{prefix}{name}" for name in (*names, "vllm_gpu_memory_utilization"))
+    group, new, prompt, beta, server, mode, share = (config.get(line) for line in lines)
+    draft.take_or_assume(lines[0], as_number(group), "group", 8, "TRL's default")
+    draft.take_or_assume(lines[1], as_number(new), "new", 512, "TRL's default")
+    if prompt is not None:
+        draft.take_or_assume(lines[2], as_number(prompt), "seq", 512, "TRL's default")
+    if not _as_float(beta):
+        draft.assume("TRL has no reference unless beta is set", reference="none")
+    if as_flag(server):
+        if as_text(mode or "colocate") == "server":
+            draft.unmatched.append(f"{lines[5]}: server: the completions are made by the model that trains here")
+        else:
+            draft.take(f"{lines[4]}: true", rollout=f"colocated:{_as_float(share) or 0.3:g}")
+    return lines
+
+
+def take_compilation(draft: Draft, given: str) -> None:
+    """Note that the step is compiled."""
+    draft.take(given, compile="default")
+    draft.assume("each block is compiled; a model that is compiled as a whole needs compile_scope=model")
+
+
+def take_liger(draft: Draft, given: str, *, loss: bool) -> None:
+    """Note that the layers are Liger's, and its `loss` if the trainer calls it."""
+    draft.take(given, liger=1, **({"loss": "liger"} if loss else {}))
+
+
+def _as_float(value: object) -> float:
+    try:
+        return float(as_text(value))
+    except ValueError:
+        return 0.0
+
+
+def leave_out(draft: Draft) -> None:
+    """Leave out of a question what it cannot have: packages that are missing here, and parts that exclude each other.
+
+    The reasons join the lines that are not counted. A loss, an objective and offloading go before the way of parallel training and
+    the rest, without which the question would be another.
+    """
+    for key in ("compile", *RECIPE_KEYS):
+        if key in draft.items and (package := _missing(key, draft.items[key])):
+            _remove(draft, key, f"{package} is not installed here")
+    while key_and_reason := _refused(draft.items):
+        _remove(draft, *key_and_reason)
+
+
+def _missing(key: str, value: str) -> str | None:
+    """Return the package that a value needs if it is not installed."""
+    module, package = _PACKAGES.get(key, (None, None))
+    if key == "loss" and value in LOSSES:
+        module, package = LOSSES[value].module, LOSSES[value].package
+    return package if module and find_spec(module) is None else None
+
+
+def _refused(items: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return a part of a recipe that a query refuses, and why; None if it takes all, or refuses something else alone."""
+    try:
+        parse_query("&".join(f"{key}={value}" for key, value in {"arch": "hf:gpt2", **items}.items()))
+    except RequestError as error:
+        for refusal in error.refusals:
+            of_recipe = "compile" if "compile" in items and refusal.key in RECIPE_KEYS else refusal.key
+            key = of_recipe if of_recipe in (*RECIPE_KEYS, "compile") else "objective" if "objective" in items else None
+            if key is not None and key in items:
+                return key, f"given {refusal.given}, allowed {refusal.allowed}"
+    return None
+
+
+def _remove(draft: Draft, key: str, why: str) -> None:
+    removed = (key, *(_OF_GRPO if key == "objective" else ()))
+    draft.unmatched.append(f"{key}={draft.items[key]}: {why}")
+    draft.drop(*removed)
