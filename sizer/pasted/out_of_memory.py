@@ -1,6 +1,8 @@
 """An out-of-memory message of PyTorch as a diagnosis: what was allocated, cached, outside PyTorch, free and requested.
 
-Formats: c10/cuda/CUDACachingAllocator.cpp (1.7 to 2.15), aten/src/ATen/mps/MPSAllocator.mm (2.0 to 2.15).
+Formats: c10/cuda/CUDACachingAllocator.cpp (1.7 to 2.15) and CUDAMallocAsyncAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm (2.0 to
+2.15).
+Errors of CUDA, cuBLAS and cuDNN state no sizes: PyTorch's allocator took no part in the request.
 """
 
 from __future__ import annotations
@@ -14,12 +16,20 @@ from sizer.base.units import format_bytes
 
 _UNITS = {"bytes": 1, **{f"{letter}{end}": 1024**n for n, letter in enumerate("KMGT", 1) for end in ("B", "iB")}}
 _SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B)\b"
+_BY_CUDA = re.compile(
+    r"CUDA error: out of memory|cuda runtime error \(2\)|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+)
 _SIGN = re.compile(r"out of memory|tried to allocate", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The figures of a message in bytes, to its three digits; None for what it leaves out."""
+    """The figures of a message in bytes, to its three digits; None for what it leaves out.
+
+    `outside_bytes` are all outside of PyTorch's allocator, `others_bytes` those of other processes among them; `pools_bytes` are
+    allocated in private pools. `error` is one of CUDA or a library of it, which states no sizes.
+    """
 
     requested_bytes: int | None
     total_bytes: int | None
@@ -27,6 +37,9 @@ class Diagnosis:
     allocated_bytes: int | None
     cached_bytes: int | None
     outside_bytes: int | None
+    others_bytes: int | None = None
+    pools_bytes: int | None = None
+    error: str | None = None
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -44,16 +57,24 @@ class Diagnosis:
 
     def lines(self) -> Iterator[str]:
         """Yield the diagnosis in plain words."""
+        if self.error is not None:
+            yield f"{self.error}: CUDA itself had no memory left, for its context, a library's handle or a kernel."
+            yield "PyTorch's allocator took no part in the request, so that the message has no sizes."
+            yield "torch.cuda.empty_cache() before the call leaves it more; so does set_per_process_memory_fraction(0.9)."
         if self.requested_bytes is not None:
             free = f"; {format_bytes(self.free_bytes)} were free" if self.free_bytes is not None else ""
             yield f"The failed request asked for {format_bytes(self.requested_bytes)}{free}."
         if self.allocated_bytes is not None:
             yield f"Live tensors held {format_bytes(self.allocated_bytes)}{self._share(self.allocated_bytes)}."
+        if self.pools_bytes:
+            yield f"{format_bytes(self.pools_bytes)} of them are in private pools, such as those of CUDA graphs."
         if self.cached_bytes is not None:
             yield f"The allocator had cached {format_bytes(self.cached_bytes)} more{self._share(self.cached_bytes)}."
         if self.outside_bytes is not None:
             outside = format_bytes(self.outside_bytes)
             yield f"{outside} were outside of PyTorch's allocator: the CUDA context, libraries and other processes."
+        if self.others_bytes:
+            yield f"Other processes held {format_bytes(self.others_bytes)}{self._share(self.others_bytes)}: nvidia-smi names them."
         if self.is_fragmented:
             yield (
                 "Fragmentation: more was cached than requested, but no cached block was large enough. "
@@ -72,24 +93,31 @@ class Diagnosis:
 
 def is_message(text: str) -> bool:
     """Return True if a text is about memory that was not there."""
-    return _SIGN.search(text) is not None and re.search(_SIZE, text) is not None
+    return _BY_CUDA.search(text) is not None or (_SIGN.search(text) is not None and re.search(_SIZE, text) is not None)
 
 
 def read_message(text: str) -> Diagnosis:
     """Return the diagnosis of a message. Raises ConfigError for a text that states no size of a request."""
     words = " ".join(text.split())
-    requested = _find(rf"[Tt]ried to allocate {_SIZE}", words)
-    total = _find(rf"(?:total capac?ity of|max allowed:) {_SIZE}", words) or _find(rf"{_SIZE} total capacity", words)
-    free = _find(rf"of which {_SIZE} is free", words) or _find(rf"; {_SIZE} free", words)
-    allocated = _find(rf"(?:allocated memory|MPS allocated:) {_SIZE}", words) or _find(rf"{_SIZE} already allocated", words)
+    requested = _find(rf"(?:[Tt]ried to allocate|Requested\s*:) {_SIZE}", words)
+    limit = rf"(?:total capaci?ty of|max allowed:|Device limit\s*:) {_SIZE}"  # "capacty" in 2.0 and 2.1
+    total = _find(limit, words) or _find(rf"{_SIZE} total capacity", words)
+    free = _find(rf"(?:of which|Free \(according to CUDA\)\s*:) {_SIZE}", words) or _find(rf"; {_SIZE} free", words)
+    held = rf"(?:allocated memory|MPS allocated:|Currently allocated\s*:) {_SIZE}"
+    allocated = _find(held, words) or _find(rf"{_SIZE} already allocated", words)
     cached = _find(rf"{_SIZE} is reserved by PyTorch but unallocated", words)
     if cached is None and allocated is not None and (reserved := _find(rf"{_SIZE} reserved in total", words)) is not None:
         cached = max(reserved - allocated, 0)
+    if requested is None and allocated is None and (error := _BY_CUDA.search(words)) is not None:
+        return Diagnosis(**dict.fromkeys(_SIZES), error=error[0])
     if requested is None and allocated is None:
         raise ConfigError("this message states no sizes", given=quote(words, 120), todo="paste the whole line of the error")
     outside = _find(rf"other allocations: {_SIZE}", words)
     if outside is None and total is not None and free is not None and allocated is not None and cached is not None:
         outside = max(total - free - allocated - cached, 0)
+    others = [_bytes_of(found) for found in re.finditer(rf"Process \d+ has {_SIZE} memory in use", words)]
+    if "this process has" not in words:  # which is one of those listed, and the largest if the job is alone
+        others = []
     return Diagnosis(
         requested_bytes=requested,
         total_bytes=total,
@@ -97,9 +125,18 @@ def read_message(text: str) -> Diagnosis:
         allocated_bytes=allocated,
         cached_bytes=cached,
         outside_bytes=outside,
+        others_bytes=sum(others) or None,
+        pools_bytes=_find(rf"with {_SIZE} allocated in private pools", words),
     )
+
+
+_SIZES = ("requested_bytes", "total_bytes", "free_bytes", "allocated_bytes", "cached_bytes", "outside_bytes")
 
 
 def _find(pattern: str, text: str) -> int | None:
     found = re.search(pattern, text)
-    return None if found is None else round(float(found[1]) * _UNITS[found[2]])
+    return None if found is None else _bytes_of(found)
+
+
+def _bytes_of(found: re.Match[str]) -> int:
+    return round(float(found[1]) * _UNITS[found[2]])

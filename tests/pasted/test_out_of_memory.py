@@ -49,6 +49,39 @@ def test_a_message_of_mps():
     assert list(found.lines())[-1] == "Even without any cached memory, at least 696.32 MiB are missing for this request."
 
 
+OTHERS = NEW.replace("is free. ", "is free. Process 7 has 512.00 MiB memory in use. ").replace("capacity", "capacty").replace(
+    "by PyTorch, and", "by PyTorch, with 128.00 MiB allocated in private pools (e.g., CUDA Graphs), and"
+)
+ASYNC = """torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)
+Currently allocated     : 22.00 GiB
+Requested               : 108.00 MiB
+Device limit            : 23.00 GiB
+Free (according to CUDA): 20.00 MiB"""
+
+
+def test_other_processes_and_private_pools():
+    found = read_message(OTHERS)
+    assert (found.total_bytes, found.others_bytes, found.pools_bytes) == (24 * GIB, 512 * MIB, 128 * MIB)
+    assert "Other processes held 512.00 MiB (2 % of the device): nvidia-smi names them." in list(found.lines())
+    assert read_message(NEW).others_bytes is None
+
+
+def test_a_message_of_the_asynchronous_allocator():
+    found = read_message(ASYNC)
+    assert (found.requested_bytes, found.total_bytes, found.free_bytes) == (108 * MIB, 23 * GIB, 20 * MIB)
+    assert found.allocated_bytes == 22 * GIB
+
+
+@pytest.mark.parametrize(
+    "text", ["RuntimeError: CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+)
+def test_an_error_of_cuda_has_no_sizes(text):
+    assert is_message(text)
+    found = read_message(text)
+    assert found.error is not None and found.error in text and found.requested_bytes is None
+    assert not found.is_fragmented and len(list(found.lines())) == 3
+
+
 def test_shares_of_the_device():
     assert list(read_message(NEW).lines())[1] == "Live tensors held 19.00 GiB (79 % of the device)."
 
