@@ -10,6 +10,7 @@ import yaml
 
 from sizer.base.config_json import read_object
 from sizer.base.errors import ConfigError, quote
+from sizer.base.pasted_json import first_fence
 from sizer.pasted.code import is_command, read_calls, read_command
 
 MAX_BYTES = 64 * 1024
@@ -36,6 +37,7 @@ def read_mapping(text: str) -> dict[str, Any]:
         raise ConfigError(
             "this text is too long", allowed=f"at most {MAX_BYTES:,} bytes", todo="paste the config alone"
         )
+    text = first_fence(text)
     if text.lstrip().startswith("{"):
         return read_object(text)
     if found := read_command(text) if is_command(text) else read_calls(text):

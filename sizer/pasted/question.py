@@ -17,8 +17,9 @@ class Line:
 class Question:
     """A config as a question. `items` are keys of a query with their values; `arch` is missing if the config names no model.
 
-    `read` are the lines that were understood, `assumed` what was taken where the config is silent, `unmatched` the lines that have
-    no counterpart here, and `irrelevant` how many lines change no memory. `kind` is a "config", or a "command" of a server.
+    `read` are the lines that were understood, `assumed` what was taken where the config is silent, `unmatched` the lines that
+    have no counterpart here, and `irrelevant` how many lines change no memory. `kind` is a "config", a "command" of a server, or
+    a "model" alone.
     """
 
     title: str
@@ -79,10 +80,11 @@ class Draft:
     def _forget_assumed(self, *keys: str) -> None:
         self.assumed = [text for text in self.assumed if text.partition("=")[0] not in keys]
 
-    def whole(self) -> Question:
+    def whole(self, kind: str = "config") -> Question:
         """Return the question."""
         return Question(
             title=self.title,
+            kind=kind,
             items=dict(self.items),
             read=tuple(self.read),
             assumed=tuple(self.assumed),

@@ -9,6 +9,7 @@ import streamlit as st
 from sizer.base.errors import ConfigError, RequestError, SizerError, quote
 from sizer.base.units import counted, format_bytes
 from sizer.pasted.formats import read_config
+from sizer.pasted.model import read_model
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Line, Question
@@ -33,7 +34,7 @@ TITLES = {ConfigError: "This was not understood", RequestError: "This was not un
 ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, the command or the Python code that "
     "starts a Trainer, its arguments as JSON, the startup log, error or command of a vLLM or SGLang server, an out-of-memory "
-    "message, or as a file a memory snapshot of PyTorch."
+    "message, a model's config.json or name, or as a file a memory snapshot of PyTorch."
 )
 
 
@@ -90,16 +91,18 @@ def _take(text: str) -> None:
 
 
 def _question_of(text: str) -> Question:
-    """Return the question of a training config, or of the command that starts a server.
+    """Return the question of a training config, of the command that starts a server, or of a model's own config or name.
 
     Raises:
-        ConfigError: The text is neither.
+        ConfigError: The text is none of them.
     """
     try:
         return read_config(text)
     except ConfigError:
         if not is_launch(text):
-            raise
+            if (found := read_model(text)) is None:
+                raise
+            return found
     launch = read_launch(text)
     arch = {} if launch.arch is None else {"arch": launch.arch}
     unknown = f"the model {quote(launch.model)} is no repository" if launch.model else "the command names no model"
@@ -161,7 +164,7 @@ def _close() -> None:
 
 
 def _show_question(found: Question) -> None:
-    st.markdown(f"**Read as a {found.kind} of {found.title}**")
+    st.markdown(f"**Read as {found.title}**" if found.kind == "model" else f"**Read as a {found.kind} of {found.title}**")
     counts = f"{counted(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
     with st.expander(counts):
         for title, rows in (

@@ -86,7 +86,7 @@ def fill(request: Request) -> None:
 def ask(source: Source, gpu: str) -> dict[str, str]:
     """Return the values of a server's question by key: users and context, engine and cards, then flags."""
     values: dict[str, str] = {"mode": "serve"}
-    left, right = st.columns(2)
+    left, right = st.columns(2, vertical_alignment="bottom")
     requests, tokens = (_text(column, key, FIRST) for column, key in zip((left, right), FIRST, strict=True))
     if requests or tokens:
         values["want"] = f"{requests or 1}x{tokens or '1k'}"
@@ -96,7 +96,7 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
     )
     takes = ("max_model_len", "used", *ENGINES[engine].takes)
     values |= {"engine": engine, "gpu": gpu}
-    for key, column in zip(RANKS, st.columns(len(RANKS)), strict=True):
+    for key, column in zip(RANKS, st.columns(len(RANKS), vertical_alignment="bottom"), strict=True):
         if key in takes and key not in source.refuses:
             values[key] = _text(column, key, RANKS)
     if "weights" in takes:

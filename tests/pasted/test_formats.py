@@ -9,6 +9,7 @@ import pytest
 from sizer.base.errors import ConfigError
 from sizer.catalogue.presets import PRESETS
 from sizer.pasted.formats import FORMATS, read_config
+from sizer.pasted.model import read_model
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.query.text import parse_query
 from tests.pasted.examples import EXAMPLES
@@ -101,3 +102,41 @@ def test_a_folder_is_no_repository():
     assert "arch" not in found.items
     assert "base_model: /models/my-llama" in found.unmatched
     assert any("the model of the form is kept" in text for text in found.assumed)
+
+
+# ------------------------------------------------------------------------------------------------------------ a model alone
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model_type": "gpt2", "n_embd": 64, "_name_or_path": "my-company/secret"}',
+        '```json\n{"model_type": "gpt2", "n_embd": 64}\n```',
+        "GPT2Config {'model_type': 'gpt2', 'n_embd': 64,}  # printed",
+    ],
+)
+def test_a_models_config_is_its_architecture(text):
+    found = read_model(text)
+    assert found is not None and found.kind == "model"
+    assert parse_query(f"arch={found.items['arch']}").config == '{"model_type":"gpt2","n_embd":64}'
+
+
+def test_a_models_name_and_an_adapter_are_questions():
+    assert read_model(" Qwen/Qwen3-8B\n").items == {"arch": "hf:qwen3-8b"}
+    assert read_model("https://huggingface.co/meta-llama/Llama-3.1-8B").items == {"arch": "hf:llama-3.1-8b"}
+    adapter = read_model('{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 8}')
+    assert adapter.items == {"arch": "hub:Qwen/Qwen3-8B", "mode": "training", "train": "adapter", "adapter": "lora", "r": "8"}
+
+
+@pytest.mark.parametrize("text", ["just words", "word", '{"a": 1}', "[1]", "{", "a: b"])
+def test_what_is_no_model_is_none(text):
+    assert read_model(text) is None
+
+
+def test_another_file_of_a_models_folder_is_named():
+    with pytest.raises(ConfigError, match=r"this is tokenizer_config\.json"):
+        read_model('{"tokenizer_class": "X", "bos_token": "a"}')
+
+
+def test_a_config_in_a_fence_is_read():
+    assert read_config("```yaml\nbase_model: Qwen/Qwen3-8B\nmicro_batch_size: 3\n```").items["batch"] == "3"

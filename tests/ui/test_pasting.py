@@ -172,6 +172,14 @@ def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
     assert any("is no repository: the model of the form is kept" in line for line in texts(page))
 
 
+def test_a_models_config_becomes_the_question_on_the_device_at_hand(client, open_page):
+    page = open_page(arch="torchvision:resnet18", gpu="l4", batch="2", dtype="float32")
+    page.text_area(key=pasting.TEXT).set_value('{"model_type": "gpt2", "n_layer": 2}').run()
+    asked = client.requests[-1]
+    assert (asked.source, asked.gpu, asked.config) == ("config", "l4", '{"model_type":"gpt2","n_layer":2}')
+    assert "**Read as a model's config.json**" in markup(page)
+
+
 def test_a_log_that_names_its_device_is_planned_on_it(monkeypatch, open_page):
     client = install(monkeypatch, ScriptedClient(server_or_step))
     page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")

@@ -1,0 +1,44 @@
+"""A model alone as a question: its config.json, the config of an adapter around it, or its name."""
+
+from __future__ import annotations
+
+import json
+
+from sizer.base.config_json import canonical_config, encode_config, query_of_adapter
+from sizer.base.pasted_json import first_fence, relax
+from sizer.catalogue.sources import arch_of
+from sizer.pasted.question import Draft, Question
+
+_SIGNS = ("model_type", "architectures", "_class_name", "n_layers")  # the last of Meta's and Mistral's params.json
+
+
+def read_model(text: str) -> Question | None:
+    """Return the question of a model's config or name; None for another text.
+
+    Raises:
+        ConfigError: The text is another file of a model's folder, or a config that is malformed.
+    """
+    name = text.strip().removeprefix("https://huggingface.co/")
+    if "{" not in name:
+        arch = arch_of(name) if len(name) <= 200 and len(name.split()) == 1 else None
+        return None if arch is None else _alone("the name of a model", {"arch": arch})
+    try:
+        value = json.loads(relax(first_fence(text)))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    if (adapter := query_of_adapter(text)) is not None:
+        return _alone("an adapter_config.json", {"mode": "training"} | dict(part.split("=", 1) for part in adapter.split("&")))
+    config = canonical_config(text)  # raises for another file, by its name
+    if not any(sign in value for sign in _SIGNS):
+        return None
+    return _alone("a model's config.json", {"arch": f"config:{encode_config(config)}"})
+
+
+def _alone(title: str, items: dict[str, str]) -> Question:
+    draft = Draft(title=title)
+    shown = {key: "config:…" if value.startswith("config:") else value for key, value in items.items()}
+    draft.take(title, **shown)
+    draft.items = items
+    return draft.whole(kind="model")
