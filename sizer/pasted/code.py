@@ -97,6 +97,9 @@ def _plain(text: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------- Python code
 
 
+_PREPARES = "prepare_model_for_kbit_training"
+
+
 def read_calls(text: str) -> dict[str, Any]:
     """Return the arguments of known calls in Python code as lines of a config; empty if there is none.
 
@@ -113,6 +116,8 @@ def read_calls(text: str) -> dict[str, Any]:
         given = {word.arg: _value(word.value, names) for word in call.keywords if word.arg}
         if read is not None:
             lines |= {key: value for key, value in read(name, given, call, names) if value is not None and key not in lines}
+    if (lines.get("load_in_4bit") or lines.get("load_in_8bit")) and _PREPARES not in text:
+        lines[_PREPARES] = False
     return lines if any(line.startswith(CALL) or line == "use_peft" for line in lines) else {}
 
 

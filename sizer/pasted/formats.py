@@ -365,6 +365,8 @@ def _trainer(draft: Draft, config: Config) -> Collection[str]:
     _compiled(draft, config)
     if as_flag(config.get("use_liger_kernel")):
         recipes.take_liger(draft, "use_liger_kernel: true", loss=True)
+    if "weights" in draft.items and config.get("prepare_model_for_kbit_training") is False:
+        draft.assume("the code does not call prepare_model_for_kbit_training", prepare=0)
     return done
 
 
@@ -659,7 +661,7 @@ FORMATS = (
         joint=(
             *("use_peft", "use_dora", "use_rslora", "lora_r", "lora_alpha", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"),
             *("bnb_4bit_quant_type", *_DTYPES, *_PRECISION, "torch_compile", "use_liger_kernel", "activation_offloading"),
-            *("precompute_ref_log_probs", "gradient_checkpointing_kwargs.use_reentrant"),
+            *("precompute_ref_log_probs", "gradient_checkpointing_kwargs.use_reentrant", "prepare_model_for_kbit_training"),
         ),
     ),
     Format(
@@ -676,7 +678,7 @@ FORMATS = (
         joint=(
             *("use_peft", "use_dora", "use_rslora", "lora_r", "lora_alpha", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"),
             *("bnb_4bit_quant_type", *_DTYPES, *_PRECISION, "torch_compile", "use_liger_kernel", "fsdp"),
-            "gradient_checkpointing_kwargs.use_reentrant",
+            *("gradient_checkpointing_kwargs.use_reentrant", "prepare_model_for_kbit_training"),
         ),
     ),
 )

@@ -155,7 +155,11 @@ def _facts(request: Request) -> Iterator[str]:
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
     yield from pipeline_fields.facts(request)
-    yield from (f"{row.label} {row.write(request)}" for row in KEYS.values() if row.label and not row.is_default(request))
+    for row in KEYS.values():
+        if row.label and not row.is_default(request):
+            value = row.write(request)
+            on = row.toggles and value == "1"
+            yield row.label[0].lower() + row.label[1:] if on and row.label[1:2].islower() else f"{row.label} {value}"
 
 
 def file_stem(request: Request) -> str:

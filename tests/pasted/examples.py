@@ -544,8 +544,9 @@ training_arguments = TrainingArguments(
     gradient_checkpointing=True,  # (slower)
     bf16=True,
 )
-""", LLAMA | LORA | CAST | {"weights": "nf4-dq", "compute": "float16", "r": "64", "alpha": "16", "adapter_dropout": "0.1",
-         "targets": "all-linear", "batch": "4", "optimizer": "paged-adamw", "checkpointing": "1", "dtype": "bfloat16"}),
+""", LLAMA | LORA | CAST | {"prepare": "0"} | {"weights": "nf4-dq", "compute": "float16",
+         "r": "64", "alpha": "16", "adapter_dropout": "0.1", "targets": "all-linear", "batch": "4",
+         "optimizer": "paged-adamw", "checkpointing": "1", "dtype": "bfloat16"}),
     Example("trainer", "Liger", """
 {"per_device_train_batch_size": 2, "bf16": true, "use_liger_kernel": true, "gradient_checkpointing": true}
 """, FUSED | {"mode": "training", "batch": "2", "dtype": "amp-bfloat16", "liger": "1", "loss": "liger", "checkpointing": "1"}),
