@@ -94,13 +94,20 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: Devi
     fully_shard(module, **options)
 
 
-def replicate(module: nn.Module, plan: Plan) -> nn.Module:
-    """A module that is on its device, with DDP around it, or around each of its stages, at its defaults."""
+def replicate(module: nn.Module, plan: Plan, *, find_unused: bool = False) -> nn.Module:
+    """Return a module that is on its device with DDP around it, or around each of its stages, at its defaults; with `find_unused`
+    DDP looks for the parameters that a forward pass has not used."""
     if plan.pp == 1:
-        return nn.parallel.DistributedDataParallel(module)
+        return nn.parallel.DistributedDataParallel(module, find_unused_parameters=find_unused)
     for number, stage in enumerate(module):
-        module[number] = nn.parallel.DistributedDataParallel(stage, process_group=module.mesh["replicate"].get_group())
+        group = module.mesh["replicate"].get_group()
+        module[number] = nn.parallel.DistributedDataParallel(stage, process_group=group, find_unused_parameters=find_unused)
     return module
+
+
+def refuses_unused(error: Exception) -> bool:
+    """Return True if an error is DDP's refusal of a second step without gradients of some parameters."""
+    return "parameters that were not used in producing loss" in str(error)
 
 
 def tell_whether_last(module: nn.Module, last: bool, *, sync: bool = True) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -24,7 +25,7 @@ from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_objects
 from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.distributed.sharding import replicate, split
+from sizer.distributed.sharding import refuses_unused, replicate, split
 from sizer.tape.affine import LIMIT_BYTES
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.tape import Tape
@@ -121,8 +122,42 @@ def trace(
 
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
     quantised is what `build_loaded` returned, with its `loading`.
-    Raises TraceError with the operator and module at which PyTorch gave up.
+    Where parameters have no gradient, which DDP refuses at its defaults, it is given `find_unused_parameters=True`, and the device
+    notes it. Raises TraceError with the operator and module at which PyTorch gave up.
     """
+    given: dict[str, Any] = {"batch": batch, "device": device, "short": short, "forward_alone": forward_alone}
+    given |= {"block_notes": block_notes, "loading": loading, "on_token": on_token}
+    if module not in _WITH_UNUSED:
+        try:
+            return _trace(blueprint, module, work, **given)
+        except TraceError as error:
+            if work.plan is None or not work.plan.replicates or not refuses_unused(error):
+                raise
+        _WITH_UNUSED.add(module)
+        if block_notes is not None:
+            for noted in (block_notes.tensors, block_notes.parameters, block_notes.ends):
+                noted.clear()
+    return _trace(blueprint, module, work, **given)
+
+
+_WITH_UNUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with parameters that have no gradient
+_UNUSED = "some parameters have no gradient; without it DDP refuses the second step"
+
+
+def _trace(
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    *,
+    batch: int,
+    device: Device,
+    short: bool,
+    forward_alone: bool,
+    block_notes: BlockNotes | None,
+    loading: Loading | None,
+    on_token: Callable[[Recorder, int, object], bool] | None,
+) -> Tape:
+    """Return the tape as `trace` does, of one way of DDP."""
     if loading is None and blueprint.replace_layers is None:
         cast(module.to("meta"), weight_dtype(work.dtype))
     example = blueprint.example(batch, work.trains)
@@ -137,7 +172,10 @@ def trace(
             try:
                 with explained(recorder, module), compile_failures(), ExitStack() as stack:
                     if work.plan is not None:
-                        module = on_rank(recorder, module, work, loading)
+                        find_unused = module in _WITH_UNUSED
+                        if find_unused and work.plan.replicates:
+                            device.note_choice("DDP", "find_unused_parameters=True", _UNUSED)
+                        module = on_rank(recorder, module, work, loading, find_unused=find_unused)
                     recorder.log.mark("load")
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
@@ -165,7 +203,9 @@ def trace(
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
 
 
-def on_rank(recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None) -> nn.Module:
+def on_rank(
+    recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None, *, find_unused: bool = False
+) -> nn.Module:
     """The module as the rank has it on its device, logged: a copy of it, unless it was quantised as it was loaded.
 
     FSDP2, tensor and pipeline parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is
@@ -182,7 +222,7 @@ def on_rank(recorder: Recorder, module: nn.Module, work: Work, loading: Loading 
         module.to_empty(device=_META)
     for part in (stage.model for stage in module) if plan.pp > 1 else (module,):
         bring(recorder, part, loading, tell_frozen=work.tell_frozen)
-    return replicate(module, plan) if plan.replicates else module
+    return replicate(module, plan, find_unused=find_unused) if plan.replicates else module
 
 
 def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:

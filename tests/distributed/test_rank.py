@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
-from transformers import PreTrainedModel
+import torch
+from torch import nn
+from transformers import Dinov2Config, Dinov2Model, PreTrainedModel
 
-from sizer.base.config_json import encode_config
+import sizer
+from sizer.base.config_json import decode_config, encode_config
 from sizer.decision.cells import Cells
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
@@ -87,3 +91,38 @@ def test_what_fsdp_gathers_in_half_beside_float32_statistics_does_not_train() ->
         parse_query("arch=torchvision:resnet18&image=32&batch=2&dtype=amp-bfloat16&parallel=fsdp&gpu=h100-80gb")
     )
     assert "Expected running_mean to have type BFloat16 but got Float" in found.failures["amp-bfloat16"]
+
+
+DINO = encode_config(
+    '{"model_type": "dinov2", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28}'
+)
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")  # PyTorch's own, of the class token
+@pytest.mark.parametrize("batches", ["2", pytest.param("1,2,8", marks=pytest.mark.exhaustive)])
+def test_ddp_looks_for_parameters_without_a_gradient_where_it_must(batches: str) -> None:
+    """A whole training of Dinov2's backbone leaves its mask token without one. The own step names what a user writes there."""
+
+    def setup() -> Callable[[], object]:
+        module = Dinov2Model(Dinov2Config(**json.loads(decode_config(DINO)))).train()
+        model = nn.parallel.DistributedDataParallel(module.cuda(), find_unused_parameters=True)
+        optimizer = torch.optim.AdamW(model.parameters())
+        pixels = torch.randn(2, 3, 28, 28, device="cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            out = model(pixel_values=pixels)
+            loss = sum(output.float().mean() for output in (out.last_hidden_state, out.pooler_output))
+            del out
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    query = f"arch=config:{DINO}&dtype=float32&gpu=h100-80gb&parallel=ddp&ranks=4&outputs=freed&head=Dinov2Model&batch={batches}"
+    report = estimate(parse_query(query))
+    assert any(line.startswith("DDP: find_unused_parameters=True") for line in report.assumptions)
+    peak = next(row.peak_allocated_bytes for row in report.estimates if row.batch == 2)
+    assert peak == pytest.approx(sizer.size_step(setup, gpu="h100-80gb", world=4).estimates[0].peak_allocated_bytes, abs=4096)
+    used = estimate(parse_query(f"{QUERY}&parallel=ddp&ranks=4"))
+    assert not any(line.startswith("DDP") for line in used.assumptions)
