@@ -378,6 +378,7 @@ class Tracer:
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Iterator[Traced]:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
+        whole: dict[int, Tape] = {}
 
         def at(batch: int, *, short: bool = False) -> Tape:
             # what comes after the steps repeats none of them
@@ -411,13 +412,13 @@ class Tracer:
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
             smallest, known = self.counted.smallest, self._line_facts
             known.has_samples_apart |= self._model.blueprint.one_by_one
-            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, known=known))
+            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, known=known, whole=whole))
         except NotAffineError as error:
             note = f"{BY_ITSELF}{error}"
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
             for batch in batches:
                 try:
-                    exact[batch] = exact.get(batch) or at(batch)
+                    exact[batch] = exact.get(batch) or whole.get(batch) or at(batch)
                 except TraceError as missing:
                     yield traced(TapeFamily(exact=tuple(exact.values())), failure=str(missing), note=note)
                     return

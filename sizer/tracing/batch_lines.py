@@ -43,15 +43,16 @@ def trace_lines(
     smallest: int,
     begun: Tape | None = None,
     known: LineFacts,
+    whole: dict[int, Tape] | None = None,
 ) -> TapeFamily:
     """The lines over the batch size, with the tapes of batch sizes that are off them. Raises NotAffineError, TraceError.
 
     `trace_at(batch)` traces the work on `device` at one batch size, `trace_at(batch, short=True)` as `trace` does with `short`.
     `smallest` is the smallest batch size that the model takes. `begun` is the tape at batch 1 where that was traced before; it
     stands unless the module has kept something from this first step. `known` is what the traces of other dtypes have shown, and
-    learns from these.
+    learns from these. `whole` takes the tapes of whole traces by batch size, which are valid if NotAffineError is raised, too.
     """
-    at = _Traces(trace_at)
+    at = _Traces(trace_at, {} if whole is None else whole)
     line = _fit(at, FITTED_AT, known, begun)
     one = cache(lambda: begun if begun is not None and _lasting(begun) <= _lasting(line.tape) else at(1))
     if isinstance(line, PerSampleTape):
@@ -72,8 +73,8 @@ def trace_lines(
 class _Traces:
     """Traces at several batch sizes. A whole one is not made twice."""
 
-    def __init__(self, at: Callable[..., Tape]) -> None:
-        self._at, self._whole = at, dict[int, Tape]()
+    def __init__(self, at: Callable[..., Tape], whole: dict[int, Tape]) -> None:
+        self._at, self._whole = at, whole
 
     def __call__(self, batch: int, *, short: bool = False) -> Tape:
         if batch in self._whole:
@@ -83,9 +84,14 @@ class _Traces:
             self._whole[batch] = tape
         return tape
 
-    def forget(self) -> None:
-        """Make whole traces anew."""
+    def forget(self, batch: int) -> bool:
+        """Make whole traces anew, beginning with that of a batch size. Return False if it is the same: then all of them stand."""
+        before = dict(self._whole)
         self._whole.clear()
+        if batch in before and self(batch) == before[batch]:
+            self._whole.update(before)
+            return False
+        return True
 
 
 def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
@@ -100,13 +106,15 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
 def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | None) -> AffineTape | PerSampleTape:
     """Return the tape over the batch size from two traces, the second cut short if the steps repeat each other.
 
-    Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. If the tape at
-    batch 1, `begun`, shows that samples have blocks of their own, the second is whole at once. A PerSampleTape is checked here.
+    Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. If the first trace
+    is the same then, whole traces that were compared before stand. If the tape at batch 1, `begun`, shows that samples have blocks
+    of their own, the second trace is whole at once. A PerSampleTape is checked here.
     Raises NotAffineError and TraceError.
     """
     if known.has_samples_apart:
         return _fit_whole(at, batches, known)
-    with suppress(NotAffineError):
+    failed: NotAffineError | None = None
+    try:
         if begun is not None and _grows(begun, at(batches[0])):
             return _fit_whole(at, batches, known)
         first, second = at(batches[0]), at(batches[1], short=True)
@@ -114,7 +122,10 @@ def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | 
             return fit_affine(first, second)
         if _has_more(first, second):
             return _fit_whole(at, batches, known)
-    at.forget()
+    except NotAffineError as error:
+        failed = error
+    if not at.forget(batches[0]) and failed is not None:
+        raise failed
     return _fit_whole(at, batches, known)
 
 

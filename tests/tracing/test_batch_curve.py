@@ -129,3 +129,20 @@ def test_a_second_sample_with_blocks_of_its_own_spares_a_trace() -> None:
     assert few == [(2, False), (3, False), (5, True)]
     assert many == [(2, False), (3, True), (3, False), (5, True), (1, False)], "the first trace stands"
     assert aware == unaware and isinstance(aware.lines[0][1], PerSampleTape)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_whole_traces_stand_where_the_first_is_the_same_again(keeps: bool) -> None:
+    done: list[tuple[int, bool]] = []
+
+    def at(batch: int, *, short: bool = False) -> Tape:
+        seen = keeps and len(done) > 0
+        done.append((batch, short))
+        return one_by_one(batch, each=48 if seen else 16, last=8 * (batch > 4))
+
+    whole: dict[int, Tape] = {}
+    with pytest.raises(NotAffineError):
+        trace_lines(at, (2, 4), Device("cuda", (8, 0)), smallest=1, known=LineFacts(), whole=whole)
+    whole_traces = [batch for batch, short in done if not short]
+    assert whole_traces == ([2, 3, 4, 2, 3, 4] if keeps else [2, 3, 4, 2])
+    assert whole == {batch: at(batch) for batch in (2, 3, 4)}
