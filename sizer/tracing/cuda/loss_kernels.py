@@ -82,8 +82,12 @@ def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> St
 
 
 def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Largest values, which of them are infinite, exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl)."""
+    """Largest values, which of them are infinite, exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl).
+
+    Integers are copied to the dtype of the result first.
+    """
     input = args[0]
+    yield (input.numel() * out.itemsize,) if input.dtype != out.dtype else ()
     yield (out.nbytes,)
     yield [out.nbytes, out.numel()]
     yield (input.numel() * out.itemsize,)
@@ -93,15 +97,16 @@ def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """A norm for each slice in the accumulation dtype, for halves a factor in their own (native/Normalization.cpp, renorm_out)."""
+    """A norm for each slice in the real accumulation dtype, and a factor in the input's dtype if that is another
+    (native/Normalization.cpp, renorm_out)."""
     input, dim = args[0], args[2] % args[0].dim()
     slices = input.shape[dim]
-    halves = input.dtype in (torch.float16, torch.bfloat16)
+    norms = max(4, input.dtype.to_real().itemsize)
     others = tuple(d for d in range(input.dim()) if d != dim)
     yield out
-    yield (slices * (4 if halves else input.itemsize),)
+    yield (slices * norms,)
     yield summing(input, others)
-    yield [slices * input.itemsize] if halves else []
+    yield [slices * input.itemsize] if norms != input.itemsize else []
 
 
 def scattered_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -134,9 +139,10 @@ def ctc_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Step
 
 
 def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Which elements are not zero, and their sum as int64 (native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
+    """Which elements are not zero, unless they are booleans, and their sum as int64 (native/TensorAdvancedIndexing.cpp,
+    count_nonzero_cuda)."""
     input = args[0]
-    yield (input.numel(),)
+    yield (input.numel(),) if input.dtype != torch.bool else ()
     yield out
     yield [
         input.numel() * 8,

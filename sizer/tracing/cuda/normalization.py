@@ -66,12 +66,12 @@ def _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps) -
 def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
     """aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
 
-    Not for weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
+    Not for complex numbers, weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
     """
     if version_followed(device.version) < (2, 11):
         return _rms_norm_of_2_6(input, len(normalized_shape), weight, eps)
     channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
-    if channels_last or (weight is not None and weight.dtype != input.dtype):
+    if channels_last or input.is_complex() or (weight is not None and weight.dtype != input.dtype):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the fused kernel is not for it: the user's own run will say so
             return _aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)

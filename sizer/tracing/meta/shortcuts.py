@@ -185,6 +185,8 @@ def _common_shape(args: tuple) -> torch.Size | None:
     first = args[0]
     if not isinstance(first, Tensor) or not first.dtype.is_floating_point:
         return None
+    if any(type(arg) is complex for arg in args):
+        return None
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if not all(_is_plain(tensor, first.dtype) for tensor in tensors):
         return None
