@@ -26,7 +26,7 @@ GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resol
 NORM = "gradients of a norm's weights on CUDA"
 DROPOUT = "cuDNN's dropout state"
 INDICES = "indices"
-COUNT, SELECT, SCAN = "count", "select", "scan"
+COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS = "partial sums"
 ALWAYS = "always sorted"
@@ -45,6 +45,12 @@ _BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
 _AT_ONCE = {(8, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
 _COUNTED_AT_ONCE, _COUNTING_THREADS = 4096, 256  # elements that one block sums, and its threads
 _SELECTED = {8: 2304, 9: 4224}  # elements of a tile of capabilities 8.0 and 9; later ones have 3,520
+# Rows, at least and at most, of which several blocks search one from so many values on.
+_ROWS_OF_BLOCKS = (
+    (1, 20, 20000), (21, 40, 10000), (41, 80, 8000), (81, 199, 5000), (200, 799, 3000), (800, 4000, 800), (4001, 2**32, 400),
+)  # fmt: skip
+_SEARCHES_PER_PROCESSOR, _SEARCHING = 6, 256  # blocks of 256 threads with 40 registers each, of 65,536
+_COUNTS_OF_TILE = 4000  # between 3,907 and 4,024, by what CUB asks for on capability 9.0
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block
@@ -100,12 +106,36 @@ def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> 
     return (copies if passes > 1 else 0) + (2 + 8 * passes) * _ALIGNED + 1024 * -(-elements // tile) - 1
 
 
+def takes_blocks(rows: int, row: int) -> bool:
+    """Return True if several blocks of threads search the largest values of a row (TensorTopK.cu, should_use_multiblock)."""
+    return any(fewest <= rows <= most and row >= shortest for fewest, most, shortest in _ROWS_OF_BLOCKS)
+
+
+def largest_block(key: str, which: str, itemsize: int, rows: int, row: int) -> int:
+    """Return the bytes of one buffer of `topk` by several blocks of threads (TensorTopK.cu, mbtopk::launch, 2.15)."""
+    if not takes_blocks(rows, row):
+        return 0
+    device = HARDWARE[key]
+    elements = -(-rows * row // (device.processors * _SEARCHES_PER_PROCESSOR * _SEARCHING))
+    blocks = rows * -(-row // (min(64, max(4, elements)) * _SEARCHING))
+    if which == "scan":  # of counts, by row: a descriptor of 16 bytes and a key for each tile
+        tiles = -(-blocks // _COUNTS_OF_TILE)
+        return round_up((tiles + 32) * 16, _ALIGNED) + round_up(4 * tiles, _ALIGNED) + _ALIGNED - 1
+    sizes = {
+        "values": rows * itemsize, "places": 8 * rows, "digits": 2 * rows * max(4, itemsize), "counts": blocks * 512,
+        "sums": rows * 1024, "before": blocks * 4,
+    }  # fmt: skip
+    return sizes[which]
+
+
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of rows of values, by bytes of a
     value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value and elements."""
     name = words[0]
     if name == SCAN:
         return scanned(numbers[0], int(words[1]))
+    if name == LARGEST:
+        return largest_block(key, words[1], int(words[2]), *numbers)
     if name in (COUNT, SELECT):
         return (counted if name == COUNT else selected)(key, numbers[0])
     if name == INDICES:

@@ -156,7 +156,7 @@ HELD: dict[Any, Held] = {
     ),
     **listed("avg_pool3d _adaptive_avg_pool3d", after(0)),
     **listed(
-        "reflection_pad1d reflection_pad2d reflection_pad3d topk cummax cummin _cummax_helper _cummin_helper", after(0)
+        "reflection_pad1d reflection_pad2d reflection_pad3d cummax cummin _cummax_helper _cummin_helper", after(0)
     ),
     **listed(
         "adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous

@@ -72,6 +72,12 @@ def number_as_tensor(device: Device, args: tuple, kwargs: dict, out: Tensor) -> 
     return [] if args[0] == 1 else [[8]]
 
 
+def converted(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """pow(tensor, number), clamp with numbers: the tensor in the dtype of the result (native/Pow.cpp, TensorCompare.cpp)."""
+    yield (out.nbytes,) if args[0].dtype != out.dtype else ()
+    yield out
+
+
 def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """is_target, a loss for each sample, then their reduction (cuda/MultiLabelMarginCriterion.cu)."""
     loss, is_target = out
@@ -210,6 +216,7 @@ HELD: dict[Any, Held] = {
     **listed("isinf", isinf),
     **listed("_chunk_cat", chunk_cat),
     **listed("multi_margin_loss", after_results(multi_margin)),
+    **listed("pow.Tensor_Scalar clamp clamp_min clamp_max", converted),
     **listed("pow.Scalar", after_results(number_as_tensor)),
     **listed("_pdist_backward", after_results(pdist_backward)),
     **listed("unfold_backward", after_results(unfold_backward)),

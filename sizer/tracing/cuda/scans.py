@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies
-from sizer.tracing.cuda.by_hardware import INDICES, SCAN, SMALL_ROW, SORT
+from sizer.tracing.cuda.by_hardware import INDICES, LARGEST, SCAN, SMALL_ROW, SORT
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.operator_tables import listed
@@ -102,7 +102,23 @@ def mode(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     return [copies(input.transpose(dim, -1))] if input.dim() and input.numel() > 1 else []
 
 
+_BUFFERS = ("values", "places", "digits", "counts", "sums", "before", "before", "scan")
+
+
+def largest(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """topk(input, k, dim, ..): the input contiguous; for many or long rows the counts of digits of several blocks of threads
+    (TensorTopK.cpp, TensorTopK.cu)."""
+    input, dim = args[0], args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    if not input.dim() or not input.numel():
+        return []
+    row = input.shape[dim]
+    numbers = input.numel() // row, row
+    words = str(input.itemsize)
+    return [[*copies(input), *(DeferredSize(0, SORT, (LARGEST, which, words), numbers) for which in _BUFFERS)]]
+
+
 HELD: dict[Any, Held] = {
+    **listed("topk", after_results(largest)),
     **listed("cumsum cumprod _logcumsumexp logcumsumexp", after_results(scan)),
     **listed("sort sort.stable", after_results(sort)),
     **listed("mode", after_results(mode)),

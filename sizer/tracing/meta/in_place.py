@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.tracing.values import masks, stand_ins
 from sizer.tracing.values.handler import Handler, HandlerContext
+from sizer.tracing.values.known import StorageSet
 
 _aten = torch.ops.aten
 
@@ -138,6 +139,22 @@ def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> A
     return handler
 
 
+_NEGATED = StorageSet()  # of nodes whose formula multiplies a negated tensor into a new one
+
+
+def _negated(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`-input` in the gradient of a target, which `-input * gradient` leaves as it is (binary_cross_entropy_with_logits_target_…)."""
+    if not in_backward() or _node() != _WITH_LOGITS:
+        return NotImplemented
+    out = func(*args, **kwargs)
+    _NEGATED.add(out)
+    return out
+
+
+def _product(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    return NotImplemented if args[0] in _NEGATED else _product_in_place(recorder, func, args, kwargs)
+
+
 def _is_saved(tensor: Tensor) -> bool:
     """Return True if autograd's node at work has saved a tensor, such as the weight of positive examples: it stays as it is.
 
@@ -155,13 +172,17 @@ _SELECTING = ("MaxBackward", "MinBackward", "KthvalueBackward", "MedianBackward"
 _LARGER = ("MaximumBackward", "MinimumBackward", "FmaxBackward", "FminBackward", "ClampBackward", "ClampMinBackward",
            "ClampMaxBackward")  # fmt: skip
 
+_WITH_LOGITS = "BinaryCrossEntropyWithLogitsBackward"
+_product_in_place = _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", _WITH_LOGITS)
+
 HANDLERS = {
     _aten.scatter.src: _on_a_device(_aten.scatter_.src, *_SELECTING),
     _aten.masked_fill.Scalar: _on_a_device(_aten.masked_fill_.Scalar, *_LARGER),
     _aten.index_fill.int_Tensor: _on_a_device(_aten.index_fill_.int_Tensor, "TraceBackward"),
     _aten.index_fill.int_Scalar: _on_a_device(_aten.index_fill_.int_Scalar, "TraceBackward"),
-    _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", "BinaryCrossEntropyWithLogitsBackward"),
-    _aten.sub.Tensor: _on_a_device(_aten.sub_.Tensor, "BinaryCrossEntropyWithLogitsBackward"),
+    _aten.neg.default: _negated,
+    _aten.mul.Tensor: _product,
+    _aten.sub.Tensor: _on_a_device(_aten.sub_.Tensor, _WITH_LOGITS),
     _aten.logical_and.default: _on_a_device(
         _aten.logical_and_.default,
         "MaxBackward",

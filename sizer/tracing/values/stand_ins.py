@@ -90,6 +90,9 @@ def _on_host(recorder: HandlerContext, tensor: Tensor) -> Tensor:
 
 def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """torch.equal and allclose: from known values; two tensors of unknown values are taken as equal when their shapes are."""
+    if func is _aten.allclose.default:  # elements compared one by one, then all of them (native/TensorCompare.cpp)
+        with recorder:
+            torch.isclose(*args, **kwargs).all()
     if recorder.values.all_known(tensors_of(args)):
         note_assumption(recorder, tensors_of(args))
         return recorder.values.run(func, args, kwargs)
@@ -165,7 +168,13 @@ def not_a_number(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict)
 
 
 def infinite(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`isinf`, or what it becomes, `abs(x) == inf`, and its opposite: of unknown values none is."""
+    """`isinf`, or what it becomes, `abs(x) == inf`, and its opposite: of unknown values none is.
+
+    A complex number is infinite if a part of it is (native/TensorCompare.cpp, isinf).
+    """
+    if len(args) == 1 and args[0].is_complex():
+        with recorder:
+            return torch.isinf(args[0].real).logical_or_(torch.isinf(args[0].imag))
     if len(args) > 1 and (not isinstance(args[1], float) or not math.isinf(args[1])):
         return NotImplemented
     return _assumed_everywhere(recorder, func, args, kwargs, func.overloadpacket is _aten.ne)

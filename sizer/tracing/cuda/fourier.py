@@ -1,0 +1,108 @@
+"""Fourier transforms on CUDA: copies of inputs and intermediate results. cuFFT's own workspace is not counted.
+
+PyTorch 2.15: native/cuda/SpectralOps.cpp, CuFFTPlanCache.h.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.device import Device
+from sizer.tracing.operator_tables import listed
+
+_MOST = 3  # dimensions of one call of cuFFT
+_HALVES = (torch.float16, torch.bfloat16, torch.complex32)
+
+
+def real_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_fft_r2c(input, dims, normalization, onesided). bfloat16 goes through a result of 2 × 16 bits if all lengths are powers of 2,
+    else through float32. Over the first two dimensions, or more than three, the last one is transformed first, into a result that the
+    others alternate with (SpectralOps.cpp)."""
+    input, dims, onesided = args[0], [dim % args[0].dim() for dim in args[1]], args[3]
+    at_once = _at_once(dims)
+    if input.dtype == torch.bfloat16:
+        powers = all(input.shape[dim] & (input.shape[dim] - 1) == 0 for dim in dims)
+        if device.capability >= (8, 0) and at_once and powers:
+            half = input.shape[dims[-1]] // 2 + 1
+            elements = input.numel() // input.shape[dims[-1]] * half
+            yield (elements * 4,)
+            yield _copied(input, dims)
+            if half == out.shape[dims[-1]]:
+                yield out
+            else:
+                yield (elements * out.itemsize,)
+                yield out
+            return
+        yield (input.numel() * 4,)
+        input = torch.empty_strided(input.shape, input.stride(), dtype=torch.float32, device="meta")
+    yield out
+    yield _copied(input, dims if at_once else dims[-1:])
+    if not at_once and len(dims) > 1:
+        yield (out.nbytes,)
+        yield _copied_again(out)
+
+
+def complex_to_real(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_fft_c2r(input, dims, ..): a copy of the input, which cuFFT overwrites, or of what the other dimensions were transformed into
+    (SpectralOps.cpp)."""
+    input, dims = args[0], [dim % args[0].dim() for dim in args[1]]
+    yield out
+    if _at_once(dims) or len(dims) == 1:
+        copy = torch.empty(input.shape, dtype=input.dtype, device="meta")
+        yield [input.nbytes, *_copied(copy, dims if _at_once(dims) else dims[-1:])]
+        return
+    others = _in_order(input, dims[:-1])
+    yield [input.nbytes, *_copied(input, others[-_MOST:])] if len(others) <= _MOST else [input.nbytes, input.nbytes]
+
+
+def complex_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_fft_c2c(input, dims, ..): up to three dimensions at once, those of small strides first; one more result if there are others
+    (SpectralOps.cpp)."""
+    input = args[0]
+    dims = _in_order(input, [dim % input.dim() for dim in args[1]])
+    if len(dims) > _MOST:
+        yield (out.nbytes,)
+    yield out
+    yield _copied(input, dims[-_MOST:]) if dims else []
+    yield _copied_again(out) if len(dims) > _MOST else []
+
+
+def _copied_again(out: Tensor) -> list[int]:
+    """Return the bytes of a copy of an intermediate result: its last dimension is that of the first pass, and halves need it last."""
+    return [out.nbytes] if out.dtype in _HALVES else []
+
+
+def _at_once(dims: list[int]) -> bool:
+    """Return True if one call of cuFFT transforms these dimensions of real numbers (use_optimized_cufft_path)."""
+    return len(dims) <= _MOST and dims[:2] != [0, 1]
+
+
+def _in_order(input: Tensor, dims: list[int]) -> list[int]:
+    return sorted(dims, key=input.stride, reverse=True)
+
+
+def _copied(input: Tensor, dims: list[int]) -> list[int]:
+    """Return the bytes of a copy of the input if its batch dimensions do not collapse into one dimension of one stride, or if cuFFT
+    does not take the strides (_exec_fft; CuFFTPlanCache.h, as_cufft_embed)."""
+    batch = sorted((dim for dim in range(input.dim()) if dim not in dims), key=input.stride, reverse=True)
+    ordered = input.permute(*batch, *dims)
+    lengths = [input.shape[dim] for dim in dims]
+    try:
+        flat = ordered.view(prod(input.shape[dim] for dim in batch), *lengths)
+    except RuntimeError:
+        return [input.nbytes]
+    strides = flat.stride()
+    nested = all(left % right == 0 for left, right in zip(strides[1:], strides[2:], strict=False) if right)
+    return [] if nested and 0 not in strides and (input.dtype not in _HALVES or strides[-1] == 1) else [input.nbytes]
+
+
+HELD: dict[Any, Held] = {
+    **listed("_fft_r2c", real_to_complex),
+    **listed("_fft_c2r", complex_to_real),
+    **listed("_fft_c2c", complex_to_complex),
+}
