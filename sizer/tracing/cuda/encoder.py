@@ -6,12 +6,13 @@ Source: torch/nn/modules/activation.py and transformer.py (when it is taken), at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sizer.tracing.cuda.attention import choose
 from sizer.tracing.device import Device
@@ -24,8 +25,9 @@ _aten = torch.ops.aten
 def fast_path_on(kind: str) -> Iterator[None]:
     """Within the context, those modules take tensors on meta for tensors on a device of this kind: on CUDA the fast path is open.
 
-    They compare the device's type with a short list, on which is the name of PyTorch's spare backend. nn.TransformerEncoder
-    goes on without nested tensors, whatever its padding mask.
+    They compare the device's type with a short list, on which is the name of PyTorch's spare backend. They also ask for tensors of
+    other classes, for which a mode of a trace would count. nn.TransformerEncoder goes on without nested tensors, whatever its
+    padding mask.
     """
     if kind != "cuda":
         yield
@@ -33,8 +35,16 @@ def fast_path_on(kind: str) -> Iterator[None]:
     with (
         mock.patch.object(torch.utils.backend_registration, "_privateuse1_backend_name", "meta"),
         mock.patch.object(torch, "_nested_tensor_from_mask_left_aligned", lambda *args: False),
+        mock.patch.object(torch.overrides, "has_torch_function", _holds_other_classes),
     ):
         yield
+
+
+def _holds_other_classes(arguments: Iterable[Any]) -> bool:
+    """Stand in for torch.overrides.has_torch_function, which is also True within a mode."""
+    plain = torch._C._disabled_torch_function_impl
+    kinds = {type(argument) for argument in arguments} - {Tensor, nn.Parameter}
+    return any(getattr(kind, "__torch_function__", plain) is not plain for kind in kinds)
 
 
 def multi_head_attention(device: Device, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,

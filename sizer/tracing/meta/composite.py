@@ -205,11 +205,18 @@ HANDLERS = {
 
 
 def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """aten.linear (aten/src/ATen/native/Linear.cpp): the bias is added in place, which meta tensors would switch off."""
-    if bias is None or input.dim() <= 2 or input.is_contiguous():
+    """aten.linear (aten/src/ATen/native/Linear.cpp): the bias is added in place, which meta tensors would switch off.
+
+    A weight that requires gradients has the input folded to rows, in inference mode, too (LinearAlgebra.cpp, should_fold). Within
+    the trace of a composite operator a view of the weight no longer says that it requires gradients.
+    """
+    if input.dim() <= 2 or input.is_contiguous():
         return _aten.linear.default.decompose(input, weight, bias)
-    out = torch.matmul(input, weight.t())
-    return out.add_(bias)
+    if weight.requires_grad and weight.dim() == 2:
+        out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t()).view(*input.shape[:-1], weight.shape[0])
+    else:
+        out = torch.matmul(input, weight.t())
+    return out if bias is None else out.add_(bias)
 
 
 def activation_backward(device: Device, grad_output: Tensor, input: Tensor) -> Tensor:
