@@ -44,7 +44,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.known import permutation
-from sizer.tracing.values.libraries import library_values_assumed
+from sizer.tracing.values.libraries import library_values_assumed, modes_unseen
 from sizer.tracing.values.masks import PASSED
 from sizer.tracing.values.stand_ins import CHOICES, spread, spread_tokens
 
@@ -153,7 +153,7 @@ class Values(TorchFunctionMode):
             place._engine_run_backward = run_backward
         self._driver.null_follow(1)
         try:
-            with iterations_assumed(self._note), library_values_assumed(self, self._assume_unknown), self:
+            with iterations_assumed(self._note), library_values_assumed(self, self._assume_unknown), modes_unseen(), self:
                 yield
         finally:
             self._driver.null_follow(0)

@@ -177,8 +177,8 @@ def main() -> NoReturn:
     recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
     compiler, launches = Compiler(gpu, recorder), Launches(hardware_like(gpu), recorder.values.forget)
     recorder.compiles, recorder.environment = True, os.environ
-    recorder.draws = HostDraws(recorder.host.__contains__)
     noted = _noted(recorder)
+    recorder.draws = HostDraws(recorder.host.__contains__, lambda text: recorder.notes.setdefault(text))
     began, status, message = time.monotonic(), "completed", ""
     end: object = None  # what the script holds at its end: its names, or the exception that holds its frames
     with ExitStack() as stack:

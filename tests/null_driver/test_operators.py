@@ -14,7 +14,7 @@ import torch
 
 import sizer
 from sizer.base.errors import SizerError
-from tests.null_driver import layouts, modules, operators
+from tests.null_driver import kernels, layouts, modules, operators
 from tests.null_driver.operators import MODES, Case, layout, moved, work
 
 GPU = "h100-80gb"
@@ -119,6 +119,14 @@ def test_a_sample_of_layouts_allocates_as_on_a_device(run_on_null, mode: str):
 def test_a_sample_of_modules_allocates_as_on_a_device(run_on_null, mode: str):
     ran, differing = compared(run_on_null, modules, mode, "float32", 5, 16)
     assert ran > 40
+    assert not differing
+
+
+@OF_2_15
+@pytest.mark.parametrize("mode", ["inference", "backward"])
+def test_kernels_allocate_as_on_a_device(run_on_null, mode: str):
+    ran, differing = compared(run_on_null, kernels, mode, "float32")
+    assert ran == len(kernels.KERNELS)
     assert not differing
 
 

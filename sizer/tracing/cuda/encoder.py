@@ -6,17 +6,17 @@ Source: torch/nn/modules/activation.py and transformer.py (when it is taken), at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sizer.tracing.cuda.attention import choose
 from sizer.tracing.device import Device
 from sizer.tracing.meta.attention import Attention
+from sizer.tracing.values.libraries import modes_unseen
 
 _aten = torch.ops.aten
 
@@ -35,16 +35,9 @@ def fast_path_on(kind: str) -> Iterator[None]:
     with (
         mock.patch.object(torch.utils.backend_registration, "_privateuse1_backend_name", "meta"),
         mock.patch.object(torch, "_nested_tensor_from_mask_left_aligned", lambda *args: False),
-        mock.patch.object(torch.overrides, "has_torch_function", _holds_other_classes),
+        modes_unseen(),
     ):
         yield
-
-
-def _holds_other_classes(arguments: Iterable[Any]) -> bool:
-    """Stand in for torch.overrides.has_torch_function, which is also True within a mode."""
-    plain = torch._C._disabled_torch_function_impl
-    kinds = {type(argument) for argument in arguments} - {Tensor, nn.Parameter}
-    return any(getattr(kind, "__torch_function__", plain) is not plain for kind in kinds)
 
 
 def multi_head_attention(device: Device, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,

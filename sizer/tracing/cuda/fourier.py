@@ -5,6 +5,7 @@ PyTorch 2.15: native/cuda/SpectralOps.cpp, CuFFTPlanCache.h.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -20,10 +21,11 @@ _HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 
 
 def real_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_fft_r2c(input, dims, normalization, onesided). bfloat16 goes through a result of 2 × 16 bits if all lengths are powers of 2,
-    else through float32. Over the first two dimensions, or more than three, the last one is transformed first, into a result that the
-    others alternate with (SpectralOps.cpp)."""
-    input, dims, onesided = args[0], [dim % args[0].dim() for dim in args[1]], args[3]
+    """_fft_r2c(input, dims, ..). bfloat16 goes through a result of 2 × 16 bits if lengths are powers of 2, else through float32.
+
+    Over the first two dimensions, or more than three, the last one is transformed first, into one more result (SpectralOps.cpp).
+    """
+    input, dims = args[0], [dim % args[0].dim() for dim in args[1]]
     at_once = _at_once(dims)
     if input.dtype == torch.bfloat16:
         powers = all(input.shape[dim] & (input.shape[dim] - 1) == 0 for dim in dims)
@@ -73,7 +75,7 @@ def complex_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -
 
 
 def _copied_again(out: Tensor) -> list[int]:
-    """Return the bytes of a copy of an intermediate result: its last dimension is that of the first pass, and halves need it last."""
+    """Return the bytes of a copy of an intermediate result, in which the dimension of the first pass is last: halves need one."""
     return [out.nbytes] if out.dtype in _HALVES else []
 
 
@@ -97,7 +99,7 @@ def _copied(input: Tensor, dims: list[int]) -> list[int]:
     except RuntimeError:
         return [input.nbytes]
     strides = flat.stride()
-    nested = all(left % right == 0 for left, right in zip(strides[1:], strides[2:], strict=False) if right)
+    nested = all(left % right == 0 for left, right in pairwise(strides[1:]) if right)
     return [] if nested and 0 not in strides and (input.dtype not in _HALVES or strides[-1] == 1) else [input.nbytes]
 
 

@@ -210,10 +210,12 @@ def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = 
     A weight that requires gradients has the input folded to rows, in inference mode, too (LinearAlgebra.cpp, should_fold). Within
     the trace of a composite operator a view of the weight no longer says that it requires gradients.
     """
-    if input.dim() <= 2 or input.is_contiguous():
+    rows = torch.is_inference_mode_enabled() and weight.requires_grad and not weight.is_inference() and weight.dim() == 2
+    if input.dim() <= 2 or input.is_contiguous() or (bias is None and not rows):
         return _aten.linear.default.decompose(input, weight, bias)
-    if weight.requires_grad and weight.dim() == 2:
-        out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t()).view(*input.shape[:-1], weight.shape[0])
+    if rows:
+        out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
+        out = _aten._unsafe_view.default(out, [*input.shape[:-1], weight.shape[0]])
     else:
         out = torch.matmul(input, weight.t())
     return out if bias is None else out.add_(bias)

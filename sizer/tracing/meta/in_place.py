@@ -143,7 +143,7 @@ _NEGATED = StorageSet()  # of nodes whose formula multiplies a negated tensor in
 
 
 def _negated(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`-input` in the gradient of a target, which `-input * gradient` leaves as it is (binary_cross_entropy_with_logits_target_…)."""
+    """`-input` in the gradient of a target, `-input * gradient`, which is multiplied into a new tensor (FunctionsManual.cpp)."""
     if not in_backward() or _node() != _WITH_LOGITS:
         return NotImplemented
     out = func(*args, **kwargs)

@@ -19,12 +19,18 @@ LARGEST_DRAW = 2**26  # elements of a tensor whose values are drawn, into memory
 MOST_DRAWN = 2**28  # elements of all such tensors: some seconds; the numbers that follow are then others
 
 
+LEFT_OUT = (
+    "initial values of large weights were not drawn on the host: sizes that the script draws there afterwards, such as random "
+    "lengths, may differ from those of route driver"
+)
+
+
 class HostDraws:
     """Draw in the place of operators over meta tensors that stand for tensors of the host."""
 
-    def __init__(self, is_on_host: Callable[[Tensor], bool]) -> None:
-        """Draw for the tensors of which `is_on_host` is True."""
-        self._is_on_host = is_on_host
+    def __init__(self, is_on_host: Callable[[Tensor], bool], note: Callable[[str], None]) -> None:
+        """Draw for the tensors of which `is_on_host` is True; `note` is told once if the draws end."""
+        self._is_on_host, self._note = is_on_host, note
         self._left = MOST_DRAWN
 
     def draw(self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -32,6 +38,7 @@ class HostDraws:
         count = tensor.numel()
         if count > min(self._left, LARGEST_DRAW):
             self._left = 0
+            self._note(LEFT_OUT)
             return
         self._left -= count
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+from unittest import mock
+
+import torch
 
 from sizer.tracing.values.boxes import DETECTION, Limited, boxes_assumed
 from sizer.tracing.values.known import Assume
@@ -27,6 +30,22 @@ def library_values_assumed(counting: Limited, assume: Assume) -> Iterator[None]:
     contexts: dict[str, Callable[[], AbstractContextManager]] = {DETECTION: partial(boxes_assumed, counting, assume)}
     contexts |= {name: partial(lengths_assumed, name, assume) for name in PREDICTED}
     with entered_once_imported(contexts):
+        yield
+
+
+@contextmanager
+def modes_unseen() -> Iterator[None]:
+    """Within the context, modules that ask for tensors of other classes before they take a fast path see no modes.
+
+    torch/nn/modules/activation.py and transformer.py ask torch.overrides.has_torch_function, which is also True within a mode.
+    """
+    plain = torch._C._disabled_torch_function_impl
+
+    def holds_other_classes(arguments: Iterable[Any]) -> bool:
+        kinds = {type(argument) for argument in arguments} - {torch.Tensor, torch.nn.Parameter}
+        return any(getattr(kind, "__torch_function__", plain) is not plain for kind in kinds)
+
+    with mock.patch.object(torch.overrides, "has_torch_function", holds_other_classes):
         yield
 
 

@@ -1,0 +1,72 @@
+"""Kernels whose scratch follows from dtypes, dimensions or sizes over the null driver: bytes at the peak and strides.
+
+    python -m tests.null_driver.kernels MODE DTYPE
+
+DTYPE is float32. The last line printed is JSON, as that of tests/null_driver/operators.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.null_driver.operators import Case, print_measured
+
+
+def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype, device="cuda")
+
+
+def weighted(x: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, x.detach().clone().requires_grad_(x.requires_grad))
+
+
+def attended(x: Tensor, layer: type[nn.Module], **options: Tensor) -> Tensor:
+    """Return what a layer of attention makes of images' rows in evaluation."""
+    made = layer(64, 4, batch_first=True).to(x.device).eval()
+    return made(x, **options) if layer is nn.TransformerEncoderLayer else made(x, x[:, :5], x[:, :5], need_weights=False)[0]
+
+
+def turned(x: Tensor) -> Tensor:
+    return nn.Linear(64, 32).to(x.device)(x.transpose(0, 1))
+
+
+SQUARE, ROWS, SAMPLES = (64, 64), (32, 20000), (4, 30, 64)
+KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtype]] = {
+    **{f"power of {dtype}": (lambda x: x**2, SQUARE, dtype) for dtype in (torch.bool, torch.int64)},
+    "root of integers": (lambda x: x**0.5, SQUARE, torch.int32),
+    "clamped integers": (lambda x: x.clamp(0.5, 1.5), SQUARE, torch.int64),
+    "mean of integers": (lambda x: x.mean(dtype=torch.float32), SQUARE, torch.int64),
+    "logsumexp of integers": (lambda x: x.logsumexp(1), SQUARE, torch.int64),
+    "booleans that are true": (lambda x: x.count_nonzero(1), SQUARE, torch.bool),
+    "real times imaginary": (lambda x: x * 1j, SQUARE, torch.float32),
+    "complex isinf": (torch.isinf, SQUARE, torch.complex64),
+    "complex renorm": (lambda x: x.renorm(2, 0, 1.0), SQUARE, torch.complex64),
+    "complex rms_norm": (lambda x: F.rms_norm(x, (64,)), SQUARE, torch.complex64),
+    "complex convolution": (lambda x: F.conv2d(x, x[:8, :, :3, :3]), (8, 8, 16, 16), torch.complex64),
+    "allclose": (lambda x: torch.allclose(x, x), SQUARE, torch.float32),
+    "gradient of a binary target": (weighted, SQUARE, torch.float32),
+    "largest of long rows": (lambda x: x.topk(5), ROWS, torch.float32),
+    "largest of many rows": (lambda x: x.topk(2), (1000, 800), torch.float16),
+    "fft": (torch.fft.fft, SQUARE, torch.bfloat16),
+    "fft of a middle dimension": (lambda x: torch.fft.fft(x, dim=1), SAMPLES, torch.float32),
+    "rfft2": (torch.fft.rfft2, SQUARE, torch.float16),
+    "irfft2": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x)), SAMPLES, torch.float32),
+    "encoder layer": (partial(attended, layer=nn.TransformerEncoderLayer), SAMPLES, torch.float32),
+    "attention to others": (partial(attended, layer=nn.MultiheadAttention), SAMPLES, torch.float32),
+    "linear layer of turned rows": (turned, SAMPLES, torch.float32),
+}
+
+
+def cases(mode: str, dtype: torch.dtype) -> Iterator[Case]:
+    """Yield the name of a kernel, what runs it, and a function that makes the input on a device."""
+    for name, (run, shape, kind) in KERNELS.items():
+        yield name, run, partial(new, *shape, dtype=kind), (), {}
+
+
+if __name__ == "__main__":
+    print_measured(cases)
