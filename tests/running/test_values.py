@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sizer.running import small_values
+from sizer.tracing.values.host_draws import LARGEST_DRAW, LEFT_OUT, HostDraws
 from tests.null_driver import values as known
 
 
@@ -15,3 +16,12 @@ def test_following_a_tensor_leaves_its_storage_with_one_owner():
     assert small_values._key(tensor) == torch._C._storage_address(tensor)
     assert known._address(tensor[2:]) == tensor.data_ptr()
     assert torch._C._storage_Use_Count(torch._C._storage_address(tensor)) == before
+
+
+def test_draws_that_are_left_out_are_noted_once():
+    notes: list[str] = []
+    draws = HostDraws(lambda tensor: True, notes.append)
+    for elements in (8, LARGEST_DRAW + 1, LARGEST_DRAW + 1):
+        tensor = torch.empty(elements, device="meta")
+        draws.follow(torch.ops.aten.uniform_.default, (tensor,), {})
+    assert notes == [LEFT_OUT]
