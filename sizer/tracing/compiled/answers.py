@@ -71,6 +71,9 @@ def compiler_answers(device: Hardware) -> Iterator[None]:
     folded = {
         answers[name]: None for name in ("is_available", "get_device_properties", "is_initialized", "current_device")
     }
+    # a dry run answers these itself, by a replay
+    replayed = not torch.cuda.memory_stats.__module__.startswith("torch.")
+    counted: tuple[str, ...] = ("mem_get_info", "memory_allocated") if replayed else ()
     # the trace's own (sizer.tracing.meta.autocast), which Dynamo knows by the names of the bindings
     autocast = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
     folded |= dict.fromkeys(autocast.values())
@@ -78,7 +81,8 @@ def compiler_answers(device: Hardware) -> Iterator[None]:
         for name, answer in autocast.items():
             stack.enter_context(mock.patch.object(torch._C, name, answer))
         for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+            if name not in counted:
+                stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         for name, answer in bound.items():
             if name in vars(CudaInterface):
                 stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(answer)))
