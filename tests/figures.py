@@ -19,7 +19,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
 from sizer.query.text import query_keys
 from sizer.report.bounds import BETWEEN_VERSIONS
-from tests.benchmarks import bench_torchtitan
+from tests.benchmarks import bench_budgets, bench_torchtitan
 from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
 from tests.benchmarks.published.rows import read_runs
@@ -324,6 +324,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "rules of SGLang": (DOCS / "serving.md", partial(log_table.rules, "sglang")),
     "the service": (DOCS / "hosting.md", _service),
     "torchtitan": (DOCS / "several-gpus.md", bench_torchtitan.table),
+    "budgets": (DOCS / "compile.md", bench_budgets.table),
 }
 
 

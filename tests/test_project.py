@@ -102,6 +102,7 @@ def test_what_the_tests_require_beside():
         "safetensors",  # these two by transformers
         "tokenizers",
         "cut_cross_entropy",
+        "diffusers",  # in works of the full tier, which .ci/full installs
         "torchtitan",  # of the clone that bench_torchtitan is given; once it was torchtrain
         "torchtrain",
         "axe_playwright_python",

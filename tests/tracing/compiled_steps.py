@@ -50,8 +50,13 @@ def trace_steps(
 
 
 def figures(name: str, *, gpu: str = GPU) -> list[list[int]]:
-    """By step, bytes: the most allocated and reserved, and what is allocated at its end."""
-    tape, ends, _ = trace_steps(WORKS[name], gpu=gpu)
+    """By step of a work, bytes: the most allocated and reserved, and what is allocated at its end."""
+    return figures_of(WORKS[name], gpu=gpu)
+
+
+def figures_of(setup: Callable[[], Any], *, gpu: str = GPU, **options: Any) -> list[list[int]]:
+    """By step of a setup, bytes: the most allocated and reserved, and what is allocated at its end."""
+    tape, ends, _ = trace_steps(setup, gpu=gpu, **options)
     placed = replay_events(tape, "cuda")
     allocated = np.concatenate(([0], np.cumsum(placed.changes)))
     reserved = np.concatenate(([0], placed.reserved))
