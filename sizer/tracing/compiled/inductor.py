@@ -25,6 +25,7 @@ from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.moved_graphs import Frontend, move, move_back
 from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.meta.imports import usual_imports
+from sizer.tracing.meta.strides import memory_format
 from sizer.tracing.recorder import Recorder
 
 _META = torch.device("meta")
@@ -53,7 +54,8 @@ def triton_kernel(compiler: Any, kernel_name: str, source_code: str, device_str:
 def not_timed() -> Iterator[None]:
     """Within the context Inductor compiles and times no Triton kernel, pads no matrix product, and writes no file.
 
-    The null driver's times mean nothing. With max-autotune kernels are compiled, because Inductor chooses among them.
+    The null driver's times mean nothing, and its device computes no constants. With max-autotune kernels are compiled, because
+    Inductor chooses among them.
     """
     import torch._inductor.async_compile as async_compile
     import torch._inductor.config as config
@@ -69,6 +71,7 @@ def not_timed() -> Iterator[None]:
         mock.patch.object(async_compile.AsyncCompile, "triton", compile_tuned),
         mock.patch.object(async_compile.AsyncCompile, "warm_pool", lambda: None),
         mock.patch.object(pad_mm, "_should_pad", lambda *args, **kwargs: False, create=True),  # unless older
+        constants_on_host(),
         config.patch(force_disable_caches=True, compile_threads=1),
     ):
         yield
@@ -136,6 +139,24 @@ class _OnHost(TorchFunctionMode):
 
 
 @contextmanager
+def constants_on_host() -> Iterator[None]:
+    """Within the context Inductor computes on the CPU which tensors of a graph hold one value, such as masks of zeros.
+
+    It computes them on the device otherwise, and folds them: attention loses a mask of zeros (fx_passes/joint_graph.py, 2.15).
+    """
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+
+    deduce: Any = getattr(Folder, "_deduce_value", None)  # unless older
+
+    def deduce_on_host(self: Any, node: torch.fx.Node) -> Any:
+        with _OnHost():
+            return deduce(self, node)
+
+    with mock.patch.object(Folder, "_deduce_value", deduce_on_host) if deduce is not None else nullcontext():
+        yield
+
+
+@contextmanager
 def without_function_modes() -> Iterator[None]:
     """Within the context no function mode is on: the compiler must not trace Sizer's own."""
     count = torch._C._len_torch_function_stack()
@@ -173,7 +194,7 @@ def inductor_on(
     import torch._inductor.codecache as codecache
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.config as inductor_config
-    import torch._inductor.fx_passes.joint_graph as joint_graph
+    import torch._inductor.decomposition as decomposition
     import torch._inductor.fx_passes.pad_mm as pad_mm
     import torch._inductor.output_code as output_code
     import torch._inductor.scheduler as scheduler
@@ -187,11 +208,9 @@ def inductor_on(
         compile_fx.compile_fx_forward,
         compile_fx.compile_fx_backward,
     )
-    folder = joint_graph.UniformValueConstantFolder
-    deduce = folder._deduce_value
     fakified = runtime_wrappers.FakifiedOutWrapper
     results_of = fakified._compute_output_meta_with_inductor_strides
-    guards = torch._C._dynamo.guards
+    guards, is_gpu = torch._C._dynamo.guards, decomposition.is_gpu
 
     def partition_moved(graph: Any, joint_inputs: Any, **kwargs: Any) -> Any:
         with frontend.turned(False):
@@ -221,10 +240,6 @@ def inductor_on(
         findings.timed.add(TIMED)
         return False
 
-    def deduce_on_host(self: Any, node: torch.fx.Node) -> Any:
-        with _OnHost():
-            return deduce(self, node)
-
     def results_on_meta(self: Any) -> list[Any]:
         # DDPOptimizer traces the next part of a graph on them (torch/_dynamo/backends/distributed.py, 2.15)
         return [*map(move_back, results_of(self))]
@@ -239,7 +254,6 @@ def inductor_on(
         (scheduler, "has_triton", lambda: True),
         (pad_mm, "has_triton", lambda: True),
         (pad_mm, "_should_pad", pad_by_assumption),
-        (folder, "_deduce_value", deduce_on_host),
         (fakified, "_compute_output_meta_with_inductor_strides", results_on_meta),
         *((codecache.PyCodeCache, name, getattr(sources, name)) for name in ("write", "load", "load_by_key_path")),
         (output_code, "open", sources.open),
@@ -247,13 +261,17 @@ def inductor_on(
         (async_compile.AsyncCompile, "warm_pool", lambda: None),
         (guards, "_empty_strided_cuda", empty_strided),
         (guards, "assert_alignment", lambda *args: None),
+        # biases' gradients are sums of their own on a device; the joint graph is traced on meta
+        (decomposition, "is_gpu", lambda kind: kind == "meta" or is_gpu(kind)),
         *_convolutions_on(device),
     ]
     torch._C._ensureCUDADeviceGuardSet()
     with ExitStack() as stack:
         for place, name, value in replacements:
             stack.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
+        stack.enter_context(constants_on_host())
         stack.enter_context(_composites_taken_apart())
+        stack.enter_context(_norms_fused())
         stack.enter_context(_operators_autocast())
         table = torch._prims.rng_prims.graphsafe_run_with_rng_state.python_key_table
         stack.enter_context(mock.patch.dict(table, {Recorder: _run_with_rng_state}))
@@ -295,7 +313,7 @@ def _convolutions_on(device: Hardware) -> list[tuple[Any, str, Callable[..., Any
     select, determine = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
 
     def select_on_device(input: torch.Tensor, weight: torch.Tensor, *args: Any, **given: Any) -> Any:
-        if input.device.type != "cuda" or args:
+        if input.device.type not in ("cuda", "meta") or args:  # on meta while Dynamo and AOTAutograd trace
             return select(input, weight, *args, **given)
         call = as_call(input, weight, tuple(given[name] for name in _CONVOLUTION))
         return call.layout if backend_of(call, device.capability) == "cudnn" else torch.contiguous_format
@@ -332,6 +350,53 @@ def _composites_taken_apart() -> Iterator[None]:
         for op, kernel in zip(found, kernels, strict=True):
             op.py_kernels[DispatchKey.Meta] = kernel
             op._dispatch_cache.clear()
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """`_fused_rms_norm` as AOTAutograd traces it on a device: its backward pass reads the input and the inverse root."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Any, shape: Any, weight: Any, eps: Any) -> Any:
+        """Return the norm."""
+        from torch._decomp import decomposition_table
+
+        out, root = decomposition_table[torch.ops.aten._fused_rms_norm.default](input, shape, weight, eps)
+        ctx.save_for_backward(input, weight, root)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Return the gradients of input and weight."""
+        from torch._decomp import decomposition_table
+
+        input, weight, root = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2] and weight is not None]
+        backward = decomposition_table[torch.ops.aten._fused_rms_norm_backward.default]
+        of_input, of_weight = backward(grads[0], input, ctx.shape, root, weight, wanted)
+        return of_input, None, of_weight, None
+
+
+@contextmanager
+def _norms_fused() -> Iterator[None]:
+    """Within the context compiled RMS norms are the device's fused kernel, which is a chain of operators on meta (layer_norm.cpp).
+
+    `rms_norm` (sizer.tracing.cuda.normalization) has the conditions.
+    """
+    op, key = torch.ops.aten.rms_norm.default, DispatchKey.CompositeImplicitAutograd
+
+    def norm(input: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        is_plain = memory_format(input) is torch.contiguous_format
+        if not is_plain or (weight is not None and weight.dtype != input.dtype):
+            return op._op_dk(key, input, shape, weight, eps)
+        return _FusedRmsNorm.apply(input, [*shape], weight, eps)
+
+    op.py_impl(key)(norm)
+    try:
+        yield
+    finally:
+        del op.py_kernels[key]
+        op._dispatch_cache.clear()
 
 
 @contextmanager

@@ -63,6 +63,7 @@ NAMES = (
     ("torch._inductor.config", "force_disable_caches"),
     ("torch._inductor.config", "compile_threads"),
     ("torch._inductor.config", "size_asserts"),
+    ("torch._inductor.decomposition", "is_gpu"),
     ("torch._inductor.fx_passes.joint_graph", "UniformValueConstantFolder._deduce_value"),
     ("torch._inductor.fx_passes.pad_mm", "_should_pad"),
     ("torch._inductor.fx_passes.pad_mm", "has_triton"),
