@@ -271,7 +271,7 @@ def inductor_on(
             stack.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
         stack.enter_context(constants_on_host())
         stack.enter_context(_composites_taken_apart())
-        stack.enter_context(_norms_fused())
+        stack.enter_context(_operators_whole())
         stack.enter_context(_operators_autocast())
         table = torch._prims.rng_prims.graphsafe_run_with_rng_state.python_key_table
         stack.enter_context(mock.patch.dict(table, {Recorder: _run_with_rng_state}))
@@ -333,6 +333,7 @@ def _composites_taken_apart() -> Iterator[None]:
 
     `resolve_key` (torch/_ops.py, 2.15) takes no operator apart that has a kernel for the backend: under AOTAutograd,
     F.cross_entropy has no gradient on meta, and F.mse_loss has one for its target. Eager mode does not know those kernels.
+    Operators that a device has a kernel for stay whole: gradients of activations, and the fused RMS norm.
     """
     from torch._decomp import global_decomposition_table  # whose import registers the kernels
 
@@ -340,7 +341,8 @@ def _composites_taken_apart() -> Iterator[None]:
     places = *global_decomposition_table.values(), *(vars(packet).values() for packet in packets)
     named = {op for place in places for op in place if isinstance(op, torch._ops.OpOverload)}
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    found = [op for op in named if DispatchKey.Meta in op.py_kernels and has(op.name(), "CompositeImplicitAutograd")]
+    known = [op for op in named if DispatchKey.Meta in op.py_kernels and has(op.name(), "CompositeImplicitAutograd")]
+    found = [op for op in known if not has(op.name(), "CPU") and op is not torch.ops.aten._fused_rms_norm.default]
     kernels = [op.py_kernels.pop(DispatchKey.Meta) for op in found]
     for op in found:
         op._dispatch_cache.clear()
@@ -352,51 +354,45 @@ def _composites_taken_apart() -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
-class _FusedRmsNorm(torch.autograd.Function):
-    """`_fused_rms_norm` as AOTAutograd traces it on a device: its backward pass reads the input and the inverse root."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Any, shape: Any, weight: Any, eps: Any) -> Any:
-        """Return the norm."""
-        from torch._decomp import decomposition_table
-
-        out, root = decomposition_table[torch.ops.aten._fused_rms_norm.default](input, shape, weight, eps)
-        ctx.save_for_backward(input, weight, root)
-        ctx.shape = shape
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Return the gradients of input and weight."""
-        from torch._decomp import decomposition_table
-
-        input, weight, root = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2] and weight is not None]
-        backward = decomposition_table[torch.ops.aten._fused_rms_norm_backward.default]
-        of_input, of_weight = backward(grads[0], input, ctx.shape, root, weight, wanted)
-        return of_input, None, of_weight, None
-
-
 @contextmanager
-def _norms_fused() -> Iterator[None]:
-    """Within the context compiled RMS norms are the device's fused kernel, which is a chain of operators on meta (layer_norm.cpp).
+def _operators_whole() -> Iterator[None]:
+    """Within the context the compiler traces operators of the device that are a chain of operators on meta.
 
-    `rms_norm` (sizer.tracing.cuda.normalization) has the conditions.
+    Those are RMS norms and the gradients of SiLU and Mish: no others of PyTorch 2.15 have a composite kernel and one of CUDA.
+    The trace's own kernels for them (`kernels_installed`) make results alone, for eager code.
+    Source: layer_norm.cpp, rms_norm_symint; `rms_norm` (sizer.tracing.cuda.normalization) has the same conditions.
     """
-    op, key = torch.ops.aten.rms_norm.default, DispatchKey.CompositeImplicitAutograd
+    aten, composite, key = torch.ops.aten, DispatchKey.CompositeImplicitAutograd, DispatchKey.AutogradMeta
+    rms_norm = aten.rms_norm.default
 
     def norm(input: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
         is_plain = memory_format(input) is torch.contiguous_format
         if not is_plain or (weight is not None and weight.dtype != input.dtype):
-            return op._op_dk(key, input, shape, weight, eps)
-        return _FusedRmsNorm.apply(input, [*shape], weight, eps)
+            return rms_norm._op_dk(composite, input, shape, weight, eps)
+        return aten._fused_rms_norm.default(input, [*shape], weight, eps)[0]
 
-    op.py_impl(key)(norm)
+    from torch._decomp import decomposition_table
+
+    # a key in place of a function: PyTorch's own formula (torch/_ops.py, _get_dispatch)
+    own: Any = DispatchKey.AutogradCUDA
+    fused, mish = aten._fused_rms_norm.default, aten.mish_backward.default
+    replaced = [
+        # functionalization takes operators apart that have no kernel in C++ for meta
+        *((op, composite, decomposition_table[op]) for op in (fused, mish)),
+        (rms_norm, composite, norm),
+        (rms_norm, key, norm),
+        (aten.silu_backward.default, key, own),
+        (mish, key, own),
+    ]
+    for op, place, kernel in replaced:
+        op.py_kernels[place] = kernel
+        op._dispatch_cache.clear()
     try:
         yield
     finally:
-        del op.py_kernels[key]
-        op._dispatch_cache.clear()
+        for op, place, _ in replaced:
+            del op.py_kernels[place]
+            op._dispatch_cache.clear()
 
 
 @contextmanager
