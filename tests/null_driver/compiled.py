@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.compiled.inductor import constants_on_host
 from tests.null_driver.build import null_environment
 from tests.tracing.compiled_works import WORKS
 
@@ -40,7 +41,10 @@ class Kernel:
 
 @contextmanager
 def nothing_compiled_or_timed() -> Iterator[None]:
-    """Within the context no Triton kernel is compiled, and no matrix product is padded: the driver's times mean nothing."""
+    """Within the context no Triton kernel is compiled, and no matrix product is padded: the driver's times mean nothing.
+
+    Constants are computed on the host: the driver computes nothing.
+    """
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.fx_passes import pad_mm
 
@@ -48,6 +52,7 @@ def nothing_compiled_or_timed() -> Iterator[None]:
         mock.patch.object(AsyncCompile, "triton", lambda self, *args, **kwargs: Kernel()),
         mock.patch.object(AsyncCompile, "warm_pool", lambda: None),
         mock.patch.object(pad_mm, "_should_pad", lambda *args, **kwargs: False),
+        constants_on_host(),
     ):
         yield
 

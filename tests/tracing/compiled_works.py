@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.tracing.graph_works import GRAPH_WORKS
+from tests.tracing.library_works import DIFFUSERS_WORKS, LIBRARY_WORKS
 
 Step = Callable[[], Any]
 _BATCH, _LENGTH = 2, 256
@@ -381,6 +382,8 @@ WORKS: dict[str, Callable[[], Step]] = dict(
     "compiled SGD and RMSprop": partial(optimized, partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.RMSprop),
     "whole step": whole_step,
     **GRAPH_WORKS,
+    **LIBRARY_WORKS,
+    **DIFFUSERS_WORKS,
 }
 # What the others of a kind show, in a few seconds.
 FEW = (

@@ -25,6 +25,7 @@ from sizer.tracing.compiled.compile_findings import reason_of
 from tests.tracing.compiled_steps import figures
 from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, optimized, two_lengths
 from tests.tracing.graph_works import blocks
+from tests.tracing.library_works import DIFFUSERS_WORKS
 
 RECORDED = json.loads((Path(__file__).parents[1] / "null_driver/compiled.json").read_text())
 OLDER = installed_version() < names.OLDEST_READ
@@ -52,14 +53,18 @@ def gpu_step(model: nn.Module, **options: Any) -> Callable[[], Step]:
     return setup
 
 
+def _tier(name: str) -> list[pytest.MarkDecorator]:
+    if name in FEW:
+        return []
+    return [pytest.mark.full if name in DIFFUSERS_WORKS else pytest.mark.exhaustive]
+
+
 def test_every_work_is_recorded():
     assert RECORDED["works"].keys() == WORKS.keys()
 
 
 @pytest.mark.skipif(installed_version() != (2, 15), reason="recorded with PyTorch 2.15")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in WORKS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_tier(name)) for name in WORKS])
 def test_each_step_is_what_pytorch_allocates(name: str):
     assert figures(name, gpu=RECORDED["gpu"]) == RECORDED["works"][name]
 
