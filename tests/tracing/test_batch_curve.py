@@ -141,7 +141,7 @@ def test_whole_traces_stand_where_the_first_is_the_same_again(keeps: bool) -> No
         return one_by_one(batch, each=48 if seen else 16, last=8 * (batch > 4))
 
     whole: dict[int, Tape] = {}
-    with pytest.raises(NotAffineError):
+    with pytest.raises(NotAffineError, match="batch"):
         trace_lines(at, (2, 4), Device("cuda", (8, 0)), smallest=1, known=LineFacts(), whole=whole)
     whole_traces = [batch for batch, short in done if not short]
     assert whole_traces == ([2, 3, 4, 2, 3, 4] if keeps else [2, 3, 4, 2])

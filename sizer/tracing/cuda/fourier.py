@@ -21,9 +21,10 @@ _HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 
 
 def real_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_fft_r2c(input, dims, ..). bfloat16 goes through a result of 2 × 16 bits if lengths are powers of 2, else through float32.
+    """_fft_r2c(input, dims, ..): one more result over the first two dimensions, or more than three (SpectralOps.cpp).
 
-    Over the first two dimensions, or more than three, the last one is transformed first, into one more result (SpectralOps.cpp).
+    The last dimension is transformed first there. bfloat16 goes through a result of 2 × 16 bits if lengths are powers of 2, else
+    through float32.
     """
     input, dims = args[0], [dim % args[0].dim() for dim in args[1]]
     at_once = _at_once(dims)
