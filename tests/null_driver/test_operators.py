@@ -99,7 +99,7 @@ def test_operators_allocate_as_on_an_h200(run_on_null, mode: str, dtype: str):
 
 
 @OF_2_15
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[pytest.mark.exhaustive] * (mode == "inference")) for mode in MODES])
 def test_a_sample_of_operators_allocates_as_on_a_device(run_on_null, mode: str):
     ran, differing = compared(run_on_null, operators, mode, "float32", 0, 1, 6)
     assert ran > 40

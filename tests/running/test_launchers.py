@@ -86,7 +86,8 @@ def test_a_launcher_that_cannot_start_says_why(words: list[str], why: str):
         read_command(words)
 
 
-@pytest.mark.parametrize("rank", ["0", pytest.param("3", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rank", ["0", "3"])
 def test_accelerate_shards_what_the_config_file_says(dry_run: DryRunner, rank: str):
     """accelerate leaves the model on meta while it is sharded: on route meta that is not the device."""
     done = dry_run("--route", "both", "--rank", rank, "--", "accelerate", "launch", "--config_file", CONFIG, "launched.py")

@@ -51,6 +51,7 @@ def test_a_named_dtype_is_refused_with_the_operator():
     assert caught.value.exit_status == 2
 
 
+@pytest.mark.exhaustive  # takes longest
 def test_an_answer_on_all_dtypes_leaves_it_out_and_says_so():
     report = estimate(parse_query(f"{DETECTION}&mode=inference"))
     assert report.request["dtypes"] == ("float32", "float16", "amp-bfloat16", "amp-float16")
