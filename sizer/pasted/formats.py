@@ -276,20 +276,19 @@ def _factory(draft: Draft, config: Config) -> None:
     _deepspeed_file(draft, config)
 
 
-def _adapted(draft: Draft, config: Config) -> None:
-    """Read an adapter and quantised weights, by TRL's names."""
+def _adapted(draft: Draft, config: Config, rank: int, alpha: int, whose: str) -> None:
+    """Read an adapter and quantised weights, by TRL's names; `rank` and `alpha` are the defaults of `whose` classes."""
     if as_flag(config.get("use_peft")):
         kind = "dora" if as_flag(config.get("use_dora")) else "rslora" if as_flag(config.get("use_rslora")) else "lora"
         draft.take("use_peft: true", train="adapter", adapter=kind)
+        draft.take_or_assume("lora_r", as_number(config.get("lora_r")), "r", rank, f"{whose} default")
+        draft.take_or_assume("lora_alpha", as_number(config.get("lora_alpha")), "alpha", alpha, f"{whose} default")
     names = {"double": "use_bnb_nested_quant", "kind": "bnb_4bit_quant_type"}
     _quantized(draft, config, four="load_in_4bit", eight="load_in_8bit", **names)
 
 
 def _trl(draft: Draft, config: Config) -> Collection[str]:
-    _adapted(draft, config)
-    if as_flag(config.get("use_peft")):
-        draft.take_or_assume("lora_r", as_number(config.get("lora_r")), "r", 16, "TRL's default")
-        draft.take_or_assume("lora_alpha", as_number(config.get("lora_alpha")), "alpha", 32, "TRL's default")
+    _adapted(draft, config, 16, 32, "TRL's")
     name = next((name for name in _DTYPES if name in config), "")
     half = as_flag(config.get("bf16")) is not False and not as_flag(config.get("fp16"))
     if as_text(config.get(name) or "") == "auto":
@@ -343,10 +342,7 @@ def _trainer_of(config: Config) -> tuple[str, str]:
 
 
 def _trainer(draft: Draft, config: Config) -> Collection[str]:
-    _adapted(draft, config)
-    if as_flag(config.get("use_peft")):
-        draft.take_or_assume("lora_r", as_number(config.get("lora_r")), "r", 8, "PEFT's default")
-        draft.take_or_assume("lora_alpha", as_number(config.get("lora_alpha")), "alpha", 8, "PEFT's default")
+    _adapted(draft, config, 8, 8, "PEFT's")
     name = next((name for name in _DTYPES if name in config), "")
     if name and lines.dtype(draft, name, config[name]) and draft.items["dtype"] != "float32":
         if as_flag(config.get("bf16")):

@@ -29,7 +29,7 @@ class HostDraws:
     """Draw in the place of operators over meta tensors that stand for tensors of the host."""
 
     def __init__(self, is_on_host: Callable[[Tensor], bool], note: Callable[[str], None]) -> None:
-        """Draw for the tensors of which `is_on_host` is True; `note` is told once if the draws end."""
+        """Draw for the tensors of which `is_on_host` is True; call `note` once if the draws end."""
         self._is_on_host, self._note = is_on_host, note
         self._left = MOST_DRAWN
 
