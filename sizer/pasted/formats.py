@@ -33,8 +33,8 @@ class Format:
     joint: tuple[str, ...] = ()
 
 
-def read_config(text: str) -> Question:
-    """Return the question that a training config asks. Raises ConfigError for a text of another kind."""
+def read_config(text: str, gpu: str | None = None) -> Question:
+    """Return the question that a training config asks, without what a device does not take. Raises ConfigError for another text."""
     config = dict(_flat(read_mapping(text)))
     form = _format_of(config)
     if form is None:
@@ -59,7 +59,7 @@ def read_config(text: str) -> Question:
     if "arch" not in draft.items:
         draft.assume("the config names no repository: the model of the form is kept")
     draft.assume("the config does not say it", batch=1)
-    recipes.leave_out(draft)
+    recipes.leave_out(draft, gpu)
     return draft.whole()
 
 

@@ -72,8 +72,8 @@ def _as_float(value: object) -> float:
         return 0.0
 
 
-def leave_out(draft: Draft) -> None:
-    """Leave out of a question what it cannot have: packages that are missing here, and parts that exclude each other.
+def leave_out(draft: Draft, gpu: str | None) -> None:
+    """Leave out of a question what it cannot have: packages that are missing here, and parts that exclude each other or a device.
 
     The reasons join the lines that are not counted. A loss, an objective and offloading go before the way of parallel training and
     the rest, without which the question would be another.
@@ -81,7 +81,7 @@ def leave_out(draft: Draft) -> None:
     for key in ("compile", *RECIPE_KEYS):
         if key in draft.items and (package := _missing(key, draft.items[key])):
             _remove(draft, key, f"{package} is not installed here")
-    while key_and_reason := _refused(draft.items):
+    while key_and_reason := _refused(({"gpu": gpu} if gpu else {}) | draft.items):
         _remove(draft, *key_and_reason)
 
 
@@ -99,6 +99,8 @@ def _refused(items: Mapping[str, str]) -> tuple[str, str] | None:
         parse_query("&".join(f"{key}={value}" for key, value in {"arch": "hf:gpt2", **items}.items()))
     except RequestError as error:
         for refusal in error.refusals:
+            if refusal.key == "gpu":  # the form says so
+                continue
             of_recipe = "compile" if "compile" in items and refusal.key in RECIPE_KEYS else refusal.key
             key = of_recipe if of_recipe in (*RECIPE_KEYS, "compile") else "objective" if "objective" in items else None
             if key is not None and key in items:

@@ -82,7 +82,7 @@ def _take(text: str) -> None:
         if is_message(text):
             st.session_state[FOUND] = read_message(text)
             return
-        question = _question_of(text)
+        question = _question_of(text, st.query_params.get("gpu"))
     except SizerError as error:
         st.session_state[FOUND] = error
         return
@@ -90,14 +90,14 @@ def _take(text: str) -> None:
     st.query_params.from_dict(address_of(question, st.query_params.to_dict()))
 
 
-def _question_of(text: str) -> Question:
+def _question_of(text: str, gpu: str | None) -> Question:
     """Return the question of a training config, of the command that starts a server, or of a model's own config or name.
 
     Raises:
         ConfigError: The text is none of them.
     """
     try:
-        return read_config(text)
+        return read_config(text, gpu)
     except ConfigError:
         if not is_launch(text):
             if (found := read_model(text)) is None:

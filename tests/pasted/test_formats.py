@@ -65,6 +65,15 @@ def test_what_is_not_installed_is_left_out_and_said(monkeypatch):
     assert read_config(objective.text).items["objective"] == "dpo"  # another question otherwise: the answer says what to install
 
 
+@pytest.mark.parametrize("gpu", ["cpu", "m4-max-64gb"])
+def test_what_a_device_does_not_take_is_left_out_and_said(gpu):
+    text = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 4 --use_liger_kernel"
+    found = read_config(text, gpu)
+    assert found.items.keys().isdisjoint({"loss", "liger"})
+    assert {line.partition("=")[0] for line in found.unmatched} == {"loss", "liger"}
+    parse_query("&".join(f"{key}={value}" for key, value in {**found.items, "gpu": gpu}.items()))
+
+
 def test_every_item_has_a_line_or_a_reason():
     for example in EXAMPLES:
         found = read_config(example.text)
