@@ -411,10 +411,14 @@ class Tracer:
             if before.note.startswith(BY_ITSELF):
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
             smallest, known = self.counted.smallest, self._line_facts
+            if known.on_no_line:
+                raise NotAffineError(known.on_no_line)
             known.has_samples_apart |= self._model.blueprint.one_by_one
             yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, known=known, whole=whole))
         except NotAffineError as error:
             note = f"{BY_ITSELF}{error}"
+            if len({len(tape.order) for tape in whole.values()}) > 1:
+                self._line_facts.on_no_line = str(error)  # events come and go with the batch
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
             for batch in batches:
                 try:

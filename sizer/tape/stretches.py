@@ -31,10 +31,10 @@ class Stretch:
     begin: int
     end: int
 
-    def steadied(self, rows: Rows, alike_from: int, otherwise: int) -> Stretch:
+    def steadied(self, rows: Rows, unlike: np.ndarray, otherwise: int) -> Stretch:
         """The same events the fewest repetitions earlier that make the blocks go on as they did from one before to the next, so
-        many earlier where none does: the last layer is often not as the others, nor are the first."""
-        layers = rows.layers[rows.blocks]
+        many earlier where none does: the last layer is often not as the others, nor are the first. `unlike` tells by block whether
+        its layer is before those that are alike."""
         length = self.end - self.begin
         repetitions = 1
         while (begin := self.begin - repetitions * length) >= 0 and np.array_equal(
@@ -43,8 +43,7 @@ class Stretch:
             repetitions += 1
         for earlier in range(repetitions - 2):
             three, two, one = (self._earlier(earlier + n).of(rows.blocks) for n in range(3))
-            numbers = self._earlier(earlier).of(layers)
-            others = (numbers != NO_LAYER) & (numbers < alike_from)
+            others = unlike[self._earlier(earlier).of(rows.blocks)]
             if np.array_equal(two - one, three - two) and not others.any():
                 return self._earlier(earlier)
         return self._earlier(min(otherwise, repetitions - 2)) if repetitions > 2 else self

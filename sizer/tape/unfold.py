@@ -86,7 +86,7 @@ def unfold(tapes: Sequence[Tape], stacks: Sequence[Stacks], *, earlier: int = 0,
     """
     if third is not None:
         twice = [replace(one, periods=2) for one in stacks]
-        if not _same(unfold(tapes, twice, earlier=earlier).tape, third):
+        if not same_tapes(unfold(tapes, twice, earlier=earlier).tape, third):
             raise LayersDifferError("a second layer more does not repeat the first one")
     stack, *others = stacks
     if not others:
@@ -100,23 +100,31 @@ def unfold(tapes: Sequence[Tape], stacks: Sequence[Stacks], *, earlier: int = 0,
 
 
 def _along(first: Tape, second: Tape, stack: Stacks, earlier: int) -> Unfolded:
-    aligned = align(first, second, stacks=stack.paths, alike_from=stack.alike_from, earlier=earlier)
-    return aligned.unfold(stack.periods)
+    return align(first, second, [stack], earlier=earlier).unfold(stack.periods)
 
 
-def align(first: Tape, second: Tape, *, stacks: Collection[str] = (), alike_from: int = 0, earlier: int = 0) -> Aligned:
+def align(first: Tape, second: Tape, stacks: Sequence[Stacks] = (), *, earlier: int = 0) -> Aligned:
     """Find the stretches by which the second tape is longer than the first. Their batch sizes may differ.
 
-    `stacks` and `alike_from` are as in Stacks, `earlier` as in `unfold`.
+    `stacks` are the lists of layers, of which the second tape's model has more, `earlier` is as in `unfold`.
     Raises LayersDifferError where there are others than such as repeat.
     """
     if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
         raise LayersDifferError("tapes with loops, or where the host waits for streams, or of other assumptions")
     ids: dict[tuple, int] = {}
     across_batches = first.batch != second.batch
-    one, two = (Rows(tape, stacks, ids, across_batches=across_batches) for tape in (first, second))
-    stretches = tuple(stretch.steadied(two, alike_from, earlier) for stretch in find_stretches(one, two))
+    paths = paths_of(stacks)
+    one, two = (Rows(tape, paths, ids, across_batches=across_batches) for tape in (first, second))
+    alike_from = {path: stack.alike_from for stack in stacks for path in stack.paths}
+    begin = np.array([alike_from.get(name.partition(".*")[0], 0) for name in two.names], np.int64)
+    unlike = (two.layers != NO_LAYER) & (two.layers < begin)
+    stretches = tuple(stretch.steadied(two, unlike, earlier) for stretch in find_stretches(one, two))
     return Aligned(first=one, second=two, stretches=stretches)
+
+
+def paths_of(stacks: Sequence[Stacks]) -> list[str]:
+    """Return the dotted paths of lists of layers."""
+    return [path for stack in stacks for path in stack.paths]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +160,7 @@ def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: 
         for of_first, of_second in ((first.sizes, second.sizes), (first.layers, second.layers))
     )
     one, two = first.tape, second.tape
-    modules, module_names = _modules([second.names[block] for block in sources.tolist()], layers.tolist())
+    modules, module_names = name_modules([second.names[block] for block in sources.tolist()], layers.tolist())
     tape = replace(
         two,
         order=array("q", np.where(allocates, blocks, ~blocks).tobytes()),
@@ -233,7 +241,7 @@ def _check_order(blocks: np.ndarray, allocates: np.ndarray) -> None:
         raise LayersDifferError("a block would be released that is not there")
 
 
-def _modules(names: list[str], layers: list[int]) -> tuple[array[int], tuple[str, ...]]:
+def name_modules(names: list[str], layers: list[int]) -> tuple[array[int], tuple[str, ...]]:
     """The module of each block and the modules' paths, from these without the number of the layer, and that."""
     known: dict[str, int] = {"": 0}
     numbers: dict[tuple[str, int], int] = {}
@@ -290,7 +298,7 @@ def _check_same_work(one: Tape, other: Tape) -> None:
         raise LayersDifferError(str(error)) from error
 
 
-def _same(one: Tape, other: Tape) -> bool:
+def same_tapes(one: Tape, other: Tape) -> bool:
     """Return whether two tapes say the same; size queries may be in another order."""
     return by_block(one.size_queries) == by_block(other.size_queries) and replace(one, size_queries=()) == replace(
         other, size_queries=()

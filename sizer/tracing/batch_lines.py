@@ -28,11 +28,12 @@ class LineFacts:
     """Facts from traces of one dtype that hold for the others, since the order of events is the architecture's.
 
     `one_is_apart` says by kind of device whether batch 1 is off the line, `has_samples_apart` whether there are events for each
-    sample of the batch.
+    sample of the batch. `on_no_line` is why batch sizes are on no line, where events come and go with them; else empty.
     """
 
     one_is_apart: dict[str, bool] = field(default_factory=dict)
     has_samples_apart: bool = False
+    on_no_line: str = ""
 
 
 def trace_lines(

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -25,15 +25,17 @@ from torch import nn
 from sizer.base.errors import TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.tape.affine import LIMIT_BYTES
+from sizer.tape.shallower import Shallower
 from sizer.tape.stretches import LayersDifferError, check_layers
 from sizer.tape.tape import Tape
-from sizer.tape.unfold import Stacks, Unfolded, unfold
+from sizer.tape.unfold import Stacks, Unfolded, same_tapes, unfold
 from sizer.tracing.device import Device
 
 LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
 FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
 # How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
-ATTEMPTS = (0, 0), (1, 0), (1, 1)
+# The last is for models whose first layers do more, such as adding what a vision tower has found.
+ATTEMPTS = (0, 0), (1, 0), (1, 1), (3, 0)
 WORTH = 0.8  # of what traces of the whole model cost, what those of models with fewer layers may
 FIXED = 40  # parts of a model that cost about as much as what each trace costs however few layers it has
 TRACES = 3  # of a question as a rule: two of a line over the batch size, and one of batch 1
@@ -127,12 +129,17 @@ class DeepTraces:
     ) -> None:
         self._candidates, self._show = list(candidates), show
         self._known: list[Unfolded] = []
+        self._shallower: list[Shallower] = []  # of what is known, where other events may come and go around the layers
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
         stacks = [_paths(one) for one in self._candidates]
         if shown is not None and shown.stacks in stacks:
             del self._candidates[: stacks.index(shown.stacks)]
             self._attempt = shown.attempt
-            self._known.append(self._unfolded(self._candidates[0], shown.tapes))
+            candidate, last = self._candidates[0], len(shown.tapes) - 1
+            self._known.append(self._unfolded(candidate, shown.tapes))
+            with suppress(LayersDifferError):
+                apart = [shown.tapes[last - (1 << later)] for later in range(len(candidate) - 1, 0, -1)]
+                self._shallower.append(self._shallower_of(candidate, shown.tapes[0], shown.tapes[last], apart))
 
     def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device, *, traces: int = TRACES) -> Tape:
         """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning.
@@ -148,6 +155,7 @@ class DeepTraces:
                 if self._known:
                     break  # of this work alone
                 del self._candidates[0]
+                self._shallower.clear()
             except TraceError:
                 break
             else:
@@ -168,46 +176,66 @@ class DeepTraces:
                     check_layers(tape, repeated.stacks, repeated.alike_from)
             return tape
 
+        deepest = [self._attempt[0] + 1] * len(candidate)
         for known in reversed(self._known):
             with suppress(LayersDifferError):
-                return known.of(shortened(*[self._attempt[0] + 1] * len(candidate)))
-        if self._known:
-            found = self._unfold(shortened, candidate, checked=True)
+                return known.of(shortened(*deepest))
+        for shallower in reversed(self._shallower):
+            with suppress(LayersDifferError):
+                found = self._unfolded(candidate, shallower.tapes(shortened(*deepest)))
+                break
         else:
-            if any(one.kinds for one in candidate):
-                shortened(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
-            found = self._find(shortened, candidate)
-            found.check(at(forward_alone=True))
-            tapes = self._tapes(shortened, candidate)
-            self._show(Depths(tapes=tapes, stacks=_paths(candidate), attempt=self._attempt))
+            found = self._unfold(shortened, candidate)[0] if self._known else self._find(shortened, candidate, at)
         if sum(found.tape.sizes) >= LIMIT_BYTES:
             raise LayersDifferError("more bytes than replays add up")
         self._known.append(found)
         return found.tape
 
-    def _find(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> Unfolded:
-        """Return what three depths show, at the first attempt that shows it."""
-        for self._attempt in ATTEMPTS[:-1]:
-            with suppress(LayersDifferError):
-                return self._unfold(shortened, candidate, checked=False)
-        self._attempt = ATTEMPTS[-1]
-        return self._unfold(shortened, candidate, checked=False)
+    def _find(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], at: Callable[..., Tape]) -> Unfolded:
+        """Return what depths are unfolded to at the first attempt that a third depth and the whole forward pass agree with."""
+        if any(one.kinds for one in candidate):
+            shortened(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
+        cheap = all(one.period == 1 and one.periods >= ATTEMPTS[-1][0] + 2 for one in candidate)
+        attempts = ATTEMPTS if cheap else ATTEMPTS[:-1]
+        for self._attempt in attempts:
+            try:
+                found, tapes = self._unfold(shortened, candidate, checked=False)
+                break
+            except LayersDifferError:
+                if self._attempt == attempts[-1]:
+                    raise
+        found.check(at(forward_alone=True))
+        self._show(Depths(tapes=tapes, stacks=_paths(candidate), attempt=self._attempt))
+        return found
 
-    def _unfold(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool) -> Unfolded:
-        tapes = self._tapes(shortened, candidate)
-        third = None if checked else shortened(*[self._attempt[0] + 2] * len(candidate))
-        return self._unfolded(candidate, tapes, third)
+    def _unfold(
+        self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool = True
+    ) -> tuple[Unfolded, tuple[Tape, ...]]:
+        """Return what the depths of an attempt are unfolded to, and their tapes: of two lists, or more, some are not traced."""
+        lists, (deeper, _) = range(len(candidate)), self._attempt
+        first, second = (shortened(*[more for _ in lists]) for more in (deeper, deeper + 1))
+        tapes, shallower = tuple[Tape, ...](), list[Shallower]()
+        with suppress(LayersDifferError):
+            apart = [shortened(*[deeper + (one != other) for other in lists]) for one in lists[:-1]]
+            told = self._shallower_of(candidate, first, second, apart)
+            if same_tapes((made := told.tapes())[0], first):
+                tapes, shallower = made, [told]
+        tapes = tapes or tuple(shortened(*more) for more in product((deeper, deeper + 1), repeat=len(candidate)))
+        found = self._unfolded(candidate, tapes, None if checked else shortened(*[deeper + 2 for _ in lists]))
+        self._shallower += shallower
+        return found, tapes
 
-    def _tapes(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> tuple[Tape, ...]:
-        deeper = self._attempt[0]
-        return tuple(shortened(*more) for more in product((deeper, deeper + 1), repeat=len(candidate)))
+    def _shallower_of(
+        self, candidate: tuple[Repeated, ...], first: Tape, second: Tape, apart: Sequence[Tape]
+    ) -> Shallower:
+        return Shallower(first, second, apart, self._stacks(candidate), earlier=self._attempt[1])
 
     def _unfolded(self, candidate: tuple[Repeated, ...], tapes: Sequence[Tape], third: Tape | None = None) -> Unfolded:
-        deeper, earlier = self._attempt
-        stacks = [
-            Stacks(paths=one.stacks, periods=one.periods - deeper, alike_from=one.alike_from) for one in candidate
-        ]
-        return unfold(tapes, stacks, earlier=earlier, third=third)
+        return unfold(tapes, self._stacks(candidate), earlier=self._attempt[1], third=third)
+
+    def _stacks(self, candidate: tuple[Repeated, ...]) -> list[Stacks]:
+        deeper, _ = self._attempt
+        return [Stacks(paths=one.stacks, periods=one.periods - deeper, alike_from=one.alike_from) for one in candidate]
 
 
 def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
@@ -234,15 +262,15 @@ def _is_worth(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -
 
 
 def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
-    """Yield lists of layers that may be shortened together: those whose layers are all alike, and equally long ones that are
-    equally periodic. With longer periods several lists cost more traces of more layers than they save."""
+    """Yield lists of layers that may be shortened together: all of them, those whose layers are all alike, and equally long ones
+    that are equally periodic."""
     alike: dict[Repeated, list[str]] = {}
     for one in found:
         alike.setdefault(replace(one, stacks=()), []).extend(one.stacks)
     together = [replace(one, stacks=tuple(stacks)) for one, stacks in alike.items()]
-    plain = [one for one in together if one.period == 1]
-    if len(plain) > 1:
-        yield tuple(plain)
+    for some in (together, [one for one in together if one.period == 1]):
+        if len(some) > 1:
+            yield tuple(some)
     for one in together:
         yield (one,)
 
@@ -250,7 +278,8 @@ def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
 def _cost(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -> float:
     """Return what so many traces cost, by the number of parts that are traced, of those that the whole model has.
 
-    They are the depths, the forward pass of the whole model (a third of a trace), and one depth for each further trace.
+    They are the depths, the forward pass of the whole model (a third of a trace), and one depth for each further trace. Of several
+    lists, each but one is told apart by a depth of its own.
     """
     whole = sum(1 for _ in module.modules())
     parts = [
@@ -266,7 +295,8 @@ def _cost(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -> fl
 
     # where kinds of layers take turns, the first attempt fails as a rule
     deepest = 2 if all(one.period == 1 for one in candidate) else 3
-    depths = [*product((0, 1), repeat=len(candidate)), *([more] * len(candidate) for more in range(2, deepest + 1))]
+    apart = [[int(one != other) for other in range(len(candidate))] for one in range(len(candidate) - 1)]
+    depths = [*apart, *([more] * len(candidate) for more in range(deepest + 1))]
     return sum(map(share, depths)) + 1 / 3 + (traces - 1) * share([deepest - 1] * len(candidate))
 
 
@@ -305,7 +335,7 @@ def _put(module: nn.Module, path: str, stack: nn.Module) -> None:
 
 def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0) -> Repeated | None:
     """Return how the layers of one list repeat each other, None where they do not. With `kinds` their settings do not count."""
-    described = _described(module, stack, settings=not kinds)
+    described = _described(module, path, stack, settings=not kinds)
     if described is None:
         return None
     layers = len(described)
@@ -324,7 +354,7 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
     return None
 
 
-def _described(module: nn.Module, stack: nn.Module, *, settings: bool) -> list[dict[str, Any]] | None:
+def _described(module: nn.Module, path: str, stack: nn.Module, *, settings: bool) -> list[dict[str, Any]] | None:
     """Return what each layer is: equal for two that are alike. None where layers share parameters.
 
     Without `settings` plain attributes, and what configs say of each layer, are left out.
@@ -344,7 +374,7 @@ def _described(module: nn.Module, stack: nn.Module, *, settings: bool) -> list[d
         if all(type(value) is int for _, value in having) and len({value - at for at, value in having}) == 1:
             for at, _ in having:
                 del described[at][name]  # the layer's own number
-    for name, values in _said_by_layer(module, len(layers)):
+    for name, values in _said_by_layer(module, path, len(layers)):
         for facts, value in zip(described, values, strict=True):
             facts[f"config.{name}"] = _plain(value, "")
     return described
@@ -397,15 +427,24 @@ def _plain(value: object, own: str) -> object:
     return type(value), id(value)
 
 
-def _said_by_layer(module: nn.Module, layers: int) -> Iterator[tuple[str, list]]:
-    """Yield what the configs of a module's parts say of each layer: in lists that are as long as that of the layers, or by the
-    numbers of those that are of another kind."""
-    configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None}
+def _said_by_layer(module: nn.Module, path: str, layers: int) -> Iterator[tuple[str, list]]:
+    """Yield what configs say of each layer of a list: in lists that are as long, or by the numbers of layers of another kind.
+
+    They are the configs of the parts that the list is in, and of its own parts. What another tower's config says is not of it.
+    """
+    parts = path.split(".")
+    around = [module.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    inside = module.get_submodule(path).modules()
+    configs = {id(config): config for part in (*around, *inside) if (config := getattr(part, "config", None)) is not None}
     for number, config in enumerate(configs.values()):
         for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
-            if not isinstance(value, (list, tuple)) or not value:
+            if not isinstance(value, (list, tuple)) or not value or isinstance(value[0], (list, tuple)):
                 continue
-            if len(value) == layers:
-                yield f"{number}.{name}", list(value)
-            elif len(value) < layers and all(type(one) is int and 0 <= one < layers for one in value):
+            if all(type(one) is int and 0 <= one < layers for one in value) and _increases(value):
                 yield f"{number}.{name}", [layer in value for layer in range(layers)]
+            elif len(value) == layers:
+                yield f"{number}.{name}", list(value)
+
+
+def _increases(numbers: Sequence[int]) -> bool:
+    return all(before < after for before, after in pairwise(numbers))

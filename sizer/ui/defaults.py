@@ -23,11 +23,12 @@ from sizer.query.values import DTYPES
 DETECTION = ("rcnn_", "retinanet_", "fcos_", "ssd300_", "ssdlite320_")
 
 BFLOAT16_SINCE = (8, 0)  # compute capability, from which on matrices are multiplied in bfloat16
-# Bytes of each parameter that is trained in a dtype of two bytes by AdamW: itself, its gradient and two moments.
+# Bytes of each parameter that AdamW trains, in a dtype of two bytes and under autocast: itself, its gradient and two moments.
 TRAINED_BYTES = 8
+TRAINED_BYTES_UNDER_AUTOCAST = 16
 # Types of models of which PEFT does not adapt all linear layers: those with Mamba's (peft/tuners/tuners_utils.py, 0.21,
-# _check_lora_target_modules_mamba), and with layers that multiply groups of features.
-ATTENTION_ALONE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "deepseek_v4")
+# _check_lora_target_modules_mamba), with layers that multiply groups of features, and with routers that are linear layers.
+ATTENTION_ALONE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "deepseek_v4", "llama4")
 # Session state: what the page would choose for the form as it was last
 TASK, SIZES, TARGETS = "default_task", "default_sizes", "default_targets"
 
@@ -47,12 +48,15 @@ def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
         source: The source of the architecture.
         name: The name of the model within its source.
         gpu: The device. Before compute capability 8.0 float16 replaces bfloat16.
-        task: What is done. Training of all parameters is shown under autocast, too.
+        task: What is done. Training of all parameters is shown under autocast, too, unless they alone do not fit. *Known
+            limitation*: the size of a model is known of presets only.
     """
     trains = MODES[task.mode].trains
     half = "bfloat16" if gpu.capability is None or gpu.capability >= BFLOAT16_SINCE else "float16"
     if source.package == "transformers":
-        dtypes = (half, f"amp-{half}") if "all" in task.trains else (half,)
+        preset = PRESETS.get(name) if source.entry == "presets" else None
+        trained = TRAINED_BYTES_UNDER_AUTOCAST * preset.expected_parameters if preset is not None else 0
+        dtypes = (half, f"amp-{half}") if "all" in task.trains and trained <= gpu.total_bytes else (half,)
         return Sizes(dtypes=dtypes, batches=(1, 2, 4, 8) if trains else (1, 8, 32))
     if name and any(part in name for part in DETECTION):
         return Sizes(dtypes=("float32", f"amp-{half}"), batches=(1, 2, 4))
@@ -60,14 +64,14 @@ def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
 
 
 def task_for(source: Source, name: str, gpu: Gpu) -> str:
-    """Return the task that suits a model and a device: fine-tuning for a language model whose training does not fit, else training.
+    """Return the task that suits a model and a device: fine-tuning for one whose training does not fit, else training.
 
     *Known limitation*: the size of a model is known of presets only.
     """
     preset = PRESETS.get(name) if source.entry == "presets" else None
-    if preset is None or preset.modality != "text":
+    if preset is None or TRAINED_BYTES * preset.expected_parameters <= gpu.total_bytes:
         return "training"
-    return "fine-tuning" if TRAINED_BYTES * preset.expected_parameters > gpu.total_bytes else "training"
+    return "fine-tuning"
 
 
 def targets_for(source: Source, name: str) -> str:

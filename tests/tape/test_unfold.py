@@ -73,46 +73,52 @@ def test_a_tape_goes_on_with_more_layers(layers: int, last: int):
     assert unfolded.tape == tape_of(layers, last=last)
 
 
+def two_lists(one: int, other: int, *, batch: int = 1, grows: bool = True) -> Tape:
+    """A model of two parts, each with layers, of which the second comes after the first in each phase.
+
+    With `grows` the optimizer of each part has a value for each layer.
+    """
+    first, second = (tape_of(layers, batch=batch, last=5) for layers in (one, other))
+    names = [list(first.module_names), [f"tower.{name}" for name in second.module_names]]
+    order, marks, begun = array("q"), [], [0, 0]
+    sizes, modules = array("q"), array("l")
+    known = {"": 0}  # modules in the order in which they allocate
+    numbers: dict[tuple[int, int], int] = {}
+    for at, (_, phase) in enumerate(first.marks):
+        for part, tape in enumerate((first, second)):
+            for event in tape.order[begun[part] : tape.marks[at][0]]:
+                block = event if event >= 0 else ~event
+                if event >= 0:
+                    numbers[part, block] = len(numbers)
+                    sizes.append(tape.sizes[block] if grows or tape.modules[block] else 8)
+                    modules.append(known.setdefault(names[part][tape.modules[block]], len(known)))
+                order.append(numbers[part, block] if event >= 0 else ~numbers[part, block])
+            begun[part] = tape.marks[at][0]
+        marks.append((len(order), phase))
+    return replace(
+        first,
+        order=order,
+        sizes=sizes,
+        modules=modules,
+        module_names=tuple(known),
+        categories=bytes(len(sizes)),
+        ops=array("l", [0] * len(sizes)),
+        marks=tuple(marks),
+        size_queries=(),
+        collectives=(),
+    ).validate()
+
+
+def two_deeper(*counts: int) -> list[Stacks]:
+    paths = ("layers", "tower.layers")
+    return [Stacks(paths=(path,), periods=count - 3) for path, count in zip(paths, counts, strict=True)]
+
+
 @pytest.mark.parametrize("counts", [(4, 9), (12, 5)])
 def test_lists_of_layers_of_different_lengths(counts: tuple[int, int]):
-    def both(one: int, other: int) -> Tape:
-        """A model of two parts, each with layers, of which the second comes after the first in each phase."""
-        first, second = (tape_of(layers, last=5) for layers in (one, other))
-        names = [list(first.module_names), [f"tower.{name}" for name in second.module_names]]
-        order, marks, begun = array("q"), [], [0, 0]
-        sizes, modules = array("q"), array("l")
-        known = {"": 0}  # modules in the order in which they allocate
-        numbers: dict[tuple[int, int], int] = {}
-        for at, (_, phase) in enumerate(first.marks):
-            for part, tape in enumerate((first, second)):
-                for event in tape.order[begun[part] : tape.marks[at][0]]:
-                    block = event if event >= 0 else ~event
-                    if event >= 0:
-                        numbers[part, block] = len(numbers)
-                        sizes.append(tape.sizes[block])
-                        modules.append(known.setdefault(names[part][tape.modules[block]], len(known)))
-                    order.append(numbers[part, block] if event >= 0 else ~numbers[part, block])
-                begun[part] = tape.marks[at][0]
-            marks.append((len(order), phase))
-        return replace(
-            first,
-            order=order,
-            sizes=sizes,
-            modules=modules,
-            module_names=tuple(known),
-            categories=bytes(len(sizes)),
-            ops=array("l", [0] * len(sizes)),
-            marks=tuple(marks),
-            size_queries=(),
-            collectives=(),
-        ).validate()
-
-    tapes = [both(one, other) for one in (3, 4) for other in (3, 4)]
-    stacks = [
-        Stacks(paths=(path,), periods=count - 3) for path, count in zip(("layers", "tower.layers"), counts, strict=True)
-    ]
-    unfolded = unfold(tapes, stacks, third=both(5, 5))
-    whole = both(*counts)
+    tapes = [two_lists(one, other) for one in (3, 4) for other in (3, 4)]
+    unfolded = unfold(tapes, two_deeper(*counts), third=two_lists(5, 5))
+    whole = two_lists(*counts)
     assert unfolded.tape == whole
     sources = [tapes[3].sizes[source] for source in unfolded.sources]
     assert unfolded.sizes_alone is (sources == whole.sizes.tolist())

@@ -229,9 +229,7 @@ def test_what_one_dtype_has_shown_is_not_shown_again_for_others(more: str):
         assert_same(tape, traces.at(dtype=dtype))
     assert depths[0] == [2, 3, 4, 14]
     assert max(map(max, depths[1:])) == 3
-    assert depths[3] == (
-        [3, 2] if more else [3]
-    )  # float16 has bfloat16's kernels, but that LLM.int8() casts its input to it
+    assert depths[3] == [3]  # float16 has bfloat16's kernels; LLM.int8() casts its input to it, outside the layers
 
 
 @pytest.mark.exhaustive
@@ -298,6 +296,19 @@ def test_other_settings_are_checked_at_each_trace():
     assert_same(deep.trace(long.module, long.at, long.device), long.at())  # where windows are shorter than the sequence
 
 
+def test_the_config_of_another_tower_says_nothing_of_a_list():
+    model = nn.ModuleDict({name: nn.Module() for name in ("tower", "language")})
+    for part, layers in zip(model.values(), (40, 200), strict=True):
+        part.stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
+        part.config = type("Config", (), {})()
+    model["tower"].config.taken_after = [1, 3, 7, 15, 23, 30, 36, 38, 39]
+    model["tower"].config.aspect_ratios = [[1, 1]] * 20 + [[2, 1]] * 20  # as many as layers, but pairs
+    model["language"].config.layers_with_experts = [*range(200)]
+    assert {one.stacks for (one,) in find_repeated(model)} == {("language.stack",)}
+    model["tower"].config.taken_after = []
+    assert [one.stacks for one in find_repeated(model)[0]] == [("tower.stack",), ("language.stack",)]
+
+
 def test_numbers_of_layers_in_a_config_make_them_differ():
     model = nn.Module()
     model.stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(40)))
@@ -305,6 +316,16 @@ def test_numbers_of_layers_in_a_config_make_them_differ():
     model.config.global_layers = [4, 9, 14, 19, 24, 29, 34, 39]
     found = [one for (one,) in find_repeated(model)]
     assert {(one.period, one.kinds) for one in found} == {(1, 5)}
+
+
+def test_one_depth_of_two_lists_is_enough_at_another_batch_size():
+    traces = Traces(TWO_LISTS)
+    deep = DeepTraces(find_repeated(traces.module))
+    deep.trace(traces.module, traces.at, traces.device)
+    traces.layers.clear()
+    tape = deep.trace(traces.module, partial(traces.at, 5), traces.device)
+    assert len(traces.layers) == 1
+    assert_same(tape, traces.at(5))
 
 
 def test_hooks_of_a_few_layers_do_not_stand_for_all():

@@ -28,7 +28,8 @@ LAPTOP = "rtx-4060-laptop"
         ("torchvision", "resnet50", "t4", "inference", ("float32", "float16"), (1, 8, 32, 128)),  # capability 7.5
         ("torchvision", "fasterrcnn_resnet50_fpn", LAPTOP, "training", ("float32", "amp-bfloat16"), (1, 2, 4)),
         ("torchvision", "ssdlite320_mobilenet_v3_large", "t4", "fine-tuning", ("float32", "amp-float16"), (1, 2, 4)),
-        ("hf", "llama-3.1-8b", "h100-80gb", "training", ("bfloat16", "amp-bfloat16"), (1, 2, 4, 8)),
+        ("hf", "llama-3.2-3b", "h100-80gb", "training", ("bfloat16", "amp-bfloat16"), (1, 2, 4, 8)),  # 16 * 3.21e9 = 51.4 GB
+        ("hf", "llama-3.1-8b", "h100-80gb", "training", ("bfloat16",), (1, 2, 4, 8)),  # 16 * 8.03e9 = 128.5 GB
         ("hf", "llama-3.1-8b", "rtx-4090", "fine-tuning", ("bfloat16",), (1, 2, 4, 8)),
         ("hf", "llama-3.1-8b", "v100-16gb", "generate", ("float16",), (1, 8, 32)),
         ("hub", "org/name", "m2-ultra-64gb", "inference", ("bfloat16",), (1, 8, 32)),
@@ -85,12 +86,13 @@ def test_every_detection_model_of_torchvision_is_known() -> None:
         ("hf", "llama-3.1-8b", "rtx-4090", "fine-tuning"),  # 8 * 8.03e9 = 64.2 GB on 24 GB
         ("hf", "llama-3.1-8b", "a100-80gb", "training"),  # 64.2 GB on 85.0 GB
         ("hf", "llama-3.1-70b", "a100-80gb", "fine-tuning"),
+        ("hf", "gemma-3-27b", "a100-80gb", "fine-tuning"),  # of images, too
         ("hf", "gpt2", "rtx-4090", "training"),
         ("hf", "vit-base-patch16-224", "t4", "training"),
         ("hub", "org/name", "t4", "training"),
     ],
 )
-def test_a_language_model_whose_training_does_not_fit_is_fine_tuned(
+def test_a_model_whose_training_does_not_fit_is_fine_tuned(
     source: str, name: str, gpu: str, task: str
 ) -> None:
     assert task_for(SOURCES[source], name, find_gpu(gpu)) == task
