@@ -1,4 +1,4 @@
-"""A module that trains beside frozen modules of the same program: a denoiser beside the encoders of its inputs."""
+"""A module that trains beside frozen modules of the same program: a denoiser beside encoders, a policy beside a reference."""
 
 from __future__ import annotations
 
@@ -47,3 +47,36 @@ class WithFrozenParts(nn.Module):
 def trained_part(module: nn.Module) -> nn.Module:
     """Return the module that trains, without frozen ones beside it."""
     return module.trained if isinstance(module, WithFrozenParts) else module
+
+
+class WithReference(nn.Module):
+    """A policy that trains, and a frozen model of the same weights beside it. Called, it is the policy."""
+
+    def __init__(self, policy: nn.Module, reference: nn.Module) -> None:
+        super().__init__()
+        self.policy, self.reference = policy, reference.requires_grad_(False).eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the policy."""
+        return self.policy(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> WithReference:
+        """Switch the policy alone to training mode."""
+        super().train(mode)
+        self.reference.eval()
+        return self
+
+
+def policy_of(module: nn.Module) -> nn.Module:
+    """Return the model that trains, without the reference beside it."""
+    return module.policy if isinstance(module, WithReference) else module
+
+
+def reference_in(module: nn.Module) -> nn.Module | None:
+    """Return the frozen model beside a policy, None if there is none."""
+    return module.reference if isinstance(module, WithReference) else None
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """Return the module that DDP is around; any other is itself."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module

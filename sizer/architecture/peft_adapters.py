@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from sizer.architecture.beside import WithFrozenParts
+from sizer.architecture.beside import WithFrozenParts, inner
 from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, quote, suggest
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, PACKAGE, SCRIPT, Adapter, targets_of_script
@@ -267,12 +267,13 @@ def attention_layers(module: nn.Module) -> list[str]:
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Return whether `add_adapter` has made this module."""
-    return type(module).__module__.partition(".")[0] == "peft"
+    """Return whether `add_adapter` has made this module, whose class FSDP2 derives another from."""
+    return any(kind.__module__.partition(".")[0] == "peft" for kind in type(module).__mro__)
 
 
 def base_of(module: nn.Module) -> nn.Module:
-    """The module that `add_adapter` was given, with the adapter in it; any other as it is."""
+    """The module that `add_adapter` was given, with the adapter in it, also inside DDP; any other as it is."""
+    module = inner(module)
     return module.get_base_model() if is_adapted(module) else module
 
 

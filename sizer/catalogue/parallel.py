@@ -19,8 +19,8 @@ PIPELINE_KEYS = ("pp", "schedule", "microbatch")
 class Parallel:
     """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
     `keys` of a query that it takes, whether it is of use to inference, too (`infers`), whether models generate by it
-    (`generates`), whether it takes a model whose weights were quantised as they were loaded (`quantized`), and whether it splits
-    FP8 weights (`splits_fp8`)."""
+    (`generates`), whether it takes a model whose weights were quantised as they were loaded (`quantized`), whether it splits
+    FP8 weights (`splits_fp8`), and whether its ranks train by recipes of others' trainers (`takes_recipes`)."""
 
     key: str
     title: str
@@ -29,6 +29,7 @@ class Parallel:
     generates: bool = False
     quantized: bool = False
     splits_fp8: bool = False
+    takes_recipes: bool = False
     communicators: int = 1
     keys: tuple[str, ...] = ("ranks", "rank")
 
@@ -36,13 +37,14 @@ class Parallel:
 _SPLIT = ("tp", "sp", "lp")  # of tensor parallel: the degree, and whether sequence and loss are split, too
 
 _ROWS = (
-    Parallel(key="none", title="One GPU", quantized=True, communicators=0, keys=()),
-    Parallel(key="ddp", title="DDP", quantized=True, keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
-    Parallel(key="zero1", title="ZeRO-1", quantized=True),
+    Parallel(key="none", title="One GPU", quantized=True, takes_recipes=True, communicators=0, keys=()),
+    Parallel(key="ddp", title="DDP", quantized=True, takes_recipes=True, keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
+    Parallel(key="zero1", title="ZeRO-1", quantized=True, takes_recipes=True),
     Parallel(
         key="fsdp",
         title="FSDP2",
         shards=True,
+        takes_recipes=True,
         infers=True,
         keys=("ranks", "reshard", "offload", *_SPLIT, "cp", *PIPELINE_KEYS, "rank"),
     ),
@@ -50,6 +52,7 @@ _ROWS = (
         key="hsdp",
         title="HSDP",
         shards=True,
+        takes_recipes=True,
         infers=True,
         communicators=2,
         keys=("ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", "rank"),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from sizer.architecture.beside import WithReference, policy_of
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.distributed.context_parallel import check_context
 from sizer.distributed.parallel_plan import Plan
@@ -47,6 +48,11 @@ def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> n
     wanted = (plan.pp > 1, plan.parallel in replicates, plan.shards, plan.tp > 1)
     names = tuple(name for name, there in zip(sizes, wanted, strict=True) if there)
     mesh = dist.init_device_mesh(kind, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    if isinstance(module, WithReference):
+        # As prepare_fsdp in trl/models/utils.py (1.16), which shards a reference as a single group
+        shard(module.reference, (), plan, mesh, dtype)
+        module.policy = _part(module.policy, plan, mesh, dtype)
+        return module
     if plan.pp == 1:
         return _part(module, plan, mesh, dtype)
     from sizer.distributed.pipeline import Stages  # imports much of PyTorch that others do not need
@@ -96,7 +102,10 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: Devi
 
 def replicate(module: nn.Module, plan: Plan, *, find_unused: bool = False) -> nn.Module:
     """Return a module that is on its device with DDP around it, or around each of its stages, at its defaults; with `find_unused`
-    DDP looks for the parameters that a forward pass has not used."""
+    DDP looks for the parameters that a forward pass has not used. A reference beside a policy has none."""
+    if isinstance(module, WithReference):
+        module.policy = replicate(module.policy, plan, find_unused=find_unused)
+        return module
     if plan.pp == 1:
         return nn.parallel.DistributedDataParallel(module, find_unused_parameters=find_unused)
     for number, stage in enumerate(module):
@@ -116,6 +125,7 @@ def tell_whether_last(module: nn.Module, last: bool, *, sync: bool = True) -> No
     DDP reduces gradients only then, as within `no_sync`. FSDP2 reduces them after every pass, or without `sync` only then, as
     Accelerate's `accumulate` has it.
     """
+    module = policy_of(module)
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = last
     elif not sync and hasattr(module, "set_requires_gradient_sync"):

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from torch import nn
 
+from sizer.architecture.beside import policy_of
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded
 from sizer.architecture.module_census import take_census
@@ -26,7 +27,7 @@ from sizer.recipes.evaluation import check_evaluation
 from sizer.recipes.liger import check_liger, has_layers
 from sizer.recipes.losses import change_of, check_loss, losses_beside, vocabulary_of
 from sizer.recipes.offloading import check_offloading
-from sizer.recipes.preferences import check_objective, policy_of
+from sizer.recipes.preferences import check_objective
 from sizer.report.census import Counted
 from sizer.tracing.batch_lines import FITTED_AT
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
@@ -144,4 +145,5 @@ class Model:
 def _is_fine_tuning(request: Request) -> bool:
     """Return True if a request may choose the loss of a language model."""
     transformers = SOURCES[request.source].package == "transformers"
-    return MODES[request.mode].trains and transformers and request.parallel == "none" and request.compile is None
+    whole = PARALLELS[request.parallel].takes_recipes and request.tp * request.cp * request.pp == 1
+    return MODES[request.mode].trains and transformers and whole and request.compile is None

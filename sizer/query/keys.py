@@ -71,6 +71,7 @@ from sizer.query.needs import (
     four_bits,
     generation,
     of_adapters,
+    of_autocast,
     of_compiled,
     of_compiled_training,
     of_context,
@@ -87,6 +88,7 @@ from sizer.query.needs import (
     of_pipelines,
     of_preferences,
     of_ranks,
+    of_replicas,
     of_saved_modules,
     of_split,
     of_targets,
@@ -664,6 +666,7 @@ KEYS: dict[str, Key] = {
             allowed=f"{', '.join(ACTIVATIONS)}, {CHECKPOINT_OFFLOAD}: where activations wait for the backward pass: on the device, "
             f"or on the host by TRL's hooks; {CHECKPOINT_OFFLOAD} is checkpointing=1&activations=offload",
             label="Activations",
+            needs=of_replicas,
         ),
         read=read_activations,
     ),
@@ -683,6 +686,7 @@ KEYS: dict[str, Key] = {
         format_switch,
         allowed=f"{_SWITCH}: weights in bfloat16 train under autocast, too, as trainers do with bf16=True",
         label="Autocast of 16-bit weights",
+        needs=of_autocast,
         otherwise="0",
         affects=MODULE,  # ORPO's trainer casts a quantised module by it
     ),

@@ -185,11 +185,27 @@ def of_one_device(request: Request) -> str:
     return training(request) or of_plain_module(request) or ("" if request.parallel == "none" else "parallel=none")
 
 
+def of_replicas(request: Request) -> str:
+    """Return what a training recipe needs whose steps on several ranks were compared with PyTorch's own: whole samples on each."""
+    taking = [row.key for row in PARALLELS.values() if row.takes_recipes]
+    if needs := training(request) or of_plain_module(request):
+        return needs
+    if request.parallel not in taking:
+        return f"parallel={' or '.join(taking)}"
+    return next((f"{key}=1" for key in ("tp", "cp", "pp") if getattr(request, key) > 1), "")
+
+
+def of_autocast(request: Request) -> str:
+    """Return what autocast of 16-bit weights needs: whole weights, as Accelerate makes those that FSDP2 shards float32."""
+    shards = PARALLELS[request.parallel].shards
+    return of_replicas(request) or ("parallel=none or ddp, or dtype=amp-bfloat16 without it" if shards else "")
+
+
 def of_language_models(request: Request) -> str:
     """Return what a loss of language models needs."""
     source = SOURCES.get(request.source)
     known = source is None or source.package == "transformers"
-    return of_one_device(request) or ("" if known else "a language model of transformers")
+    return of_replicas(request) or ("" if known else "a language model of transformers")
 
 
 def of_preferences(request: Request) -> str:
@@ -200,7 +216,7 @@ def of_preferences(request: Request) -> str:
 
 def of_groups(request: Request) -> str:
     """Return what a key needs that is about completions of the model that trains."""
-    return of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
+    return of_one_device(request) or of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
 
 
 def of_plain_module(request: Request) -> str:

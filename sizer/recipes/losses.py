@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, Refusal, RequestError
@@ -41,8 +43,27 @@ def loss_of(loss: str, blueprint: Blueprint) -> LossOf:
     """
     if loss == FULL:
         return blueprint.loss
-    compute = _trl if loss == TRL else _of_states(_STATES.get(loss) or _chunked(chunks_of(loss) or 1))
-    return lambda module, example: compute(base_of(module), example)
+    return _trl if loss == TRL else _within(_of_states(_STATES.get(loss) or _chunked(chunks_of(loss) or 1)))
+
+
+def _within(compute: LossOf) -> LossOf:
+    """Return a loss whose module computes it in its forward pass if the module is one of several ranks.
+
+    DDP and FSDP2 begin and end a pass there; Liger's and Axolotl's models compute their losses there, too.
+    """
+
+    def loss(module: nn.Module, example: Example) -> Tensor:
+        model = base_of(module)
+        if inner(module) is module and not hasattr(module, "set_requires_gradient_sync"):  # FSDP2's
+            return compute(model, example)
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            return compute(model, Example(args=args, kwargs=kwargs))
+
+        with mock.patch.object(model, "forward", forward):
+            return module(*example.args, **example.kwargs)
+
+    return loss
 
 
 def check_loss(loss: str, module: nn.Module) -> None:
@@ -209,10 +230,10 @@ def _cce(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = No
 _STATES = {TORCH: _torch, LIGER: _liger, CCE: _cce}
 
 
-def _trl(model: nn.Module, example: Example) -> Tensor:
+def _trl(module: nn.Module, example: Example) -> Tensor:
     """Compute the loss of SFTTrainer.compute_loss with what its metrics keep (trl/trainer/sft_trainer.py, 1.16)."""
-    with fused_head(model, ("log_probs", "entropy", "is_top1")):
-        outputs = model(**example.kwargs, fused_lm_head=True)
+    with fused_head(base_of(module), ("log_probs", "entropy", "is_top1")):
+        outputs = module(**example.kwargs, fused_lm_head=True)
     return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
 
 

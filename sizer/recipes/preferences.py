@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from sizer.architecture.beside import WithReference, inner, policy_of, reference_in
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, RequestError
@@ -50,34 +51,6 @@ Cast = Callable[[], AbstractContextManager] | None  # returns an autocast contex
 SENTENCES = "sentence-transformers"
 COLUMNS = ("anchor", "positive")
 _REWARDS = "ForSequenceClassification"
-
-
-class WithReference(nn.Module):
-    """A policy that trains, and a frozen model of the same weights beside it. Called, it is the policy."""
-
-    def __init__(self, policy: nn.Module, reference: nn.Module) -> None:
-        super().__init__()
-        self.policy, self.reference = policy, reference.requires_grad_(False).eval()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the policy."""
-        return self.policy(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> WithReference:
-        """Switch the policy alone to training mode."""
-        super().train(mode)
-        self.reference.eval()
-        return self
-
-
-def policy_of(module: nn.Module) -> nn.Module:
-    """Return the model that trains, without the reference beside it."""
-    return module.policy if isinstance(module, WithReference) else module
-
-
-def reference_in(module: nn.Module) -> nn.Module | None:
-    """Return the frozen model beside a policy, None if there is none."""
-    return module.reference if isinstance(module, WithReference) else None
 
 
 def with_objective(blueprint: Blueprint, objective: str, reference: str | None) -> Blueprint:
@@ -280,7 +253,7 @@ def _dpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
 
     own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "use_weighting": False}
     with _trainer(module, example, DPO, cast, loss_types=["sigmoid"], loss_weights=[1.0], **own) as (trainer, inputs):
-        return DPOTrainer._compute_loss(trainer, trainer.model, inputs, False)
+        return DPOTrainer._compute_loss(trainer, policy_of(module), inputs, False)
 
 
 def _kto(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
@@ -290,7 +263,7 @@ def _kto(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
     own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
     with _trainer(module, example, KTO, cast, **own) as (trainer, inputs):
         trainer._compute_kl_logps = partial(KTOTrainer._compute_kl_logps, trainer)
-        return KTOTrainer._compute_loss(trainer, trainer.model, inputs, False)
+        return KTOTrainer._compute_loss(trainer, policy_of(module), inputs, False)
 
 
 def _reward(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
@@ -298,7 +271,7 @@ def _reward(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
     from trl.trainer.reward_trainer import RewardTrainer
 
     with _trainer(module, example, REWARD, cast) as (trainer, inputs):
-        return RewardTrainer.compute_loss(trainer, trainer.model, inputs)
+        return RewardTrainer.compute_loss(trainer, policy_of(module), inputs)
 
 
 def _orpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
@@ -312,7 +285,7 @@ def _orpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
         trainer.concatenated_inputs, trainer.get_batch_logps = ORPOTrainer.concatenated_inputs, ORPOTrainer.get_batch_logps
         trainer.concatenated_forward = partial(ORPOTrainer.concatenated_forward, trainer)
         trainer.odds_ratio_loss = partial(ORPOTrainer.odds_ratio_loss, trainer)
-        loss, _ = ORPOTrainer.get_batch_loss_metrics(trainer, trainer.model, inputs)
+        loss, _ = ORPOTrainer.get_batch_loss_metrics(trainer, policy_of(module), inputs)
         return loss
 
 
@@ -342,7 +315,7 @@ def _trainer(
 
     device = next(iter(inputs.values())).device
     trainer = SimpleNamespace(
-        model=policy,
+        model=inner(policy),
         ref_model=reference,
         accelerator=SimpleNamespace(device=device, gather=itself, gather_for_metrics=itself, unwrap_model=itself),
         args=SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}, center_rewards_coefficient=None),
@@ -359,7 +332,7 @@ def _trainer(
             stack.enter_context(fused_head(base_of(policy), _OF_METRICS[objective]))
         if reference is not None:
             stack.enter_context(fused_head(reference, ("log_probs",)))
-        for model in (policy, reference):
+        for model in (inner(policy), reference):
             if cast is not None and model is not None:
                 within = unfrozen(model, cast) if model is reference else cast
                 stack.enter_context(mock.patch.object(model, "forward", prepared(model.forward, within)))

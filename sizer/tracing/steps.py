@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sizer.architecture.beside import policy_of, reference_in
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.compilation import DEFAULT, REDUCE_OVERHEAD
@@ -40,7 +41,7 @@ from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.liger import liger_layers
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
-from sizer.recipes.preferences import loss_under, policy_of, reference_in
+from sizer.recipes.preferences import loss_under
 from sizer.tracing.meta.device_optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 if TYPE_CHECKING:

@@ -23,9 +23,11 @@ from torch import Tensor
 
 from sizer.base.config_json import encode_config
 from sizer.catalogue.hardware import HARDWARE
+from sizer.query.text import parse_query
 from sizer.running.small_values import Values
 from tests.architecture.tiny_configs import TINY
 from tests.null_driver.build import null_environment
+from tests.null_driver.rank_queries import peaks
 from tests.null_driver.record import record
 
 ROOT = Path(__file__).parent.parent.parent
@@ -149,6 +151,23 @@ QUERIES |= {
     "h100-80gb/without-tower": f"{LLAVA}&dtype=bfloat16&train=without-tower",
     "h100-80gb/amp-without-tower-checkpointing": f"{LLAVA}&dtype=amp-bfloat16&train=without-tower&checkpointing=1",
 }
+SMALL = {"model_type": "llama", **dict.fromkeys(("hidden_size", "intermediate_size"), 512), "num_hidden_layers": 4}
+SMALL |= {"vocab_size": 8000, "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True}
+RANKS = {  # each rank has samples of its own; TRL shards a reference as a single group
+    "ranks-trl-ddp": "dtype=bfloat16&loss=trl&parallel=ddp&ranks=2",
+    "ranks-trl-lora-ddp": "dtype=bfloat16&loss=trl&autocast=1&train=adapter&parallel=ddp&ranks=2",
+    "ranks-trl-fsdp": "dtype=amp-bfloat16&loss=trl&checkpointing=1&parallel=fsdp&ranks=4",
+    "ranks-liger-fsdp": "dtype=amp-bfloat16&liger=1&loss=liger&parallel=fsdp&ranks=4",
+    "ranks-chunked-fsdp": "dtype=bfloat16&loss=chunked:8&parallel=fsdp&ranks=4",
+    "ranks-dpo-ddp": "dtype=amp-bfloat16&objective=dpo&parallel=ddp&ranks=2",
+    "ranks-dpo-fsdp": "dtype=amp-bfloat16&objective=dpo&parallel=fsdp&ranks=2",
+    "ranks-dpo-lora-fsdp": "dtype=bfloat16&objective=dpo&train=adapter&accumulate=2&parallel=fsdp&ranks=2",
+    "ranks-kto-zero1": "dtype=bfloat16&objective=kto&parallel=zero1&ranks=2",
+    "ranks-orpo-fsdp": "dtype=bfloat16&objective=orpo&parallel=fsdp&ranks=2",
+}
+OF_SMALL = f"arch=config:{encode_config(json.dumps(SMALL))}&batch=2&seq=256&gpu=rtx-4090"
+QUERIES |= {f"rtx-4090/{name}": f"{OF_SMALL}&{keys}" for name, keys in RANKS.items()}
+PACKAGES |= {name: "liger-kernel" if "liger" in name else "trl" for name in RANKS if "chunked" not in name}
 
 
 # TRL's offloading knows storages by their addresses, which the allocator gives again to others. Sizer tells storages apart.
@@ -205,7 +224,11 @@ def tell_storages_apart() -> None:
 
 
 def one(query: str) -> None:
-    """Print the figures of a query in bytes."""
+    """Print the figures of a query in bytes; those of a rank of several have no phases."""
+    if parse_query(query).parallel != "none":
+        allocated, reserved, _ = peaks(query)
+        print(json.dumps({"failure": None, "allocated": allocated, "reserved": reserved, "phases": {}}), flush=True)
+        os._exit(0)
     values = Values(ctypes.CDLL(None))  # as in `sizer run`: kernels count what masks select
     found = record(query, values=values.installed()).measurement
     phases = {phase.phase: phase.peak_allocated_bytes for phase in found.phases}

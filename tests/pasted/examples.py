@@ -80,8 +80,7 @@ fsdp_config:
   fsdp_offload_params: true
   fsdp_transformer_layer_cls_to_wrap: Qwen2DecoderLayer
 """, {"mode": "training", "seq": "8192", "batch": "1", "accumulate": "2", "optimizer": "adamw", "optimizer_impl": "fused",
-      "dtype": "bfloat16", "checkpointing": "1", "parallel": "fsdp", "ranks": "8", "offload": "1"},
-        ("autocast=1",)),
+      "dtype": "amp-bfloat16", "checkpointing": "1", "parallel": "fsdp", "ranks": "8", "offload": "1"}),
     Example("axolotl", "everything, over ZeRO-3", """
 base_model: mistralai/Mistral-7B-v0.1
 sequence_len: 4096
@@ -89,8 +88,8 @@ micro_batch_size: 2
 optimizer: adamw_torch
 bf16: auto
 deepspeed: deepspeed_configs/zero3_bf16.json
-""", {"mode": "training", "seq": "4096", "batch": "2", "optimizer": "adamw", "dtype": "bfloat16", "parallel": "fsdp",
-         "ranks": "8"}, ("autocast=1",)),
+""", {"mode": "training", "seq": "4096", "batch": "2", "optimizer": "adamw", "dtype": "amp-bfloat16", "parallel": "fsdp",
+         "ranks": "8"}),
     Example("axolotl", "fp16 on an old card", """
 base_model: openai-community/gpt2
 adapter: lora
@@ -450,7 +449,7 @@ cutoff_len: 2048
 per_device_train_batch_size: 2
 bf16: true
 """, LORA | FUSED | {"mode": "training", "r": "8", "seq": "2048", "batch": "2", "dtype": "bfloat16", "checkpointing": "1",
-         "parallel": "fsdp", "ranks": "8"}, ("objective=kto", "autocast=1")),
+         "parallel": "fsdp", "ranks": "8", "objective": "kto"}),
     Example("llama-factory", "Liger, and a command", """
 llamafactory-cli train --stage sft --model_name_or_path openai-community/gpt2 --finetuning_type full --pure_bf16 true \\
     --enable_liger_kernel true --cutoff_len 1024 --per_device_train_batch_size 2

@@ -63,7 +63,7 @@ MISTRAL = _tiny(model_type="mistral", sliding_window=24)
         ("loss=torch", "loss: given 'torch' with objective=grpo"),
         ("mode=generate", "objective: given 'grpo' without mode=training"),
         ("gpu=cpu", "objective: given 'grpo' with gpu=cpu"),
-        ("parallel=fsdp", "objective: given 'grpo' without parallel=none"),
+        ("parallel=fsdp", "objective: given 'grpo' with parallel=fsdp"),
     ],
 )
 def test_what_grpo_does_not_take_is_refused(keys: str, said: str):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from sizer.architecture.beside import WithReference, policy_of
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.estimator import estimate, estimate_cell
@@ -16,12 +17,10 @@ from sizer.query.text import format_query, parse_query
 from sizer.recipes import preferences
 from sizer.recipes.losses import unfrozen
 from sizer.recipes.preferences import (
-    WithReference,
     check_objective,
     completions_of,
     odds_pairs_of,
     pairs_of,
-    policy_of,
     without_dropout,
 )
 from sizer.tape.loops import written
@@ -42,7 +41,7 @@ GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"
         ("objective=dpo&train=adapter&adapter=prefix", "objective: given 'dpo' with adapter=prefix"),
         ("objective=dpo&weights=nf4", "objective: given 'dpo' with weights=nf4"),
         ("objective=dpo&mode=inference", "objective: given 'dpo' without mode=training"),
-        ("objective=dpo&parallel=fsdp", "objective: given 'dpo' without parallel=none"),
+        ("objective=dpo&parallel=pp&pp=2", "objective: given 'dpo' without parallel=none or ddp or zero1 or fsdp or hsdp"),
         ("objective=dpo&compile=default", "objective: given 'dpo' with compile=default"),
         ("objective=orpo&reference=model", "reference: given 'model' without objective=dpo or objective=kto"),
         ("reference=model", "reference: given 'model' without objective=dpo or objective=kto"),

@@ -49,11 +49,6 @@ def take_part(module: nn.Module, bring: Bring, plan: Plan, dtype: str, device: t
     return split(module, plan, dtype, kind=device.type), partial(_bring_part, plan)
 
 
-def inner(module: nn.Module) -> nn.Module:
-    """The module that DDP is around; any other is itself."""
-    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
-
-
 def _bring_whole(bring: Bring, plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
     return replicate(bring(module, device), plan)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.greedy_generation import check_cache, generate
 from sizer.architecture.held_tensors import cache_tensors, parts_of
@@ -35,7 +36,7 @@ from sizer.device.trial.materialize import (
     prepare,
     storage_bytes,
 )
-from sizer.device.trial.rank import inner, take_part
+from sizer.device.trial.rank import take_part
 from sizer.device.trial.timing import measure_timing
 from sizer.estimating.cautions import versions
 from sizer.estimating.work import blueprint_of, work_of

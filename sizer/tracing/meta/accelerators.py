@@ -157,9 +157,9 @@ class OnMeta(TorchFunctionMode):
             return self._empty(func, args, kwargs)
         if pinned := bool(kwargs.get("pin_memory")):
             kwargs = kwargs | {"pin_memory": False}
-        if func is torch.device and _is_outside(sys._getframe(1)) and not (args and args[0] == "meta"):
+        if func is torch.device and _is_outside(_calling(sys._getframe(1))) and not (args and args[0] == "meta"):
             return func(*args, **kwargs)
-        if func is torch._C._nn._parse_to and _is_outside(sys._getframe(1)):
+        if func is torch._C._nn._parse_to and _is_outside(_calling(sys._getframe(1))):
             return func(*args, **kwargs)
         if func is torch._C._nn._parse_to and self._deferred is not None and self._names_meta(*args, **kwargs):
             device, *rest = func(*args, **kwargs)
@@ -473,6 +473,13 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         steps_on(host),
     ):
         yield
+
+
+def _calling(frame: FrameType) -> FrameType:
+    """Return the frame that called a function in a frame, without those of a second mode, which a rank of several has."""
+    while frame.f_globals is globals() and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _is_outside(frame: FrameType) -> bool:
