@@ -54,13 +54,27 @@ def read_config(text: str, gpu: str | None = None) -> Question:
         reader = form.lines.get(name) or (nothing if alike else None)
         if reader is None or not reader(draft, name, value):
             is_off = as_flag(value) is False  # what is switched off has no counterpart to miss
-            if not is_off:
+            if name in _PACKING and as_flag(value):
+                _packed(draft, config, name)
+            elif not is_off:
                 draft.unmatched.append(f"{name}: {as_text(value)[:80]}")
     if "arch" not in draft.items:
         draft.assume("the config names no repository: the model of the form is kept")
     draft.assume("the config does not say it", batch=1)
     recipes.leave_out(draft, gpu)
     return draft.whole()
+
+
+_PACKING = ("packing", "sample_packing", "neat_packing")
+
+
+def _packed(draft: Draft, config: Config, name: str) -> None:
+    """Read packed sequences: a row of batch × seq tokens, which flash attention takes as it takes the sequences (varlen_fwd)."""
+    attention = [as_text(config[line]).lower() for line in ("attn_implementation", "flash_attn") if line in config]
+    if as_flag(config.get("flash_attention")) or any("flash" in text or text == "fa2" for text in attention):
+        draft.assume(f"{name}: with flash attention packed sequences take the memory of batch x seq tokens")
+    else:
+        draft.unmatched.append(f"{name}: without flash attention a packed row has a mask of all pairs of its tokens")
 
 
 def _format_of(config: Config) -> Format | None:

@@ -154,7 +154,7 @@ def attention(draft: Draft, name: str, value: object) -> bool:
     if text == "eager":
         draft.take(f"{name}: eager", attention="eager")
         return True
-    if text in ("sdpa", "flash_attention_2", "fa2", "flash_attn", "auto"):
+    if text in ("sdpa", "fa2", "auto") or "flash" in text:  # also kernels-community/flash-attn2, as TRL names it
         draft.take(f"{name}: {text}", attention="sdpa")
         return True
     return False

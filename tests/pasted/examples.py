@@ -49,8 +49,7 @@ datasets:
 """, LLAMA | LORA | CAST | {"weights": "nf4-dq", "r": "32", "alpha": "16", "adapter_dropout": "0.05", "targets": "all-linear",
          "seq": "4096",
          "accumulate": "4", "batch": "2", "optimizer": "paged-adamw", "dtype": "bfloat16", "checkpointing": "1",
-         "attention": "sdpa"},
-        ("sample_packing",)),
+         "attention": "sdpa"}),
     Example("axolotl", "lora in 8 bits", """
 base_model: NousResearch/Meta-Llama-3-8B
 load_in_8bit: true
@@ -236,7 +235,7 @@ optim: adafactor
 packing: true
 """, {"loss": "trl"} | {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "float32",
          "optimizer": "adafactor-transformers"},
-         ("packing",)),
+         ("packing: without flash attention",)),
     Example("trl", "the defaults", """
 model_name_or_path: openai-community/gpt2
 dataset_name: stanfordnlp/imdb
