@@ -82,7 +82,7 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: Devi
     """Shard a module's parameters by `fully_shard`: each of its blocks, then what is left, as one group.
 
     A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
-    float32.
+    float32, or in it if the plan says so.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -94,7 +94,9 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: Devi
         options["offload_policy"] = CPUOffloadPolicy()
     if dtype.startswith("amp-"):
         half = getattr(torch, dtype.removeprefix("amp-"))
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        # Accelerate's: set_mixed_precision of FullyShardedDataParallelPlugin (accelerate/utils/dataclasses.py, 1.15)
+        others = {"reduce_dtype": half, "output_dtype": half} if plan.reduces_half else {"reduce_dtype": torch.float32}
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, **others)
     for block in blocks:
         fully_shard(block, **options)
     fully_shard(module, **options)

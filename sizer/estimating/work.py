@@ -9,7 +9,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.compilation import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import AUTO, LM, is_contrastive, reference_of
+from sizer.catalogue.recipes import AUTO, LM, ORPO, is_contrastive, is_made_by_trl, reference_of
 from sizer.distributed.parallel_plan import Plan
 from sizer.query.request import Request, scope_of
 from sizer.recipes.preferences import with_objective
@@ -77,4 +77,5 @@ def plan_of(request: Request) -> Plan | None:
         schedule=request.schedule,
         microbatch=request.microbatch,
         rank=request.rank,
+        reduces_half=request.objective == ORPO or is_made_by_trl(request.objective, request.loss),
     )
