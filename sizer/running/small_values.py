@@ -561,7 +561,11 @@ def _key(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    """Return the tensors in a value, also the bounds of slices, which PyTorch reads."""
+    leaves: list[Any] = []
+    for leaf in pytree.tree_leaves(value):
+        leaves += (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _chosen_dim(func: Any, args: tuple, kwargs: dict) -> int | None:

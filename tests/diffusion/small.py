@@ -41,6 +41,12 @@ _QWEN: dict[str, Any] = {
     },
     "vision_config": {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "out_hidden_size": 64},
 }
+_LONG = {**_CLIP, "projection_dim": 64, "max_position_embeddings": 248}
+_HIDREAM = {
+    "patch_size": 2, "in_channels": 16, "num_layers": 1, "num_single_layers": 2, "attention_head_dim": 32, "num_attention_heads": 4,
+    "caption_channels": [64, 64], "text_emb_dim": 128, "num_routed_experts": 4, "num_activated_experts": 2,
+    "axes_dims_rope": [16, 8, 8], "max_resolution": [64, 64], "llama_layers": [0, 1],
+}  # fmt: skip
 _MOVQ = {
     "block_out_channels": [32, 64],
     "down_block_types": ["DownEncoderBlock2D", "AttnDownEncoderBlock2D"],
@@ -170,6 +176,17 @@ SMALL: dict[str, dict[str, Any]] = {
             },
         ),
         "vae": ("diffusers", "AutoencoderKL", _VAE),
+    },
+    "HiDreamImagePipeline": {
+        **dict.fromkeys(("text_encoder", "text_encoder_2"), ("transformers", "CLIPTextModelWithProjection", _LONG)),
+        **dict.fromkeys(("tokenizer", "tokenizer_2"), ("transformers", "CLIPTokenizer", {})),
+        "text_encoder_3": ("transformers", "T5EncoderModel", _T5),
+        "tokenizer_3": ("transformers", "T5Tokenizer", {}),
+        "text_encoder_4": ("transformers", "LlamaForCausalLM", _LLAMA),
+        "tokenizer_4": ("transformers", "PreTrainedTokenizerFast", {"model_max_length": 128}),
+        "scheduler": _FLOW,
+        "vae": ("diffusers", "AutoencoderKL", {**_VAE, "latent_channels": 16, "shift_factor": 0.1}),
+        "transformer": ("diffusers", "HiDreamImageTransformer2DModel", _HIDREAM),
     },
     "HunyuanImagePipeline": {
         "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", _QWEN),

@@ -75,7 +75,7 @@ CASES = {
     "tiling": "arch=diffusers:cogvideox-2b&frames=9&vae=tiling&dtype=float16",
 }
 # Those whose code splits what a mask selects
-FOLLOWED = dict.fromkeys(("edit", "HunyuanImagePipeline", "HunyuanVideo15Pipeline"), ("--values",))
+FOLLOWED = dict.fromkeys(("edit", "HiDreamImagePipeline", "HunyuanImagePipeline", "HunyuanVideo15Pipeline"), ("--values",))
 # Parameters in billions, as model cards and papers give them, and to which part of a billion
 PUBLISHED = {
     ("flux.1-dev", "transformer"): (12, 0.2),
@@ -133,6 +133,7 @@ SMALL_CASES = {
     "ChromaPipeline": "&image=128x128&seq=64",
     "CogView4Pipeline": "&image=128x128&seq=64",
     "AuraFlowPipeline": "&image=128x128",
+    "HiDreamImagePipeline": "&image=128x128",
     "HunyuanImagePipeline": "&image=128x128",
     "HunyuanVideo15Pipeline": "&image=64x64&frames=5",
     "Kandinsky3Pipeline": "&image=128x128",

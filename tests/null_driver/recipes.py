@@ -162,7 +162,7 @@ RANKS = {  # each rank has samples of its own; TRL shards a reference as a singl
     "ranks-dpo-ddp": "dtype=amp-bfloat16&objective=dpo&parallel=ddp&ranks=2",
     "ranks-dpo-fsdp": "dtype=amp-bfloat16&objective=dpo&parallel=fsdp&ranks=2",
     "ranks-dpo-lora-fsdp": "dtype=bfloat16&objective=dpo&train=adapter&accumulate=2&parallel=fsdp&ranks=2",
-    "ranks-kto-zero1": "dtype=bfloat16&objective=kto&parallel=zero1&ranks=2",
+    "ranks-kto-zero1": "dtype=bfloat16&objective=kto&parallel=zero1&ranks=2&rank=0",
     "ranks-orpo-fsdp": "dtype=bfloat16&objective=orpo&parallel=fsdp&ranks=2",
 }
 OF_SMALL = f"arch=config:{encode_config(json.dumps(SMALL))}&batch=2&seq=256&gpu=rtx-4090"

@@ -18,6 +18,12 @@ def test_following_a_tensor_leaves_its_storage_with_one_owner():
     assert torch._C._storage_Use_Count(torch._C._storage_address(tensor)) == before
 
 
+def test_bounds_of_slices_are_followed():
+    rows, start, stop = torch.ones(8, 2), torch.tensor(1), torch.tensor(3)
+    found = small_values._tensors(((rows, (slice(start, stop), 0)), {}))
+    assert [id(one) for one in found] == [id(rows), id(start), id(stop)]
+
+
 def test_draws_that_are_left_out_are_noted_once():
     notes: list[str] = []
     draws = HostDraws(lambda tensor: True, notes.append)
