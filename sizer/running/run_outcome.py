@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sizer.base.codec import decode
 from sizer.base.units import format_bytes
 from sizer.base.versions import SIZER, by_address, format_version, parse_version
 from sizer.catalogue.gpus import GPUS, Gpu
@@ -14,6 +15,7 @@ from sizer.report.column import Column
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.report.report import Focus, Report, build_report
 from sizer.running.history import tape_of
+from sizer.tape.compiled_code import CompiledCode
 from sizer.tape.tape import CATEGORIES, Tape
 
 DONE, FAILED, UNTRACED, NO_FIT = 0, 1, 3, 5
@@ -251,6 +253,7 @@ def _report(found: Mapping[str, Any], tape: Tape, gpu: Gpu, *, notes: tuple[str,
         cautions=_cautions(found, gpu),
         notes=notes,
         target={"torch": version},
+        compiled=decode(CompiledCode | None, found.get("compiled")),
         uncounted=[
             f"workspaces of {name}: the script calls it, and only the library knows them" for name in found["uncounted"]
         ],

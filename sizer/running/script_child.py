@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from sizer.base.codec import encode
 from sizer.running import other_ranks
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.driver.build import kernels_for
@@ -40,6 +41,7 @@ from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
 from sizer.running.small_values import Values, fix_seeds
+from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.dynamo import CACHES_WARNING, HOOKS_WARNING, CompiledSteps, compiled_calls, skip_own_code
 from sizer.tracing.compiled.inductor import not_timed, without_function_modes
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
@@ -70,6 +72,7 @@ class Run:
         self._pid, self._began = os.getpid(), time.monotonic()
         self._before_bytes = 0
         self._untimed: AbstractContextManager[None] | None = None  # from the first compiled call on
+        self._findings = Findings()
         self._end: object = None  # what the script's function returned, or the exception that holds its frames
 
     def check(self) -> None:
@@ -101,6 +104,7 @@ class Run:
                 self._untimed = untimed
                 with without_function_modes():
                     untimed.__enter__()
+                    self._findings.start()
                 # as route meta: else the time at which Python collects the compiler's cycles decides what they keep alive
                 sys.modules["torch._dynamo"].callback_handler.register_end_callback(lambda told: gc.collect())
             return compiled.begin(function)
@@ -216,6 +220,7 @@ class Run:
             "versions": {"torch": importlib.metadata.version("torch")},
             "expandable": "expandable_segments:True"
             in os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
+            "compiled": encode(None if self._untimed is None else self._findings.read()),
             "rank": self.settings.rank,
             "world": self.settings.world,
             "devices": [],

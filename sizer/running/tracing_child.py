@@ -39,6 +39,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sizer.architecture.compile_later import preceded
 from sizer.architecture.module_census import take_census
+from sizer.base.codec import encode
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.hardware import HARDWARE
@@ -243,6 +244,7 @@ def main() -> NoReturn:
         found = _found(settings, steps, gpu)
         del end
     found |= {name: counts.most_common() for name, counts in noted.items()}
+    found["compiled"] = encode(compiler.code)
     found |= {"status": status, "message": message, "seconds": round(time.monotonic() - began, 1)}
     Path(settings.out).write_text(json.dumps(found))
     steps.checkpoints.close()

@@ -193,6 +193,9 @@ def test_the_scripts_own_recordings_and_compiled_code_run(dry_run: DryRunner):
     assert done.stdout.count("breaks 0 snapshot True\n") == 6
     counters = [line for line in done.stdout.splitlines() if line.startswith("counters")]
     assert len(counters) == 6 and counters[:3] == counters[3:]
+    # the report lists what was compiled
+    assert len(done.json["compiled"]["regions"]) == 1 and "recorded.py" in done.json["compiled"]["regions"][0]
+    assert "torch.compile, compiled region: loss_of (recorded.py:" in done.stdout
     # the script ends its own recording; that of the run goes on
     assert done.figures["phases"][-1]["phase"] == "rest" and done.json["lines_at_peak"]
 
