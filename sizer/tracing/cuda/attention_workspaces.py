@@ -85,13 +85,15 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
     return [tuple(copies), ([batch * heads * queries * value.shape[-1] * 4, delta], delta), [workspace]]
 
 
-def _with_copied_gradient(work: Held) -> Held:
-    """Yield what an operator holds whose strided gradient is copied before the results
-    (transformers/cuda/attention_backward.cu)."""
+def _with_copied(work: Held, *positions: int) -> Held:
+    """Yield what an operator holds whose strided arguments at some positions are copied before the results.
+
+    Source: transformers/cuda/attention_backward.cu, 2.15: the gradient; _flash_attention_backward also copies the output.
+    """
 
     @wraps(work)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-        yield tuple(copies(args[0].transpose(1, 2)))
+        yield tuple(copies(*(args[position].transpose(1, 2) for position in positions)))
         yield from tensors_of(out)
         yield from work(device, args, kwargs, out)
 
@@ -117,7 +119,7 @@ HELD: dict[Any, Held] = {
     _aten._scaled_dot_product_flash_attention.default: flash_attention,
     _aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     _aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
-    _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
-    _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
+    _aten._scaled_dot_product_flash_attention_backward.default: _with_copied(flash_backward, 0, 4),
+    _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied(efficient_backward, 0),
     _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
 }
