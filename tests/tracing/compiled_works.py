@@ -85,6 +85,14 @@ def _llama(layers: int = 2, width: int = 512) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
+def _encoder() -> nn.Module:
+    return nn.Sequential(*(nn.TransformerEncoderLayer(512, 8, batch_first=True) for _ in range(2)))
+
+
+def _sequences() -> tuple[Tensor, ...]:
+    return (torch.zeros(4, _LENGTH, 512, device="cuda"),)
+
+
 def _rows() -> tuple[Tensor, ...]:
     return (torch.zeros(256, 512, device="cuda"),)
 
@@ -101,6 +109,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple], Callable[.
     "mlp": (_mlp, _rows, lambda model, x: model(x).square().mean()),
     "resnet18": (_resnet18, _images, lambda model, x, y: F.cross_entropy(model(x), y)),
     "vit": (_vit, _images, lambda model, x, y: F.cross_entropy(model(x), y)),
+    "encoder": (_encoder, _sequences, lambda model, x: model(x).square().mean()),
     "gpt": (SmallGpt, _tokens, lambda model, ids, labels: model(ids, labels)),
     "gpt-dropout": (partial(SmallGpt, dropout=0.1), _tokens, lambda model, ids, labels: model(ids, labels)),
     "llama": (_llama, _tokens, lambda model, ids, labels: model(input_ids=ids, labels=labels).loss),
@@ -188,6 +197,12 @@ def asks(x: Tensor) -> Tensor:
 
 def _selects(x: Tensor) -> Tensor:
     return x[x[:, 0] == 0]
+
+
+def _products(x: Tensor) -> Tensor:
+    """Multiply by one-hot vectors and take products, whose gradient goes the way for factors of 0 in compiled code."""
+    chosen = F.one_hot(x[:, :64].long(), 64)
+    return (x[:, None, :64] * chosen).prod(1).repeat(1, 4)
 
 
 def between(function: Callable[[Tensor], Tensor], **options: Any) -> Step:
@@ -349,6 +364,7 @@ WORKS: dict[str, Callable[[], Step]] = dict(
         *(_of("gpt", dtype) for dtype in ("float32", "bfloat16", "amp")),
         _of("gpt", "amp", dynamic=True),
         *(_of("gpt", "amp", budget=budget) for budget in (0.5, 0.0)),
+        _of("encoder", "amp", budget=0.3),
         _of("gpt-dropout", "amp"),
         *(_of("llama", dtype) for dtype in ("bfloat16", "amp")),
         _of("llama", "bfloat16", training=False),
@@ -365,6 +381,7 @@ WORKS: dict[str, Callable[[], Step]] = dict(
     "branch on a value": partial(between, asks),
     "nonzero": partial(between, _selects),
     "autograd function": partial(between, Square.apply),
+    "one-hot vectors and products": partial(between, _products),
     "checkpointed": checkpointed,
     "per block": per_block,
     "two lengths": two_lengths,
@@ -390,4 +407,5 @@ FEW = (
     "mlp float32 default", "gpt amp default budget=0.5", "graph break", "per block", "device by name",
     "mlp bfloat16 reduce-overhead", "graphs of blocks with dropout", "graphs joined late", "a whole step recorded",
     "two graphs in a pool", "flex_attention, documents", "compiled Adam", "whole step",
+    "one-hot vectors and products",
 )  # fmt: skip

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch._C import DispatchKey
+from torch._ops import resolve_key
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -24,6 +25,7 @@ from sizer.catalogue.hardware import Hardware
 from sizer.tracing.compiled.compile_findings import Findings
 from sizer.tracing.compiled.moved_graphs import Frontend, move, move_back
 from sizer.tracing.cuda.convolution import as_call, backend_of
+from sizer.tracing.device_rules import Rules
 from sizer.tracing.meta.imports import usual_imports
 from sizer.tracing.meta.strides import memory_format
 from sizer.tracing.recorder import Recorder
@@ -181,12 +183,18 @@ def compiler_at_work() -> Iterator[None]:
 
 @contextmanager
 def inductor_on(
-    device: Hardware, findings: Findings, frontend: Frontend, begin_graphs: Callable[[], None], *, own_rules: bool
+    device: Hardware,
+    findings: Findings,
+    frontend: Frontend,
+    begin_graphs: Callable[[], None],
+    *,
+    rules: Rules,
+    own_rules: bool,
 ) -> Iterator[None]:
     """Within the context Inductor compiles graphs over meta tensors as on the device, and its code runs on meta tensors.
 
-    `begin_graphs` is called before code is compiled that is to be recorded in CUDA graphs. Only if operators run by the
-    installed PyTorch's `own_rules`, Inductor's code checks their results: in 2.6 attention's seeds have another dtype.
+    `begin_graphs` is called before code is compiled that is to be recorded in CUDA graphs. `rules` are those of the trace. Only if
+    they are the installed PyTorch's (`own_rules`), Inductor's code checks results: in 2.6 attention's seeds have another dtype.
     """
     import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
     import torch._functorch.config as functorch_config
@@ -271,6 +279,7 @@ def inductor_on(
             stack.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
         stack.enter_context(constants_on_host())
         stack.enter_context(_composites_taken_apart())
+        stack.enter_context(_own_kernels_left_out(rules))
         stack.enter_context(_operators_whole())
         stack.enter_context(_operators_autocast())
         table = torch._prims.rng_prims.graphsafe_run_with_rng_state.python_key_table
@@ -355,11 +364,42 @@ def _composites_taken_apart() -> Iterator[None]:
 
 
 @contextmanager
+def _own_kernels_left_out(rules: Rules) -> Iterator[None]:
+    """Within the context the compiler traces operators as PyTorch does for CUDA, not by a trace's kernels for eager code.
+
+    Those kernels stand on AutogradMeta (`kernels_installed`), so that AOTAutograd would take them: a linear layer's views, a
+    one-hot vector's scatter, and gradients of products differ from those of CUDA's graph. `resolve_key` (torch/_ops.py, 2.15)
+    names PyTorch's own: a decomposition in Python, or a kernel in C++. `_ASKS` keep the trace's.
+    """
+    key, cuda = DispatchKey.AutogradMeta, DispatchKey.AutogradCUDA
+    found = [op for op in (*rules.kernels, *rules.formulas) if op not in _ASKS]
+    for op in found:
+        own: Any = resolve_key(op, cuda)  # a key in place of a function: the kernel in C++ (torch/_ops.py, _get_dispatch)
+        op.py_kernels[key] = op.py_kernels.get(own, own)
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op in found:
+            del op.py_kernels[key]
+            op._dispatch_cache.clear()
+
+
+_aten = torch.ops.aten
+# Composite operators that ask in C++ for the device and choose by it: meta tensors would take the way of another device.
+_ASKS = frozenset((
+    _aten.scaled_dot_product_attention.default, _aten.batch_norm.default, _aten.rms_norm.default,
+    _aten.lstm_cell.default, _aten.gru_cell.default, _aten.softmax.int, _aten.log_softmax.int,
+    _aten.ctc_loss.Tensor, _aten.ctc_loss.IntList,
+    _aten._native_multi_head_attention.default, _aten._transformer_encoder_layer_fwd.default,
+))  # fmt: skip
+
+
+@contextmanager
 def _operators_whole() -> Iterator[None]:
     """Within the context the compiler traces operators of the device that are a chain of operators on meta.
 
     Those are RMS norms and the gradients of SiLU and Mish: no others of PyTorch 2.15 have a composite kernel and one of CUDA.
-    The trace's own kernels for them (`kernels_installed`) make results alone, for eager code.
     Source: layer_norm.cpp, rms_norm_symint; `rms_norm` (sizer.tracing.cuda.normalization) has the same conditions.
     """
     aten, composite, key = torch.ops.aten, DispatchKey.CompositeImplicitAutograd, DispatchKey.AutogradMeta
@@ -373,16 +413,12 @@ def _operators_whole() -> Iterator[None]:
 
     from torch._decomp import decomposition_table
 
-    # a key in place of a function: PyTorch's own formula (torch/_ops.py, _get_dispatch)
-    own: Any = DispatchKey.AutogradCUDA
     fused, mish = aten._fused_rms_norm.default, aten.mish_backward.default
     replaced = [
         # functionalization takes operators apart that have no kernel in C++ for meta
         *((op, composite, decomposition_table[op]) for op in (fused, mish)),
         (rms_norm, composite, norm),
         (rms_norm, key, norm),
-        (aten.silu_backward.default, key, own),
-        (mish, key, own),
     ]
     for op, place, kernel in replaced:
         op.py_kernels[place] = kernel

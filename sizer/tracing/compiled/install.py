@@ -134,7 +134,11 @@ class Compiler:
 
         stack.enter_context(compiler_answers(self._hardware))
         own_rules = self._recorder.device.version == installed_version()
-        stack.enter_context(inductor_on(self._hardware, findings, frontend, begin_graphs, own_rules=own_rules))
+        stack.enter_context(
+            inductor_on(
+                self._hardware, findings, frontend, begin_graphs, rules=self._recorder.rules, own_rules=own_rules
+            )
+        )
         stack.enter_context(dynamo_on(findings, frontend, self._recorder, self._steps))
         self._findings = findings
 

@@ -70,6 +70,7 @@ NAMES = (
     ("torch._inductor.scheduler", "has_triton"),
     ("torch._inductor.output_code", "CompiledFxGraph"),
     ("torch._ops", "_higher_order_ops"),
+    ("torch._ops", "resolve_key"),
     ("torch._prims.rng_prims", "graphsafe_run_with_rng_state.python_key_table"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode.dispatch"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init"),
