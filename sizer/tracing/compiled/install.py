@@ -150,7 +150,7 @@ def _young_objects_collected() -> Iterator[None]:
     A collection of all objects takes a tenth of the time in which a block is compiled.
     """
     thaw = gc.get_freeze_count() == 0  # what a process has frozen for itself stays so
-    gc.collect()
+    gc.collect(0)  # no collection runs within a trace (`repeatable`), so that all of its objects are young
     gc.freeze()
     try:
         yield
