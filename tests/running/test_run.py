@@ -200,11 +200,14 @@ def test_the_scripts_own_recordings_and_compiled_code_run(dry_run: DryRunner):
     assert done.figures["phases"][-1]["phase"] == "rest" and done.json["lines_at_peak"]
 
 
+_LONG = (("synchronized.py", 3), ("stages.py", 0), ("compiled_ddp.py", 1))
+
+
 @pytest.mark.parametrize(
     ("script", "rank"),
     [
         ("sharded.py", 0),
-        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in (("synchronized.py", 3), ("stages.py", 0))),
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _LONG),
         pytest.param("stages.py", 1, marks=pytest.mark.full),
     ],
 )

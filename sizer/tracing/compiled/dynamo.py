@@ -45,6 +45,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
     import torch._dynamo.variables.builder as builder
     import torch._dynamo.variables.optimizer as optimizer
     import torch._dynamo.variables.tensor as tensors
+    import torch.distributed.utils as distributed
 
     convert, wrap = convert_frame.CatchErrorsWrapper.__call__, builder.VariableBuilder.__call__
     methods, on_host = optimizer.OptimizerVariable.tp_methods, recorder.host.__contains__
@@ -112,6 +113,8 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
             (builder.VariableBuilder, "__call__", wrap_on_device),
             (optimizer.OptimizerVariable, "_safe_to_set_capturable", is_capturable),
             (optimizer.OptimizerVariable, "move_step_if_cpu", recorded(optimizer.OptimizerVariable.move_step_if_cpu)),
+            # DDP's forward pass moves its inputs, and is not compiled itself
+            (distributed, "_recursive_to", steps.with_modes(distributed._recursive_to)),
             (trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS]),
             (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
         ):
@@ -200,6 +203,7 @@ class CompiledSteps:
         self._begun: list[torch.optim.Optimizer] = []
         self._before: list[Any] = []
         self._after: list[Any] = []
+        self._hidden: list[Any] = []  # modes
         self._depth = 0
 
     def begin(self, function: Callable[..., Any]) -> Callable[[], None]:
@@ -214,6 +218,7 @@ class CompiledSteps:
             hooks = step_hooks(self._stepped, self._call_before, self._call_after)
             for place, hook in zip(_optimizer_hooks(), hooks, strict=True):
                 shown.callback(_replace_own_hooks(place, hook))
+            self._hidden = torch.overrides._get_current_function_mode_stack()
         shown.callback(hide_modes())
         self._depth += 1
 
@@ -228,6 +233,18 @@ class CompiledSteps:
                 known.add(optimizer)
 
         return end
+
+    def with_modes(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs eagerly, within compiled calls under the modes that these hide."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as modes:
+                if self._depth:
+                    for mode in self._hidden:
+                        modes.enter_context(mode)
+                return function(*args, **kwargs)
+
+        return run
 
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Call the hooks before a step of an optimizer, once in a call of compiled code."""

@@ -86,6 +86,7 @@ NAMES = (
     ("torch._C", "_select_conv_backend"),
     ("torch.amp.autocast_mode", "_cast"),
     ("torch.cuda", "_DeviceGuard"),
+    ("torch.distributed.utils", "_recursive_to"),
     ("torch.utils._triton", "triton_hash_with_backend"),
 )  # fmt: skip
 
