@@ -90,6 +90,22 @@ def test_a_compiled_optimizer_has_the_breaks_of_pytorch_alone_and_its_phase():
     assert backward.allocated_bytes < update.allocated_bytes
 
 
+def test_a_disabled_function_finds_its_tensors_on_the_device_and_makes_others_there():
+    def setup() -> Step:
+        @torch.compiler.disable
+        def add(x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda and x.device.type == "cuda"
+            return x + torch.ones(x.shape, device="cuda") + torch.arange(4).cuda()
+
+        twice = torch.compile(lambda x: add(x * 2) * 2)
+        return lambda: twice(torch.zeros(1024, 4, device="cuda"))
+
+    report = size_step(setup, gpu="h100-80gb")
+    assert report.compiled.graph_breaks and "disable" in report.compiled.graph_breaks[0]
+    # recorded over the null driver: input, its double, and two sums [1024, 4] of 4 bytes, and a row of 4 numbers
+    assert report.estimates[0].peak_allocated_bytes == 4 * 1024 * 4 * 4 + 512
+
+
 def test_eager_code_has_no_compiled_part():
     def setup() -> Step:
         model = nn.Linear(4, 4).cuda()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pkgutil import iter_modules
+from types import FunctionType
 from typing import Any
 from unittest import mock
 from weakref import WeakSet
@@ -146,18 +148,28 @@ def compiled_calls(
     begin: Callable[[Callable[..., Any]], Callable[[], None]],
     import_compiler: Callable[[], None],
     started: Callable[[], None] = lambda: None,
+    eagerly: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
 ) -> Iterator[None]:
     """Within the context `begin` is called with a compiled function before each call, and what it returns after the call.
 
-    `import_compiler` is called if code is compiled, and `started` once after it.
+    `import_compiler` is called if code is compiled, and `started` once after it. `eagerly` returns what runs in place of a
+    function of `torch.compiler.disable`.
     """
-    compile_ = torch.compile
+    compile_, disable = torch.compile, torch.compiler.disable
     with ExitStack() as stack:
 
         def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
             import_compiler()
             watch()
             return compile_(*args, **kwargs)
+
+        def disable_with_modes(fn: Any = None, recursive: bool = True, **kwargs: Any) -> Any:
+            import_compiler()
+            if fn is None:
+                return lambda fn: disable_with_modes(fn, recursive, **kwargs)
+            if recursive and isinstance(fn, FunctionType):  # else Dynamo compiles what the function calls
+                fn = functools.wraps(fn)(eagerly(fn))
+            return disable(fn, recursive, **kwargs)
 
         def watch() -> None:
             frames = sys.modules["torch._dynamo.eval_frame"]
@@ -179,6 +191,7 @@ def compiled_calls(
         if "torch._dynamo.eval_frame" in sys.modules:
             watch()
         stack.enter_context(mock.patch.object(torch, "compile", compile_and_watch))
+        stack.enter_context(mock.patch.object(torch.compiler, "disable", disable_with_modes))
         yield
 
 

@@ -85,7 +85,7 @@ class Compiler:
                 for message in _WARNINGS:
                     warnings.filterwarnings("ignore", message=message)
 
-            stack.enter_context(compiled_calls(begin, self._import, quiet))
+            stack.enter_context(compiled_calls(begin, self._import, quiet, self._steps.with_modes))
             yield
             if self._findings is not None:
                 self.code = self._findings.read()
