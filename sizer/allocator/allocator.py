@@ -124,7 +124,7 @@ class OnePool:
         """Take back a block."""
         self.cache.release(address, size)
 
-    def release_cached(self) -> None:
+    def release_cached(self, stream: int = 0) -> None:
         """Give back what no block uses."""
         self.given_back.append(self.started + self.position)
         self.cache.release_cached()

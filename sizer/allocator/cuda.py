@@ -16,11 +16,12 @@ Assumptions: default settings (no max_split_size, no garbage collection, no roun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from sizer.base.units import format_bytes
+from sizer.tape.tape import PRIVATE
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to a multiple
 SMALL_SIZE = 2**20  # kSmallSize: the largest request of the small pool
@@ -42,6 +43,20 @@ def segment_size(size: int) -> int:
     if size < MIN_LARGE:
         return LARGE_SEGMENT
     return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
+
+
+class PrivatePools:
+    """Private pools by the numbers of their streams: those in use keep their cached memory (release_cached_blocks, releasePool)."""
+
+    def __init__(self) -> None:
+        self._deleted: set[int] = set()
+
+    def given_back(self, streams: Iterable[int], deleted: int) -> list[int]:
+        """Return the streams whose cached memory goes back: the pool that is deleted here; for 0 all except for pools in use."""
+        if deleted >= PRIVATE:
+            self._deleted.add(deleted)
+            return [stream for stream in streams if stream == deleted]
+        return [stream for stream in streams if stream < PRIVATE or stream in self._deleted]
 
 
 def describe() -> tuple[str, ...]:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sizer.allocator.best_fit import Driver, Pools
-from sizer.allocator.cuda import rounded
-from sizer.tape.tape import PRIVATE
+from sizer.allocator.cuda import PrivatePools, rounded
 
 
 class CudaCache:
@@ -33,6 +32,7 @@ class CudaCache:
         self._driver = Driver(capacity, by_address=by_address)
         self._pools: defaultdict[int, Pools] = defaultdict(Pools)  # by stream
         self._segments: dict[int, int] = {}  # start -> size
+        self._private = PrivatePools()
         self.use(0)
 
     @property
@@ -81,10 +81,11 @@ class CudaCache:
         self._segments[address] = size
         return address, size
 
-    def release_cached(self) -> None:
-        """Hand every segment that is free as a whole back to the driver, but those of CUDA graphs (release_cached_blocks)."""
+    def release_cached(self, stream: int = 0) -> None:
+        """Hand every segment that is free as a whole back to the driver, except for those of private pools that are in use, or only
+        those of a private pool that is deleted (release_cached_blocks, releasePool)."""
         self.given_back.append(self.started + self.position)
-        for pools in (pools for stream, pools in self._pools.items() if stream < PRIVATE):
-            for address, size in pools.take_out(self._segments):
+        for given_back in self._private.given_back(self._pools, stream):
+            for address, size in self._pools[given_back].take_out(self._segments):
                 del self._segments[address]
                 self._driver.take_back(size)

@@ -17,9 +17,8 @@ import numpy as np
 
 from sizer.allocator.best_fit import ENDLESS, ROOM, delete_by_address, insert, merge
 from sizer.allocator.compiled import compiled
-from sizer.allocator.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, rounded
+from sizer.allocator.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, rounded
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
-from sizer.tape.tape import PRIVATE
 
 _RESERVED, _LIMIT, _HELD, _GROWN = range(4)  # places in the state: bytes mapped, allowed, told last, rows of `grown`
 _FREE, _GAPS, _TOP, _PAGE = range(4)  # places in the numbers of a range
@@ -249,6 +248,7 @@ class ExpandableCache:
         self.given_back: list[int] = []
         self._state = np.array([0, ENDLESS if capacity is None else capacity, 0, 0], np.int64)
         self._ranges: dict[int, _Ranges] = {}  # by stream
+        self._private = PrivatePools()
         self.use(0)
 
     @property
@@ -282,10 +282,12 @@ class ExpandableCache:
             self.retries, emptied = self.retries + 1, begin
             self.release_cached()
 
-    def release_cached(self) -> None:
-        """Unmap every page that is free as a whole of all ranges but those of CUDA graphs (release_cached_blocks)."""
+    def release_cached(self, stream: int = 0) -> None:
+        """Unmap every page that is free as a whole, except for those of private pools that are in use, or only those of a private
+        pool that is deleted (release_cached_blocks, releasePool)."""
         self.given_back.append(self.started + self.position)
-        for ranges in (ranges for stream, ranges in self._ranges.items() if stream < PRIVATE):
+        for given_back in self._private.given_back(self._ranges, stream):
+            ranges = self._ranges[given_back]
             ranges.make_room(0)
             for which in range(2):
                 _unmap_free(ranges.numbers[which], ranges.free[which], ranges.gaps[which], self._state)

@@ -254,7 +254,7 @@ class MpsHeaps:
             grown[:, self._state[_GROWN]] = begin, self.reserved
             self._state[_GROWN] += 1
 
-    def release_cached(self) -> None:
+    def release_cached(self, stream: int = 0) -> None:
         """Give back what no block uses (release_cached_buffers)."""
         self.given_back.append(self.started + self.position)
         _release_cached(self._counts, *self._arrays, self._state)

@@ -39,8 +39,8 @@ class Pools(Protocol):
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether the events found room."""
 
-    def release_cached(self) -> None:
-        """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""
+    def release_cached(self, stream: int = 0) -> None:
+        """Give back to the device what no block uses (`torch.cuda.empty_cache()`), or a deleted private pool (see Tape) caches."""
 
 
 class LoopRunner:

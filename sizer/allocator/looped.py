@@ -8,7 +8,7 @@ from sizer.allocator.loop_runner import LoopRunner, Pools
 from sizer.allocator.loop_sums import Sums, loop_replay
 from sizer.allocator.replay import LoopReplay, Replay, changes_of, fill_reserved, sums_by_category
 from sizer.tape.loops import DEPTH, Repetition, repetitions
-from sizer.tape.streams import by_stream
+from sizer.tape.streams import by_stream, stream_of
 from sizer.tape.tape import CATEGORIES, Tape
 
 
@@ -41,7 +41,7 @@ def place(tape: Tape, pools: Pools) -> Replay:
         if again is None:
             if end < len(order):  # a call of empty_cache()
                 pools.started, pools.position = end, 0
-                pools.release_cached()
+                pools.release_cached(stream_of(tape, int(order[end])))
             continue
         rounded = (pools.rounded(again.sizes_at(time)) for time in range(1, again.count + 1))
         loops.append(found := runner.run(tape, again, rounded, level))

@@ -10,8 +10,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
-from sizer.tape.tape import PRIVATE
+from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, segment_size
 
 # Between the ranges of small and of large blocks of each stream, which all begin at 0 in sizer.allocator.expandable.
 RANGE = 2**44
@@ -34,6 +33,7 @@ class Segments:
         self.live: dict[int, int] = {}
         self._starts: list[int] = []
         self._streams: dict[int, int] = {}  # by address of a segment
+        self._private = PrivatePools()
 
     def address_of(self, address: int, size: int, stream: int) -> int:
         """The address in one space for all blocks of a block of a stream that takes `size` bytes."""
@@ -60,10 +60,11 @@ class Segments:
         """Let a block go."""
         del self.live[address]
 
-    def release_free(self) -> Iterator[SegmentEvent]:
-        """Give back every segment without a block, but those of CUDA graphs; yields them."""
+    def release_free(self, pool: int = 0) -> Iterator[SegmentEvent]:
+        """Give back every segment without a block that PrivatePools says, where `pool` may be deleted; yields them."""
         used = {self.segment_of(address) for address in self.live}
-        for start in [start for start in self._starts if start not in used and self._streams[start] < PRIVATE]:
+        streams = self._private.given_back({*self._streams.values()}, pool)
+        for start in [start for start in self._starts if start not in used and self._streams[start] in streams]:
             self._starts.remove(start)
             yield SegmentEvent(action="segment_free", address=start, bytes=self.sizes.pop(start))
 
@@ -82,6 +83,7 @@ class ExpandableSegments:
     def __init__(self) -> None:
         self.live: dict[int, int] = {}
         self._pages: dict[int, int] = {}  # address -> size of every mapped page
+        self._private = PrivatePools()
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -119,10 +121,11 @@ class ExpandableSegments:
         """Let a block go."""
         del self.live[address]
 
-    def release_free(self) -> Iterator[SegmentEvent]:
-        """Unmap every page without a block, but those of CUDA graphs; yields them."""
+    def release_free(self, pool: int = 0) -> Iterator[SegmentEvent]:
+        """Unmap every page without a block that PrivatePools says, where `pool` may be deleted; yields them."""
         used = {page for address, size in self.live.items() for page, _ in self._pages_of(address, size)}
-        for page in [page for page in self._pages if page not in used and self.stream_at(page) < PRIVATE]:
+        streams = self._private.given_back({self.stream_at(page) for page in self._pages}, pool)
+        for page in [page for page in self._pages if page not in used and self.stream_at(page) in streams]:
             yield SegmentEvent(action="segment_unmap", address=page, bytes=self._pages.pop(page))
 
     def _pages_of(self, address: int, size: int) -> Iterator[tuple[int, int]]:

@@ -38,7 +38,7 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, _ = placed.peak(tape)
     segments = ExpandableSegments() if expandable_segments else Segments()
-    frames, given_back = _Frames(tape), set(placed.given_back)
+    frames, given_back, empties = _Frames(tape), set(placed.given_back), tape.empties()
     events: list[dict] = []
     blocks: dict[int, int] = {}  # by address the block that is there
     for at, event in enumerate(tape.order[:position]):
@@ -46,7 +46,7 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
         size, requested, stream = placed.taken[block], tape.sizes[block], stream_of(tape, block)
         where = frames.of(block)
         if at in given_back:
-            for change in segments.release_free():
+            for change in segments.release_free(stream if block in empties else 0):
                 events.append(_event(change.action, change.address, change.bytes, len(events), where, stream))
         if not size:
             continue

@@ -21,7 +21,7 @@ from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape
 LOAD, REST = "load", "rest"
 BACKWARD = "backward pass"  # the line of blocks that autograd's own thread allocates
 _NO_LINE = "no Python line"
-_COMMON = (0, 0)  # the pool of memory outside of CUDA graphs
+_COMMON = (0, 0)  # the pool of memory outside of private pools
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 _OURS = str(Path(__file__).parent) + os.sep
 
@@ -60,7 +60,7 @@ def columns_of(
     )
     writer = _Writer(modules, library_folders)
     following = stamp = 0
-    previous = ""
+    emptied: set[Any] = set()  # the pools of the events that give memory back, as far as they follow on another
     for event in trace:
         written = event.get("user_metadata") or ""
         stamp = max(stamp, int(written)) if written.isdigit() else stamp
@@ -72,9 +72,10 @@ def columns_of(
             writer.allocate(event, stamp if written else None)
         elif event["action"] == "free_completed":
             writer.free(event["addr"])
-        elif event["action"] in _GIVEN_BACK and previous not in _GIVEN_BACK:
-            writer.empty()
-        previous = event["action"]
+        elif event["action"] in _GIVEN_BACK:
+            writer.empty(event, emptied)
+            continue
+        emptied.clear()
     for _, kind, value in actions[following:]:
         writer.act(kind, value)
     writer.end_phase(REST)
@@ -165,10 +166,17 @@ class _Writer:
             self.end_phase(value)
             self._step_began = len(self._sizes)
 
-    def empty(self) -> None:
-        """Give back what no block uses, as `torch.cuda.empty_cache()` and cuDNN's benchmark do."""
-        block = self._add(0, "temporary", EMPTY_CACHE, (0, _COMMON))
-        self._order.append(~block)
+    def empty(self, event: Mapping[str, Any], emptied: set[Any]) -> None:
+        """Give back what no block uses, as `torch.cuda.empty_cache()`, cuDNN's benchmark and a deleted private pool do.
+
+        `emptied` are the pools of the events just before, which belong to the same call.
+        """
+        pool = tuple(event.get("pool_id", _COMMON))
+        stream = (0, _COMMON) if pool == _COMMON else (event["stream"], pool)
+        if stream not in emptied:
+            emptied.add(stream)
+            block = self._add(0, "temporary", EMPTY_CACHE, stream)
+            self._order.append(~block)
 
     def end_phase(self, phase: str) -> None:
         """End a phase here."""

@@ -33,7 +33,7 @@ PIPELINE_PHASES = (
     "transformer", "transformer_2", "unet", "decoder", "vqvae", "vae", AFTER,
 )  # fmt: skip
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
-PRIVATE = 128  # streams from this number on are pools of CUDA graphs, whose cached memory never goes back to the driver
+PRIVATE = 128  # streams from this number on are private pools: their cached memory goes back to the driver once they are deleted
 RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
 
 
@@ -67,7 +67,7 @@ class Tape:
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
     loops: steps that come again, ascending; the other columns hold each of them once (`sizer.tape.loops.written`: all of them).
     streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that. From
-        PRIVATE on it is the pool of CUDA graphs.
+        PRIVATE on it is a private pool: of CUDA graphs, or a `torch.cuda.MemPool`.
         A tape of several streams has no loops.
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
     settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
@@ -79,7 +79,8 @@ class Tape:
     host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
     by_address: whether the CUDA allocator goes by address between free blocks of equal size (`sizer.base.versions.by_address`).
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
-    a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
+    a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one. On a stream from PRIVATE on the pool is deleted
+    there: it gives back what it caches, then and with each later call.
     """
 
     batch: int

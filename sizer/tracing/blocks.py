@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sizer.tape.size_queries import Asked
-from sizer.tape.tape import EMPTY_CACHE, RESIZE
+from sizer.tape.tape import RESIZE
 from sizer.tracing.allocations import PRODUCT
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.modules import ModulePaths
@@ -177,7 +177,7 @@ class Workspaces:
 
     def empty_cache(self) -> None:
         """Log that the allocator returns what it caches."""
-        self._log.release(self._log.allocate(0, EMPTY_CACHE, self._paths.current(), "workspace"))
+        self._log.empty_cache(self._paths.current())
 
     def _keep(self, name: str, sizes: Iterable[int]) -> None:
         """Log cuBLAS's workspaces that stay from a thread's first product on a stream on."""

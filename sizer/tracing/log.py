@@ -17,9 +17,13 @@ from collections.abc import Iterable, Iterator
 from copy import copy, deepcopy
 from dataclasses import replace
 
+import torch
+
 from sizer.tape.communication import Collective
 from sizer.tape.size_queries import gather
-from sizer.tape.tape import CATEGORIES, PRIVATE, Tape, blocks_alive
+from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape, blocks_alive
+
+OF_POOL = 2**20  # the number of a stream in a pool is that of the pool times this, and its own
 
 Mark = dict[int, int]  # by stream, how many of the events recorded on it have happened where this one has
 
@@ -107,7 +111,9 @@ class BlockLog:
         self.modules: list[int] = []
         self.streams: list[int] = []
         self.stream = 0  # the one at work
-        self.private_streams: set[int] = set()  # those that stand for the pool of CUDA graphs
+        self.private_streams: dict[int, int] = {}  # those that stand for a private pool, and its number
+        self.deleted_pools: set[int] = set()
+        self.pools: list[int] = []  # of torch.cuda.MemPool that code allocates from, the innermost last; 0 for none
         self.awaited: dict[int, frozenset[int]] = {}  # by block, the other streams that use it
         # Where in the order a released block waits for them no longer, for certain.
         self.settled: list[tuple[int, int]] = []
@@ -137,9 +143,24 @@ class BlockLog:
         self.categories.append(CATEGORY[category])
         self.ops.append(self._op_names.setdefault(op, len(self._op_names)))
         self.modules.append(self._module_names.setdefault(module, len(self._module_names)))
-        self.streams.append(self.stream)
+        self.streams.append(self._stream_in_pool() if self.pools else self.stream)
         self.order.append(block)
         return block
+
+    def _stream_in_pool(self) -> int:
+        """Return the number of the stream at work in the pool that code allocates from; autograd's thread uses no such pool.
+
+        Source: use_mem_pool, torch/cuda/memory.py (2.15).
+        """
+        if not self.pools[-1] or torch._C._current_graph_task_id() != -1:
+            return self.stream
+        stream = self.pools[-1] * OF_POOL + self.stream
+        self.private_streams[stream] = self.pools[-1]
+        return stream
+
+    def stream_of(self, block: int) -> int:
+        """Return the number of the stream for which a block was allocated, from whatever pool."""
+        return self.streams[block] % OF_POOL
 
     def allocate_again(self, block: int) -> int:
         """The number of a new block like another one."""
@@ -158,6 +179,15 @@ class BlockLog:
         self.order.append(~block)
         if block in self.awaited:
             self.stream_order.release(block, self.awaited[block])
+
+    def empty_cache(self, module: str, *, pool: int | None = None) -> None:
+        """Note that the allocator returns what it caches outside of the pools in use; with a pool, what this one caches."""
+        pools = self.deleted_pools if pool is None else {pool}
+        numbers = sorted(number for number, of_pool in self.private_streams.items() if of_pool in pools)
+        for number in ([0] if pool is None else []) + numbers:
+            block = self.allocate(0, EMPTY_CACHE, module, "workspace")
+            self.streams[block] = number
+            self.release(block)
 
     def synchronize(self, mark: Mark) -> None:
         """Note that the host waits here for an event."""

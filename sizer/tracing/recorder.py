@@ -304,7 +304,7 @@ class Recorder(TorchDispatchMode):
     def await_stream(self, tensor: Tensor, stream: int) -> None:
         """Note that the tensor's block, once released, is free only when another stream has done its work."""
         block = self.block_of(tensor)
-        if block is not None and self.log.streams[block] != stream:
+        if block is not None and self.log.stream_of(block) != stream:
             self.log.awaited[block] = self.log.awaited.get(block, frozenset()) | {stream}
 
     def keep(self, size: DeferredSize) -> None:

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from sizer.allocator.allocator import replay_events
 from sizer.running.history import BACKWARD, columns_of, tape_of
 from sizer.running.run_outcome import alive_at_peak
 from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE
@@ -87,3 +88,18 @@ def test_the_recorded_public_scripts_replay_as_pytorch_counted():
     for row in rows:
         for figure in ("allocated", "reserved"):
             assert int(row[f"replay_{figure}_bytes"]) == int(row[f"pytorch_{figure}_bytes"]) > 0, row["name"]
+
+
+def test_a_deleted_pool_gives_back_its_own_memory_alone():
+    pool = {"pool_id": (0, 1)}
+    trace = [
+        event("alloc", 1, 30 * 2**20, "1"), event("alloc", 2, 30 * 2**20, "1") | pool,
+        event("free_completed", 1, 0, "1"), event("free_completed", 2, 0, "1") | pool,
+        event("segment_free", 2, 30 * 2**20, "1") | pool,
+    ]  # fmt: skip
+    columns = columns_of(trace, modules=[], labels=[], backwards=[], phase_ends=[], library_folders=())
+    assert columns["streams"] == [0, PRIVATE + 1, PRIVATE + 1]
+    tape = tape_of(columns, by_address=False)
+    for expandable in (False, True):  # with expandable segments in pages of 20 MiB
+        reserved = [size // 2**20 for size in replay_events(tape, "cuda", None, expandable).reserved]
+        assert reserved[-1] == (40 if expandable else 30) and max(reserved) == 2 * reserved[-1]

@@ -231,3 +231,30 @@ def test_a_storage_without_bytes_is_not_released_again() -> None:
         return empty()
 
     assert list(tape_of(code).order) == [0, ~0, 1]
+
+
+def test_a_pool_of_ones_own_keeps_what_it_caches_until_it_is_deleted() -> None:
+    found: list[int] = []
+
+    def setup() -> Callable[[], None]:
+        kept = [torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")]
+
+        def step() -> None:
+            pool, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                kept.append(torch.empty(5 * MIB, dtype=torch.uint8, device="cuda"))
+                with torch.cuda.use_mem_pool(inner):  # the innermost counts
+                    kept.append(torch.empty(3 * MIB, dtype=torch.uint8, device="cuda"))
+                weight = torch.ones(512, 512, device="cuda", requires_grad=True)
+                (weight * weight).sum().backward()  # autograd's thread does not use the pool
+            found.append(pool.use_count())
+            del kept[1:], weight
+            torch.cuda.empty_cache()
+            torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+
+        return step
+
+    report = sizer.size_step(setup, gpu="a100-80gb", steps=1)
+    # by PyTorch's own allocator over the null driver: 30 and twice 20 MiB, and 2 segments of 2 MiB for what is of at most 1 MiB;
+    # the pools are deleted as the step ends, behind the last block's 20 MiB
+    assert report.estimates[0].peak_reserved_bytes == 94 * MIB and found == [1]

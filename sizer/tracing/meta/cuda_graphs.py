@@ -1,11 +1,13 @@
-"""CUDA graphs without a device: what is allocated while one is recorded comes from a private pool, and a replay asks for no memory.
+"""CUDA graphs and memory pools without a device: what is allocated while a graph is recorded comes from a private pool, and its
+replay asks for no memory. Code allocates from a pool of its own within `torch.cuda.use_mem_pool`.
 
-A pool is a stream of its own whose cached memory is never given back (sizer.tape.tape, PRIVATE). *Known limitations*: that holds
-also for the pool of a graph that was deleted; work that a recording forks to other streams comes from their own memory.
+A pool is a stream of its own whose cached memory is not given back (sizer.tape.tape, PRIVATE) until the pool is deleted. *Known
+limitation*: work that a recording forks to other streams comes from their own memory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sizer.base.errors import TraceError
 from sizer.tracing.log import BlockLog
 
 Pool = tuple[int, int]
@@ -70,9 +73,17 @@ def _draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 def graphs_seen(recorder: Recording) -> Iterator[None]:
     """Within the context CUDA graphs can be recorded and replayed. Enter it where streams and `empty_cache` are answered."""
     counted = count(1)
+    uses: Counter[int] = Counter()  # by pool
 
     def new_pool() -> Pool:
         return 0, next(counted)
+
+    def release(pool: Pool) -> bool:
+        """Return True if nothing uses a pool any longer: what it caches goes back when the cache is emptied (releasePool)."""
+        uses[pool[1]] -= 1
+        if not uses[pool[1]]:
+            recorder.log.deleted_pools.add(pool[1])
+        return not uses[pool[1]]
 
     class Graph:
         """Stand in for torch.cuda.CUDAGraph."""
@@ -86,7 +97,11 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
             """Begin to record what the stream at work is asked for."""
             self._pool = pool or new_pool()
             stream = stream_of_pool(self._pool)
-            recorder.log.private_streams.add(stream.stream_id)
+            recorder.log.private_streams[stream.stream_id] = self._pool[1]
+            recorder.log.deleted_pools.discard(self._pool[1])
+            uses[self._pool[1]] += 1
+            recorder.log.pools.append(0)  # the innermost pool is that of the graph
+            self._recording.callback(recorder.log.pools.pop)
             self._recording.enter_context(torch.cuda.stream(stream))
             self._recording.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True))
             self._recording.enter_context(_Draws(self._keep_seed))
@@ -109,6 +124,11 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
         def reset(self) -> None:
             """Drop what was recorded."""
             self._random_state = []
+            if self._pool is not None:
+                release(self._pool)
+                self._pool = None
+
+        __del__ = reset
 
         def _keep_seed(self) -> None:
             with torch.cuda.stream(torch.cuda.default_stream()):
@@ -127,7 +147,46 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
             finally:
                 cuda_graph.capture_end()
 
+    class MemPool:
+        """Stand in for torch.cuda.MemPool. Its destructor gives back what it caches (c10/cuda/CUDACachingAllocator.cpp, 2.15)."""
+
+        def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+            if use_on_oom or no_split:
+                raise TraceError(
+                    "this kind of memory pool is not traced",
+                    given="use_on_oom" if use_on_oom else "no_split",
+                    allowed="torch.cuda.MemPool with the allocator's default settings",
+                    todo="leave the option out",
+                )
+            self.allocator, self.id = allocator, new_pool()
+            uses[self.id[1]] += 1
+
+        def use_count(self) -> int:
+            """Return how many use it: this object, contexts and graphs."""
+            return uses[self.id[1]]
+
+        def snapshot(self, include_traces: bool = True) -> list[Any]:
+            """Return no segments: a trace has no addresses."""
+            return []
+
+        def __del__(self) -> None:
+            if hasattr(self, "id") and release(self.id):
+                recorder.log.empty_cache("", pool=self.id[1])
+
+    @contextmanager
+    def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
+        """Stand in for torch.cuda.use_mem_pool."""
+        recorder.log.pools.append(pool.id[1])
+        uses[pool.id[1]] += 1
+        try:
+            yield
+        finally:
+            recorder.log.pools.pop()
+            release(pool.id)
+
+    names = {"CUDAGraph": Graph, "graph": graph, "graph_pool_handle": new_pool, "MemPool": MemPool, "use_mem_pool": use_mem_pool}
     with ExitStack() as stack:
-        for name, value in {"CUDAGraph": Graph, "graph": graph, "graph_pool_handle": new_pool}.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory):
+            for name in names.keys() & vars(module).keys():
+                stack.enter_context(mock.patch.object(module, name, names[name]))
         yield

@@ -110,7 +110,7 @@ class AtWork:
             block = self._recorder.block_of(tensor)
             if block is None or block < self._begun or bisect_right(self._by_code, block) % 2:
                 continue
-            if (made_on := log.streams[block]) != log.stream:
+            if (made_on := log.stream_of(block)) != log.stream:
                 log.stream_order.wait(log.stream, log.stream_order.record(made_on))
                 self._recorder.await_stream(tensor, log.stream)
 
