@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from uuid import UUID
 
 import torch
 from torch import nn
@@ -39,6 +41,7 @@ _COUNTS = (
     "max_split_size",
 )
 _LOOP = workers._worker_loop
+_CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,10 @@ def accelerator_of(gpu: Gpu) -> Accelerator:
 
 # Of every capability from 7.0 on (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
 _REGISTERS, _BLOCK_THREADS, _WARP, _BLOCK_SHARED = 65536, 1024, 32, 48 * 1024
+# A device of its own, on no known bus; its UUID is that of no device.
+_OF_ONE: dict[str, Any] = {
+    "uuid": UUID(int=0), "pci_bus_id": 0, "pci_device_id": 0, "pci_domain_id": 0, "is_integrated": 0, "is_multi_gpu_board": 0,
+}  # fmt: skip
 
 
 def properties_of(device: Hardware) -> SimpleNamespace:
@@ -83,17 +90,30 @@ def properties_of(device: Hardware) -> SimpleNamespace:
         shared_memory_per_block_optin=(device.shared_kib - device.reserved_kib) * 1024,
         shared_memory_per_multiprocessor=device.shared_kib * 1024,
         L2_cache_size=device.l2_kib * 1024,
-        gcnArchName="",
+        clock_rate=device.clock_khz,
+        memory_clock_rate=device.memory_khz,
+        gcnArchName=device.name,
+        **_OF_ONE,
     )
 
 
 class Generator(torch.Generator):
     """A CPU generator in place of a GPU's. Tensors on meta have no values to draw."""
 
+    _told: torch.device | None = None
+
     def __new__(cls, device: Any = "cpu") -> Generator:
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
         is_elsewhere = isinstance(device, int) or torch.device(device).type in ("cuda", "meta")
-        return super().__new__(cls, "cpu" if is_elsewhere else device)
+        made = super().__new__(cls, "cpu" if is_elsewhere else device)
+        if isinstance(device, int) or str(device).startswith("cuda"):
+            made._told = _CUDA
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device for which it was made: libraries draw there."""
+        return super().device if self._told is None else self._told
 
 
 def statistics(device: Any = None) -> dict[str, int]:
@@ -103,6 +123,24 @@ def statistics(device: Any = None) -> dict[str, int]:
         f"{name}.{kind}" for name in (*names, *_OF_ALLOCATOR) for kind in ("current", "peak", "allocated", "freed")
     ]
     return dict.fromkeys((*kinds, *_COUNTS), 0)
+
+
+class RawMemory:
+    """Memory that code asks of the allocator itself: blocks by their addresses, which are numbers of no meaning."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._numbers = count(1)
+
+    def allocate(self, size: int, device: Any = None, stream: Any = None) -> int:
+        """Stand in for torch.cuda.caching_allocator_alloc."""
+        address = 512 * next(self._numbers)
+        self._blocks[address] = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda"))
+        return address
+
+    def delete(self, address: int) -> None:
+        """Stand in for torch.cuda.caching_allocator_delete."""
+        del self._blocks[address]
 
 
 def run_on_one(module: nn.DataParallel, *inputs: Any, **kwargs: Any) -> Any:
@@ -151,13 +189,30 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "multi_processor_count": gpu.processors,
     }
     properties = SimpleNamespace() if gpu.hardware is None else properties_of(gpu.hardware)
+    memory = RawMemory()
+
+    def properties_by_number(device: Any = None) -> SimpleNamespace:
+        if isinstance(device, int) and not 0 <= device < count:
+            raise AssertionError("Invalid device id")
+        return properties
+
+    def set_device(device: Any) -> None:
+        if isinstance(device, int) and device >= count:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+
+    def index_of(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
+        """Stand in for torch.cuda._utils._get_device_index, which would ask for the name that a trace gives a device."""
+        if isinstance(device, int):
+            return device
+        return -1 if allow_cpu and str(device) == "cpu" else local_rank
     vars(properties).update((name, value) for name, value in told.items() if value is not None)
     of_accelerators = {
         "is_available": lambda: True,
         "device_count": lambda: count,
         "synchronize": nothing(),
-        "current_device_index": lambda: local_rank,
-        "set_device_index": nothing(),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: local_rank),
+        **dict.fromkeys(("set_device_index", "set_device_idx"), set_device),
+        "get_memory_info": lambda device=None: torch.cuda.mem_get_info(device),
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_stream": lambda device=None: torch.cuda.current_stream(device),
     }
@@ -168,14 +223,19 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "_lazy_init": nothing(),
         "device_count": lambda: count,
         "current_device": lambda: local_rank,
-        "set_device": nothing(),
+        "set_device": set_device,
+        "can_device_access_peer": lambda device, peer: device != peer,
+        "_get_device_index": index_of,
+        "_sleep": nothing(),
+        "default_generators": tuple(Generator("cuda") for _ in range(count)),
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "caching_allocator_alloc": memory.allocate,
+        "caching_allocator_delete": memory.delete,
         "get_device_name": lambda device=None: properties.name,
-        "get_device_properties": lambda device=None: properties,
+        "get_device_properties": properties_by_number,
         "get_device_capability": lambda device=None: gpu.capability,
         "is_bf16_supported": lambda *args, **kwargs: gpu.capability >= (8, 0),
         "is_current_stream_capturing": lambda: False,
-        "manual_seed": nothing(),
-        "manual_seed_all": nothing(),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8, device="cpu"),
         "set_rng_state": nothing(),
         "mem_get_info": lambda device=None: (gpu.total_bytes, gpu.total_bytes),
@@ -195,12 +255,14 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         # code asks the modules in which torch.cuda's functions are defined, too
         defining: list[tuple[Any, dict[str, Any]]] = [
             (module, {name: answer for name, answer in of_cuda.items() if vars(module).get(name) is getattr(torch.cuda, name)})
-            for module in (torch.cuda.random, torch.cuda.memory)
+            for module in (torch.cuda.random, torch.cuda.memory, torch.cuda._utils)
         ]
         places = [*defining, (torch.cuda, of_cuda), (torch.accelerator, of_accelerators), (torch._C, of_bindings)]
         for module, answers in places:
             for name, answer in answers.items():
                 stack.enter_context(mock.patch.object(module, name, answer))
+        # torch.backends.cuda.cufft_plan_cache without a plan; the capacity is that of cuda/CuFFTPlanCache.h
+        stack.enter_context(mock.patch.multiple(torch.backends.cuda.cuFFTPlanCache, size=0, max_size=4096, clear=nothing()))
         stack.enter_context(mock.patch.object(torch, "meta", torch.cuda, create=True))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
         stack.enter_context(mock.patch.object(nn.DataParallel, "forward", run_on_one))

@@ -89,6 +89,9 @@ class Checkpoints:
 
     def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for torch.save."""
+        if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):  # by which `pickle` writes a tensor (torch/storage.py)
+            self._save(obj, f, *args, **kwargs)
+            return
         pickler = _Pickler(self._on_device)
         data = pickler.pickled(obj)
         name = _name_of(f)

@@ -45,6 +45,17 @@ class TracedCounters:
             found[f"{name}.all.freed"] = int(rises - levels[-1])
         return found
 
+    def nested(self, device: Any = None) -> dict[str, Any]:
+        """Stand in for torch.cuda.memory_stats_as_nested_dict."""
+        found: dict[str, Any] = {}
+        for name, value in self.stats().items():
+            *outer, last = name.split(".")
+            place = found
+            for part in outer:
+                place = place.setdefault(part, {})
+            place[last] = value
+        return found
+
     def reset_peak(self, device: Any = None) -> None:
         """Stand in for torch.cuda.reset_peak_memory_stats."""
         self._from = len(self._log.order)
@@ -69,6 +80,7 @@ class TracedCounters:
         """Within the context torch.cuda and torch.accelerator answer by these counters."""
         answers: dict[str, Any] = {
             "memory_stats": self.stats,
+            "memory_stats_as_nested_dict": self.nested,
             "mem_get_info": self.free_and_total,
             **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), self.reset_peak),
         }

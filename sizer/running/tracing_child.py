@@ -29,6 +29,8 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import torch
+import torch.cuda.comm
+import torch.cuda.jiterator
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -215,7 +217,9 @@ def main() -> NoReturn:
         enter_device(setup, recorder)
         setup.enter_context(recorder.deferred.setting_up())
         setup.enter_context(steps.watcher.low_bits_refused())
-        stack.enter_context(mock.patch.object(torch.jit, "trace", _refused("torch.jit.trace")))
+        for module, names in _UNTRACED_CALLS.items():
+            for name in names:
+                stack.enter_context(mock.patch.object(module, name, _refused(f"{module.__name__}.{name}")))
         stack.enter_context(recorder.draws.rounds_drawn())
         fix_seeds()
         try:
@@ -341,8 +345,19 @@ def enter_device(stack: ExitStack, recorder: Recorder) -> None:
     stack.enter_context(devices_told(recorder.host, recorder.deferred))
 
 
+# What asks the CUDA driver, or C++ code that takes tensors of CUDA alone.
+_UNTRACED_CALLS: dict[Any, tuple[str, ...]] = {
+    torch.jit: ("trace",),
+    torch.cuda.comm: ("gather", "reduce_add", "reduce_add_coalesced", "broadcast_coalesced"),
+    torch.cuda.jiterator: ("_create_jit_fn", "_create_multi_output_jit_fn"),
+    torch.cuda: ("_compile_kernel",),
+}
 # By what PyTorch's own error says: its first runs of a script specialize sizes, and nested tensors have no kernels for meta.
 _UNTRACED = {
+    "CUDA driver version is insufficient": ("a function that asks the CUDA driver", "a call of it", "other functions"),
+    "for Dlpack": ("DLPack", "a tensor of the device", "tensors of the host"),
+    "Cannot pack tensors on meta": ("DLPack", "a tensor of the device", "tensors of the host"),
+    "__cuda_array_interface__": ("__cuda_array_interface__", "a tensor of the device", "tensors of the host"),
     "in the TorchScript interpreter": ("torch.jit.script", "a call of it", "eager code"),
     "NestedTensorImpl": ("a nested tensor", "layout=torch.strided", "layout=torch.jagged, or padded tensors"),
 }

@@ -19,7 +19,7 @@ does. In these three an operator's family has one module, whose tables `device_r
 - a workspace that a library or the GPU's size decides: a `DeferredSize` in HELD, resolved in KINDS, `cuda/size_oracle.py`;
 - what a matrix product holds: WORKSPACE_USERS, `cuda/cublas.py`, and `blas_of`, `cuda/by_capability.py`;
 - a size that goes by the capability alone, so that devices of several share a trace: `cuda/by_capability.py`;
-- dtypes that every device refuses: CHECKS, `meta/dtypes.py`;
+- dtypes that every device refuses: CHECKS, `meta/dtypes.py`; shapes, and the words of errors: `meta/refusals.py`;
 - a slow meta kernel: SHORTCUTS, `meta/shortcuts.py`;
 - a dtype under autocast: the lists of `meta/autocast.py`;
 - which attention backend CUDA chooses: CONDITIONS, `cuda/attention.py`;

@@ -39,6 +39,7 @@ from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import memoized
+from sizer.tracing.meta.refusals import in_own_words
 from sizer.tracing.modules import Loading, ModulePaths, tensors_in
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.host_draws import HostDraws
@@ -148,10 +149,11 @@ class Recorder(TorchDispatchMode):
             self.storages.check_readable(tensors_of(args))
         if self.deferred.is_left:
             self.place_deferred(tensors_of(args))
-        if self.host:
-            inputs = [tensor for tensor in tensors_of(args) if tensor not in self.deferred]
-            self.host.check(plan.name, inputs)
-            if self.host.mixes(plan.name, inputs):
+        if self.host or self.host.tells:
+            inputs = [tensor for tensor in tensors_of((args, *kwargs.values())) if tensor not in self.deferred]
+            if len(inputs) > 1:
+                self.host.check(plan.name, inputs)
+            if self.host and self.host.mixes(plan.name, inputs):
                 args = tree_map_only(Tensor, self._on_meta_of_host, args)
         if plan.reads and self.log.awaited:
             self.log.synchronize(self.log.stream_order.record(self.log.stream))
@@ -164,7 +166,12 @@ class Recorder(TorchDispatchMode):
             if plan.shortcut is not None and not kwargs:
                 out = plan.shortcut(args)
             if out is NotImplemented:
-                out = plan.run(*args, **kwargs)
+                try:
+                    out = plan.run(*args, **kwargs)
+                except NotImplementedError:  # the trace's own limit
+                    raise
+                except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                    raise in_own_words(func, args, kwargs, error) from None
             if plan.correct is not None:
                 out = plan.correct(args, out)
             if isinstance(out, Tensor) and out.is_sparse and is_meta(out):

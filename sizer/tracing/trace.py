@@ -32,6 +32,7 @@ from sizer.tape.tape import Tape
 from sizer.tracing.compiled.install import WRAPPED, compile_failures, compiling, module_compiled
 from sizer.tracing.compiled.launches import libraries_called
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
+from sizer.tracing.cuda.attention import backends_answered
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.cuda.recurrent import weights_flattened
 from sizer.tracing.device import Device
@@ -327,6 +328,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
             stack.enter_context(nodes_numbered_as_on_device())
         if device.kind == "cuda":
             stack.enter_context(weights_flattened(recorder.block_of))
+            stack.enter_context(backends_answered(device))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
             stack.enter_context(bitsandbytes_on_cpu())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -711,7 +712,7 @@ def test_bad_steps() -> None:
 
 
 def test_inputs_that_do_not_fit() -> None:
-    with pytest.raises(TraceError, match=r"RuntimeError in .+ at aten\.addmm\.default: .*reduction dim"):
+    with pytest.raises(TraceError, match=r"RuntimeError in .+ at aten\.addmm\.default: .*\(3x7 and 8x4\)"):
         size_module(Pair, (torch.zeros(3, 7),))
     with pytest.raises(TraceError, match="unexpected keyword argument 'z'"):
         size_module(Pair, {"z": X})
@@ -734,6 +735,62 @@ def test_a_step_that_fails_names_the_error() -> None:
 def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(RequestError, match=f"{name}: given {value}, allowed .*; pick one of these keys"):
         size_module(lambda: torch.nn.Linear(2, 2), (torch.zeros(1, 2),), **{name: value})
+
+
+def _device(*shape: int) -> Tensor:
+    return torch.zeros(*shape, device="cuda")
+
+
+ROWS = torch.zeros(2, dtype=torch.long)
+APART = "Expected all tensors to be on the same device"
+# calls that a device refuses, with the beginning of PyTorch's words for it (CUDA's code over the null driver)
+MISTAKES: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "product": (lambda: _device(4, 4) @ torch.zeros(4, 4), APART),
+    "words of the host": (lambda: F.embedding(ROWS, _device(4, 4)), APART),
+    "a module of the host": (lambda: nn.BatchNorm2d(3)(_device(1, 3, 8, 8)), APART),
+    "a number of the device": (lambda: torch.zeros(4).add_(_device(4)[0]), APART),
+    "places of the device": (lambda: torch.zeros(4, 4)[ROWS.cuda()], "indices should be either on cpu or on the same device"),
+    "channels": (
+        lambda: nn.ConvTranspose2d(3, 4, 3).cuda()(_device(1, 5, 8, 8)),
+        "Given transposed=1, weight of size [3, 4, 3, 3], expected input[1, 5, 8, 8] to have 3 channels, but got 5 channels",
+    ),
+    "features": (lambda: nn.BatchNorm2d(3).cuda()(_device(1, 4, 8, 8)), "running_mean should contain 4 elements not 3"),
+    "layer norm": (
+        lambda: nn.LayerNorm(4).cuda()(_device(2, 5)),
+        "Given normalized_shape=[4], expected input with shape [*, 4], but got input of size[2, 5]",
+    ),
+    "a sum": (lambda: _device(4) + _device(3), "The size of tensor a (4) must match the size of tensor b (3)"),
+    "dtypes": (lambda: _device(4, 4).half() @ _device(4, 4), "expected mat1 and mat2 to have the same dtype, but got: c10::Half"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_a_device_refuses_is_refused_in_its_words(name: str) -> None:
+    call, words = MISTAKES[name]
+
+    def setup() -> Callable[[], None]:
+        _device(1)
+        return lambda: (call(), None)[1]
+
+    with pytest.raises(TraceError, match=re.escape(words)):
+        size_step(setup, steps=1)
+
+
+def test_what_a_device_takes_of_the_host_is_traced() -> None:
+    def setup() -> Callable[[], None]:
+        x, packed = _device(4, 4), nn.utils.rnn.pack_padded_sequence(_device(3, 2, 4), torch.tensor([3, 2]))
+        rnn = nn.LSTM(4, 4).cuda()
+
+        def step() -> None:
+            x[ROWS] += 1
+            x.copy_(torch.zeros(4, 4))
+            (x * torch.tensor(2.0)).masked_fill_(x > 0, torch.tensor(1.0))
+            F.ctc_loss(_device(5, 2, 4), ROWS.view(2, 1).cuda(), torch.tensor([5, 5]), torch.tensor([1, 1]))
+            rnn(packed)
+
+        return step
+
+    assert size_step(setup, steps=1).estimates[0].peak_allocated_bytes > 0
 
 
 DYNAMO_IMPORTED = """

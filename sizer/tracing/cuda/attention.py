@@ -12,8 +12,11 @@ keys, head_dim].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -215,6 +218,26 @@ def refusal(backend: str, device: Device, a: Attention) -> str | None:
     if not is_switched_on(backend):
         return "it is switched off (torch.nn.attention.sdpa_kernel)"
     return next((why for why, holds in CONDITIONS[backend] if not holds(device, a)), None)
+
+
+@contextmanager
+def backends_answered(device: Device) -> Iterator[None]:
+    """Within the context `torch.backends.cuda.can_use_flash_attention` and its like answer for the device."""
+
+    def answer(backend: str) -> Callable[..., bool]:
+        def can_use(params: Any, debug: bool = False) -> bool:
+            asked = Attention(
+                query=params.query, key=params.key, value=params.value, mask=params.attn_mask, dropout=params.dropout,
+                is_causal=params.is_causal, scale=None, grouped=params.enable_gqa,
+            )  # fmt: skip
+            return refusal(backend, device, asked) is None
+
+        return can_use
+
+    with ExitStack() as stack:
+        for backend in ("flash", "efficient", "cudnn"):
+            stack.enter_context(mock.patch.object(torch.backends.cuda, f"can_use_{backend}_attention", answer(backend)))
+        yield
 
 
 def order(device: Device, a: Attention) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUMS, WARP
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.meta import refusals
 from sizer.tracing.meta.strides import in_format
 from sizer.tracing.operator_tables import Results
 from sizer.tracing.values.handler import Handler, HandlerContext
@@ -68,6 +69,7 @@ def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
 
     Not for complex numbers, weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
     """
+    refusals.rms_norm(device.kind, (input, normalized_shape, weight))
     if version_followed(device.version) < (2, 11):
         return _rms_norm_of_2_6(input, len(normalized_shape), weight, eps)
     channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)

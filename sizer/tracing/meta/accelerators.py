@@ -36,6 +36,8 @@ _SPARSE = frozenset(
     | {getattr(Tensor, f"to_sparse{layout}") for layout in ("", "_coo", "_csr", "_csc", "_bsr", "_bsc")}
 )
 _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
+_TO_NUMPY = frozenset({Tensor.numpy, Tensor.__array__})
+_NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 _ATTENTION = nn.functional.scaled_dot_product_attention
 _PYTHON = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot  # at which dispatch modes stand
 _NUMBERS: dict[Any, type] = {Tensor.__float__: float, Tensor.__int__: int, Tensor.__bool__: bool}
@@ -142,6 +144,8 @@ class OnMeta(TorchFunctionMode):
             if func is Tensor.numpy and args[0].is_meta and args[0] in self._host:  # a large one
                 with _disable_current_modes():
                     return torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu").numpy()
+            if func in _TO_NUMPY and self._has_place(args[0]):
+                raise TypeError(_NO_NUMPY)
             if func is Tensor.share_memory_ and args[0].is_meta:  # as of every tensor on CUDA
                 return args[0]
             if func is Tensor.pin_memory:  # without a driver: a copy on the host
@@ -456,6 +460,22 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
             return _TYPES[_LEGACY[torch.get_default_dtype()]](*args)
         return make(cls, *args, **kwargs)
 
+    written, storage_device = torch._tensor_str._str, torch.UntypedStorage.device.__get__
+
+    def write(tensor: Tensor, *, tensor_contents: str | None = None) -> str:
+        """Stand in for torch._tensor_str._str, with the place that a tensor is told to be at."""
+        text = written(tensor, tensor_contents=tensor_contents)
+        with torch._C.DisableTorchFunction():
+            if not own["is_meta"](tensor) or tensor in deferred:
+                return text
+            return text.replace("device='meta'", "device='cpu'" if tensor in host else "device='cuda:0'")
+
+    def device_of_storage(storage: torch.UntypedStorage) -> torch.device:
+        device = storage_device(storage)
+        if device.type != "meta" or not _is_outside(sys._getframe(1)) or deferred.holds(storage):
+            return device
+        return _CPU if host.holds(storage) else _FIRST
+
     answers: dict[str, Any] = {name: answer(name) for name in own}
     with (
         ExitStack() as of_default_type,
@@ -470,6 +490,9 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
         mock.patch.multiple(Tensor, create=True, **answers),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
+        mock.patch.object(torch.UntypedStorage, "device", property(device_of_storage), create=True),
+        mock.patch.object(torch._tensor_str, "_str", write),
+        mock.patch.object(host, "tells", True),
         steps_on(host),
     ):
         yield

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sizer.tracing.meta import refusals
 from sizer.tracing.operator_tables import operator
 
 _aten = torch.ops.aten
@@ -74,13 +75,17 @@ def name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def _alike(first: int, second: int, text: str) -> Check:
+def _in_cpp(dtype: torch.dtype) -> str:
+    return f"c10::{name(dtype)}" if dtype in _HALVES else name(dtype).lower()
+
+
+def _alike(first: int, second: int, text: str, words: Callable[[torch.dtype], str] = name) -> Check:
     """Two positional tensors have one dtype; `text` gets the names of both."""
 
     def check(kind: str, args: tuple) -> None:
         a, b = args[first], args[second] if len(args) > second else None
         if isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype != b.dtype:
-            raise RuntimeError(text.format(name(a.dtype), name(b.dtype)))
+            raise RuntimeError(text.format(words(a.dtype), words(b.dtype)))
 
     return check
 
@@ -196,6 +201,14 @@ def _recurrent(kind: str, args: tuple) -> None:
             )
 
 
+def _convolved(kind: str, args: tuple) -> None:
+    """convolution(input, weight, ...)"""
+    place = "torch.cuda." if kind == "cuda" else "torch."
+    input, weight = (f"{place}{name(tensor.dtype)}Tensor" for tensor in args[:2])
+    if input != weight:
+        raise RuntimeError(f"Input type ({input}) and weight type ({weight}) should be the same")
+
+
 _PRODUCT = "mat1 and mat2 must have the same dtype, but got {} and {}"
 _EXPECTED = "expected scalar type {} but found {}"
 _SOURCE = "{}(): self ({{}}) and source ({{}}) must have the same scalar type"
@@ -204,7 +217,7 @@ _LOSS = _alike(1, 2, "Found dtype {1} but expected {0}")
 
 # One line per operator, by its overloads where there are several.
 _BY_NAME: dict[str, Check] = {
-    "mm": _alike(0, 1, "expected mat1 and mat2 to have the same dtype, but got: {} != {}"),
+    "mm": _alike(0, 1, "expected mat1 and mat2 to have the same dtype, but got: {} != {}", _in_cpp),
     "addmm": _BIASED,
     "_addmm_activation": _BIASED,
     "mv": _alike(0, 1, "addmv input tensors must have the same dtype, but got {} and {}"),
@@ -212,15 +225,18 @@ _BY_NAME: dict[str, Check] = {
         _alike(1, 2, "addmv input tensors must have the same dtype, but got {} and {}"),
         _alike(0, 1, "addmv input tensors must have the same dtype, but got {} and {}"),
     ),
-    "convolution": _alike(0, 1, "Input type ({}) and weight type ({}) should be the same"),
+    "convolution": _both(
+        _convolved, refusals.transposed_convolution
+    ),
     "_grouped_mm": _alike(0, 1, "Expected mat_a and mat_b to have the same dtype, got {} and {}"),
     "_weight_norm_interface": _alike(0, 1, _EXPECTED),
-    "native_layer_norm": _normalized(2),
+    "native_layer_norm": _both(refusals.layer_norm, _normalized(2)),
     "native_group_norm": _normalized(1),
-    "native_batch_norm": _batch_norm,
+    "native_batch_norm": _both(refusals.batch_norm, _batch_norm),
     "native_batch_norm_backward": _batch_norm_backward,
-    "cudnn_batch_norm": _batch_norm,
-    "_native_batch_norm_legit": _batch_norm,
+    "cudnn_batch_norm": _both(refusals.batch_norm, _batch_norm),
+    "_native_batch_norm_legit": _both(refusals.batch_norm, _batch_norm),
+    "multinomial": refusals.draws,
     "_native_batch_norm_legit.no_stats": _batch_norm,
     "index_put": _index_put,
     "index_put_": _index_put,

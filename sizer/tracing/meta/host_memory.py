@@ -25,7 +25,16 @@ from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 _LARGEST_STORAGE = 2**40  # bytes
 # Operators that take tensors of the device and of the host at once.
-_OF_BOTH = frozenset(("copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"))
+_COPIES = frozenset(("copy_", "_foreach_copy_", "set_"))
+_INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))  # places may be on the host
+_OF_BOTH = _COPIES | _INDEXED
+# Operators with an argument that is on the host whatever the others are: lengths, batch sizes, seeds, scalars of foreach.
+_WITH_LENGTHS = (
+    "_pack_padded", "_pad_packed", "_ctc_loss", "_cudnn_ctc", "_use_cudnn_ctc", "ctc_loss", "tensor_split", "_foreach_addc",
+    "_nested", "_jagged", "_fused_ad", "_fused_sgd",
+)  # fmt: skip
+_APART = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+_is_cpu = torch._C.TensorBase.is_cpu.__get__
 
 
 class Addresses:
@@ -49,6 +58,7 @@ class HostMemory:
     def __init__(self) -> None:
         self.addresses = Addresses()
         self.gpu: int | None = None  # the number of the GPU that code has named
+        self.tells = False  # whether code of somebody's own is told where its tensors are
         self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
         self.peak_bytes = 0
         self.making: bool | None = (
@@ -82,18 +92,28 @@ class HostMemory:
     def check(self, operator: str, inputs: list[Tensor]) -> None:
         """Raise RuntimeError in PyTorch's words where an operator ("aten.mm.default") would compute with tensors of both places.
 
-        A tensor without dimensions counts as a number; some operators copy, or find places on the host (native/TensorIterator.cpp,
-        native/TensorAdvancedIndexing.cpp). Where FSDP2 offloads, it keeps them apart by itself.
+        A tensor of the host without dimensions counts as a number; some operators copy, or find places on the host
+        (native/TensorIterator.cpp, native/TensorAdvancedIndexing.cpp). Where FSDP2 offloads, it keeps them apart by itself.
         """
-        if self.making is not None or self.offloads or operator.split(".")[1] in _OF_BOTH:
+        namespace, name, *_ = operator.split(".")
+        if self.making is not None or self.offloads or name in _COPIES or (name in _INDEXED and not self.tells):
             return
-        places = {
-            tensor in self for tensor in inputs if is_meta(tensor) and tensor.dim() and not torch._is_zerotensor(tensor)
-        }
-        if len(places) == 2:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-            )
+        if self.tells and (namespace != "aten" or name.startswith(_WITH_LENGTHS) or "attention_backward" in name):
+            return
+        places = [self._place(tensor) for tensor in inputs]
+        if name in _INDEXED and False in places[:1] and True in places:  # places of the device, in a tensor of the host
+            raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        compared = places if name not in _INDEXED else places[:: len(places) - 1] if "put" in name else []  # with the values
+        if len({*compared} - {None}) == 2:
+            raise RuntimeError(_APART)
+
+    def _place(self, tensor: Tensor) -> bool | None:
+        """Return True for a tensor of the device, False for one of the host, None for a number."""
+        if is_meta(tensor):
+            on_host = tensor in self
+            counts = (tensor.dim() or (self.tells and not on_host)) and not torch._is_zerotensor(tensor)
+            return (not on_host) if counts else None
+        return False if self.tells and _is_cpu(tensor) and tensor.dim() else None
 
     def mixes(self, operator: str, inputs: list[Tensor]) -> bool:
         """Return True if an operator computes with tensors of the host of which some have values and others are on meta."""

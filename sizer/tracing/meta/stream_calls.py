@@ -22,6 +22,7 @@ from sizer.tracing.values.known import tensors_of
 # c10/cuda/CUDAStream.cpp (kStreamsPerPoolBits, max_compile_time_stream_priorities), PyTorch 2.6 to 2.15: new streams of a priority
 # are taken in turn from a pool of so many.
 PER_PRIORITY, PRIORITIES = 32, 4
+_FIRST = torch.device("cuda", 0)
 
 _ACCUMULATES = (
     2**64 - 1
@@ -134,10 +135,15 @@ class Event:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._mark: Mark = {}
+        self.device = _FIRST
+        self.cuda_event = self.event_id = id(self)
 
-    def record(self, stream: Any = None) -> Event:
-        """This event, which happens once the stream, by default the one at work, has done what it was asked for."""
+    def record(self, stream: Any = None) -> None:
+        """Have this event happen once the stream, by default the one at work, has done what it was asked for."""
         self._mark = self.log().stream_order.record(_number(stream, self.at_work))
+
+    def _after(self, stream: Any) -> Event:
+        self.record(stream)
         return self
 
     def wait(self, stream: Any = None) -> None:
@@ -153,8 +159,12 @@ class Event:
         return True
 
     def elapsed_time(self, other: Event) -> float:
-        """No time at all, in milliseconds."""
-        return 0.0
+        """One millisecond, as of the null driver: code divides by it."""
+        return 1.0
+
+    def ipc_handle(self) -> bytes:
+        """Return a handle of 64 bytes (cudaIpcEventHandle_t)."""
+        return bytes(64)
 
 
 class Stream:
@@ -168,7 +178,8 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
         self.stream_id = self.cuda_stream = self.next_number(priority) if stream_id is None else stream_id
-        self.device = torch.device("cuda", 0)
+        self.native_handle, self.priority = self.stream_id, max(min(priority, 0), 1 - PRIORITIES)
+        self.device = _FIRST
         self._before: list[int] = []
 
     def __enter__(self) -> Stream:
@@ -185,9 +196,20 @@ class Stream:
     def __hash__(self) -> int:
         return hash(self.stream_id)
 
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority."""
+        return 0, 1 - PRIORITIES
+
     def wait_stream(self, stream: Any) -> None:
         """Wait for what another stream was asked for."""
-        self.event().record(stream).wait(self)
+        self.event()._after(stream).wait(self)
 
     def wait_event(self, event: Any) -> None:
         """Wait for an event."""
@@ -195,7 +217,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Have the host wait for what it was asked for."""
-        self.event().record(self).synchronize()
+        self.event()._after(self).synchronize()
 
     def query(self) -> bool:
         """Return whether all work is done: always."""
@@ -207,7 +229,7 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that happens once it has done what it was asked for."""
-        return (event or self.event()).record(self)
+        return (event or self.event())._after(self)
 
 
 def _number(stream: Any, at_work: AtWork) -> int:
@@ -259,11 +281,19 @@ def streams_seen(recorder: Recording, kind: str) -> Iterator[None]:
     def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
         recorder.await_stream(tensor, stream.stream_id)
 
+    def external(stream_ptr: int, device: Any = None, **kwargs: Any) -> Stream:
+        """Stand in for torch.cuda.ExternalStream: a stream by its number."""
+        return own(stream_id=stream_ptr)
+
     places: dict[Any, dict[str, Any]] = {
         torch: {"Stream": own, "Event": events},
+        torch.cuda.streams: {"Stream": own, "Event": events, "ExternalStream": external},
+        torch.accelerator: {"set_stream": set_stream},
         torch.cuda: {
             "Stream": own,
             "Event": events,
+            "ExternalStream": external,
+            "get_stream_from_external": external,
             "current_stream": lambda device=None: own(stream_id=at_work.stream),
             "default_stream": lambda device=None: own(stream_id=0),
             "set_stream": set_stream,

@@ -33,6 +33,14 @@ FINITE = "unknown values were taken to be finite numbers"
 _aten = torch.ops.aten
 
 
+def packed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_pack_padded_sequence reads lengths on the host (native/PackedSequence.cpp): a setup's tensors of the host are on meta."""
+    lengths = args[1]
+    if lengths.is_cpu or (real := recorder.values.get(lengths)) is None or not recorder.device.is_on_host(lengths):
+        return NotImplemented
+    return func(args[0], real, *args[2:], **kwargs)
+
+
 def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`.item()`: the known value; else 0, 1.0, or False: checks such as `isnan().any()` find nothing. An `all()` is True."""
     if not involves_meta(args, kwargs):
@@ -283,6 +291,7 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 HANDLERS: dict[Any, Handler] = {
+    _aten._pack_padded_sequence.default: packed,
     _aten._local_scalar_dense.default: scalar,
     _aten.any.default: any_of,
     _aten.all.default: all_of,
