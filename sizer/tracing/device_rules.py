@@ -25,6 +25,7 @@ from sizer.tracing.cuda import (
     attention_workspaces,
     bitsandbytes,
     convolution,
+    cublas,
     encoder,
     fourier,
     many_tensors,
@@ -63,8 +64,8 @@ _EVERYWHERE = (
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
-        *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, random_draws, encoder, cuda_copies,
-        fourier, many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans, softmax,
+        *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, cublas, random_draws, encoder,
+        cuda_copies, fourier, many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans, softmax,
     ),
     "mps": (*_EVERYWHERE, mps_kernels),
     "cpu": (

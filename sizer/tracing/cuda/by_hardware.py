@@ -25,7 +25,7 @@ SORT, REDUCTION, EMBEDDING = "CUB sort", "CUDA reduction", "CUDA embedding's gra
 GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resolve
 NORM = "gradients of a norm's weights on CUDA"
 DROPOUT = "cuDNN's dropout state"
-INDICES = "indices"
+INDICES, PERMUTED = "indices", "permuted"
 COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS = "partial sums"
@@ -42,7 +42,7 @@ _TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776}
 # Before 9.0 keys of less than 4 bytes are counted by blocks of threads, so many digits at a time
 _DIGITS = {1: 32, 2: 64}
 _BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
-_AT_ONCE = {(8, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
+_AT_ONCE = {(8, 8): 2304, (4, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
 _COUNTED_AT_ONCE, _COUNTING_THREADS = 4096, 256  # elements that one block sums, and its threads
 _SELECTED = {8: 2304, 9: 4224}  # elements of a tile of capabilities 8.0 and 9; later ones have 3,520
 # Rows, at least and at most, of which several blocks search one from so many values on.
@@ -129,13 +129,17 @@ def largest_block(key: str, which: str, itemsize: int, rows: int, row: int) -> i
 
 
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of rows of values, by bytes of a
+    """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of random keys, by (keys, bytes of a
+    key, bits); of rows of values, by bytes of a
     value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value and elements."""
     name = words[0]
     if name == SCAN:
         return scanned(numbers[0], int(words[1]))
     if name == LARGEST:
         return largest_block(key, words[1], int(words[2]), *numbers)
+    if name == PERMUTED:
+        elements, itemsize, bits = numbers
+        return sort_bytes(key, elements, (itemsize, 8), -(-bits // 8))
     if name in (COUNT, SELECT):
         return (counted if name == COUNT else selected)(key, numbers[0])
     if name == INDICES:

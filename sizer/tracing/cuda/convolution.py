@@ -324,7 +324,19 @@ def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
+def deformable(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """torchvision.deform_conv2d(input, weight, offset, …): two results that are filled, the columns of up to 32 images at once,
+    and the result with the bias (torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.26)."""
+    input, weight = args[:2]
+    images = next(count for count in range(min(32, len(input)), 0, -1) if len(input) % count == 0)
+    rows = input.shape[1] * weight.shape[2] * weight.shape[3]
+    yield (out.nbytes, out.nbytes, rows * images * out.shape[2] * out.shape[3] * out.itemsize)
+    yield [PRODUCT]
+    yield out
+
+
 HELD: dict[Any, Held] = {
+    "torchvision.deform_conv2d.default": deformable,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
 }

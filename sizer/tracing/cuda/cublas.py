@@ -5,10 +5,14 @@ The sizes and their sources are in `sizer.tracing.cuda.by_capability`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from sizer.tracing.cuda.by_capability import Blas
+from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.cuda.by_capability import LT_WORKSPACE, Blas
+from sizer.tracing.device import Device
 
 _aten = torch.ops.aten
 
@@ -26,6 +30,20 @@ WORKSPACE_USERS = _BIASED | {
     ),
 }  # fmt: skip
 _COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+
+
+def scaled_product(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """aten._scaled_mm: a workspace of cuBLASLt's own for the call (CUDABlas.cpp, scaled_gemm, 2.15).
+
+    Products with scales by rows go there on capability 9.0 alone (cuda/ScaledBlas.cpp); those of CUTLASS are not modelled.
+    """
+    scale = args[2] if len(args) > 2 else kwargs["scale_a"]
+    yield out
+    if device.version >= (2, 15) and (scale.numel() == 1 or device.capability.among(((9, 0), (9, 0)))):
+        yield [LT_WORKSPACE]
+
+
+HELD: dict[Any, Held] = {_aten._scaled_mm.default: scaled_product}
 
 
 def needs(

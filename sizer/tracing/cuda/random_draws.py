@@ -7,14 +7,17 @@ Draws from a distribution on CUDA: checks of the probabilities, and a random num
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.cuda.by_hardware import PERMUTED, SORT
 from sizer.tracing.cuda.reductions import extremes, largest_of_rows, summing
 from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
 
 _aten = torch.ops.aten
 
@@ -59,7 +62,22 @@ def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield ([1, 1], 1)
     yield ([rows * input.itemsize, rows] if input.dim() > 1 else [input.itemsize], 1)
     yield [1]
-    yield [input.nbytes, *largest_of_rows(input)]
+    places = [out.nbytes // 2] if samples > 1 else largest_of_rows(input)  # topk's values; argmax
+    yield [input.nbytes, *places]
+
+
+def permutation(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """aten.randperm (cuda/Randperm.cpp, randperm_out_cuda, 2.15): the places are sorted by random keys, with so many bits that few
+    are equal. Keys of more than 32 bits take 8 bytes."""
+    count = out.numel()
+    yield out
+    if count < 2:
+        return
+    bits = min(64, math.ceil(math.log2(count - (6 * count**2 + 1) / (12 * math.log(0.9)))))
+    keys = 4 if bits <= 32 else 8
+    scratch = DeferredSize((keys + 8) * count, SORT, (PERMUTED,), (count, keys, bits))
+    yield [8]
+    yield [8 * count, keys * count, keys * count, scratch]
 
 
 def dirichlet(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -73,4 +91,5 @@ HELD: dict[Any, Held] = {
     _aten._sample_dirichlet.default: dirichlet,
     _aten.native_dropout.default: mask_first,
     _aten.multinomial.default: multinomial,
+    _aten.randperm.default: permutation,
 }

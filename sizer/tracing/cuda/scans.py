@@ -43,6 +43,28 @@ def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     return [[*converted, *(() if converted else copies(input)), *scratch]]
 
 
+def repeated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """aten.repeat_interleave(counts): their sums so far, and the last of them if no result size is given (native/Repeat.cpp)."""
+    count = args[0].numel()
+    yield (count * 8,)
+    yield [scanned_elements(count, 8)]
+    yield [8] if kwargs.get("output_size") is None else []
+    yield out
+
+
+def counted(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """aten.bincount: the least and the largest number stay until it ends (cuda/SummaryOps.cu, _bincount_cuda_template)."""
+    yield (args[0].itemsize, args[0].itemsize)
+    yield out
+
+
+def histogram(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """aten.histc(input, bins, min, max): the extremes if no range is given (cuda/SummaryOps.cu, _histc_cuda_template)."""
+    low, high = (*args[2:4], *(0, 0)[len(args[2:4]) :])
+    yield out
+    yield [args[0].itemsize, args[0].itemsize] if low == high else []
+
+
 def sort(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Places of one row for rows of up to 4,096; CUB sorts longer rows, from a copy unless
     they are contiguous (cuda/Sort.cpp, SortStable.cu)."""
@@ -121,6 +143,9 @@ HELD: dict[Any, Held] = {
     **listed("topk", after_results(largest)),
     **listed("cumsum cumprod _logcumsumexp logcumsumexp", after_results(scan)),
     **listed("sort sort.stable", after_results(sort)),
+    **listed("repeat_interleave.Tensor", repeated),
+    **listed("bincount", counted),
+    **listed("histc", histogram),
     **listed("mode", after_results(mode)),
     **listed("median", median),
     **listed("nanmedian", nanmedian),

@@ -39,6 +39,7 @@ def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kw
         return torch.empty(0, dtype=torch.int64, device="meta")
     with recorder:
         work = (_on_cpu if recorder.device.kind == "cpu" else _on_gpu)(boxes, scores)
+        chosen = torch.empty(len(boxes), dtype=torch.bool, device="meta") if recorder.device.kind == "cuda" else None
     if recorder.values.all_known([boxes, scores]):
         note_assumption(recorder, [boxes, scores])
         kept = recorder.values.run(_in_float32, args, kwargs)
@@ -50,7 +51,16 @@ def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kw
         result = work[-1].narrow(0, 0, len(kept))
         recorder.values.remember(work[-1], torch.nn.functional.pad(kept, (0, len(boxes) - len(kept))))
         return result
-    return on_meta(kept, recorder, text)
+    if chosen is None:
+        return on_meta(kept, recorder, text)
+    recorder.values.remember(chosen, torch.arange(len(boxes), device="cpu") < len(kept))
+    with recorder:
+        result = work[0].masked_select(chosen)
+    if text is None:
+        recorder.values.remember(result, kept.contiguous())
+    else:
+        recorder.values.assume(result, kept.contiguous(), text)
+    return result
 
 
 def _in_float32(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
@@ -60,6 +70,8 @@ def _in_float32(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 
 def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
     """Return what torchvision/csrc/ops/cuda/nms_kernel.cu (0.26) holds at its end: the order, the sorted boxes, the overlaps.
+
+    A mask selects from the order what is kept.
 
     overlaps: N rows of ceil(N / 64) words of 8 bytes. The kernel for Metal (ops/mps) makes the same.
     """

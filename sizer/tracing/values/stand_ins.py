@@ -116,7 +116,27 @@ def from_values(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) 
     if not recorder.values.all_known(inputs):
         return _unknown_shape(recorder, func, args, kwargs)
     note_assumption(recorder, inputs)
-    return on_meta(recorder.values.run(func, args, kwargs), recorder, recorder.values.assumption(inputs))
+    real, assumption = recorder.values.run(func, args, kwargs), recorder.values.assumption(inputs)
+    out = on_meta(real, recorder, assumption)
+    if func.overloadpacket in _CUT and recorder.device.kind == "cuda":
+        out = tuple(_cut(recorder, part, inputs[0].numel(), assumption) for part in real)
+    return out
+
+
+_CUT = (_aten._unique, _aten._unique2, _aten.unique_consecutive)
+
+
+def _cut(recorder: HandlerContext, real: Tensor, elements: int, assumption: str | None) -> Tensor:
+    """Return a result of `unique`, which has the input's elements before it is cut (cuda/UniqueCub.cu, 2.15)."""
+    if not real.numel():
+        return on_meta(real, recorder)
+    out = torch.empty(elements, dtype=real.dtype, device="meta").resize_(real.shape)
+    whole = torch.empty(elements, dtype=real.dtype, device="cpu").resize_(real.shape).copy_(real)
+    if assumption is None:
+        recorder.values.remember(out, whole)
+    else:
+        recorder.values.assume(out, whole, assumption)
+    return out
 
 
 def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
