@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.ops import deform_conv2d, nms
 
 import sizer
 
@@ -217,6 +218,46 @@ COPIES = {
         (1048576, 16384, 128, 1),
     ),
 }  # fmt: skip
+# What a kernel holds of a gradient without memory of its own, as that of a sum.
+OF_SUMS = {
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), 264704),
+    "softmax": (lambda x: x.softmax(1), 787456),
+    "resampling": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), 1311744),
+    "pooling": (lambda x: F.avg_pool3d(x, 2), 295936),
+    "adaptive pooling": (lambda x: F.adaptive_avg_pool2d(x, 16), 328704),
+    "padding": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), 559104),
+    "soft margins": (lambda x: F.soft_margin_loss(x, torch.ones_like(x), reduction="none"), 1049600),
+}  # fmt: skip
+
+
+def _of_float8(*shape: int) -> Tensor:
+    return torch.empty(shape, device="cuda", dtype=torch.float8_e4m3fn)
+
+
+def _number() -> Tensor:
+    return torch.ones((), device="cuda")
+
+
+OF_OTHERS = {
+    "random places": (lambda: torch.randperm(100_000, device="cuda"), 4834304),
+    "few random places": (lambda: torch.randperm(5_000, device="cuda"), 192000),
+    "boxes": (lambda: nms(torch.empty(256, 4, device="cuda"), torch.empty(256, device="cuda"), 0.5), 24064),
+    "deformed convolution": (
+        lambda: deform_conv2d(
+            torch.empty(2, 64, 32, 32, device="cuda"), torch.empty(2, 18, 32, 32, device="cuda"),
+            torch.empty(64, 64, 3, 3, device="cuda"), padding=1,
+        ),
+        40141824,
+    ),
+    "counts": (lambda: torch.bincount(torch.zeros(200, dtype=torch.long, device="cuda"), minlength=10), 3584),
+    "draws": (lambda: torch.multinomial(torch.ones(300, device="cuda"), 40), 6144),
+    "product of scaled float8": (
+        lambda: torch._scaled_mm(
+            _of_float8(256, 512), _of_float8(1024, 512).t(), scale_a=_number(), scale_b=_number(), out_dtype=HALF
+        ),
+        2229248,
+    ),
+}  # fmt: skip
 STRIDES = {
     "x / 1.0": (turned, lambda x: x / 1.0, (64, 1, 2048, 64)),
     "zeros_like": (turned, torch.zeros_like, (64, 1, 2048, 64)),
@@ -240,6 +281,25 @@ def test_bytes_are_those_of_cudas_kernels(name: str):
 def test_bytes_of_gradients_are_those_of_cudas_kernels(name: str):
     make, operator, right = WITH_GRADIENTS[name]
     assert traced(make, operator, trains=True)[0] == right
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="the right values are those of PyTorch 2.15")
+@pytest.mark.parametrize("name", OF_SUMS)
+def test_bytes_of_the_gradient_of_a_sum_are_those_of_cudas_kernels(name: str):
+    operator, right = OF_SUMS[name]
+
+    def summed(x: Tensor) -> Tensor:
+        operator(x).sum().backward()
+        return x
+
+    assert traced(planes, summed, trains=True)[0] == right
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="the right values are those of PyTorch 2.15")
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_bytes_of_other_operators_are_those_of_cudas_kernels(name: str):
+    operator, right = OF_OTHERS[name]
+    assert traced(lambda: torch.empty(0, device="cuda"), lambda _: operator())[0] == right
 
 
 @pytest.mark.parametrize("name", COPIES)

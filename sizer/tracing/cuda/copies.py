@@ -69,6 +69,14 @@ def gradient_through_contiguous(device: Device, args: tuple, kwargs: dict, out: 
     yield [*copies(out), *copies(args[0], *places)]
 
 
+def adaptive_average_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_adaptive_avg_pool2d_backward(gradient, input): a strided gradient is copied, except for an input in channels last
+    (cuda/AdaptiveAveragePooling.cu)."""
+    grad, input = args
+    last = suggest_memory_format(input) == torch.channels_last
+    return [out, [] if last else copies(grad, layout=suggest_memory_format(grad))]
+
+
 def over_columns(args: tuple, out: Tensor) -> Tensor:
     """col2im(columns, ..): made as large as the columns, then resized, which never shrinks a storage (native/cuda/Col2Im.cu)."""
     columns = args[0]
@@ -173,5 +181,15 @@ HELD: dict[Any, Held] = {
     **listed("max_pool2d_with_indices_backward avg_pool2d_backward", after(1, 0, formatted=True)),
     **listed("upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward", after(0)),
     **listed("upsample_nearest3d_backward _upsample_nearest_exact3d_backward", after(0)),
+    **listed(
+        "upsample_nearest1d_backward _upsample_nearest_exact1d_backward upsample_linear1d_backward upsample_nearest2d_backward "
+        "_upsample_nearest_exact2d_backward upsample_bilinear2d_backward",
+        after(0, formatted=True),
+    ),
+    **listed("max_pool3d_with_indices_backward avg_pool3d_backward", after(0)),
+    **listed("multi_margin_loss_backward multilabel_margin_loss_backward", after(0)),
+    **listed("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward", after(0)),
+    **listed("fractional_max_pool2d_backward", before(0)),
+    **listed("_adaptive_avg_pool2d_backward", adaptive_average_backward),
     **listed("adaptive_max_pool2d_backward upsample_trilinear3d_backward", gradient_through_contiguous),
 }

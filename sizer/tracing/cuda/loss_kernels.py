@@ -199,7 +199,18 @@ def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 RESULTS: Results = {
     **listed("log_sigmoid_forward", buffer_of_none),
 }
+
+
+def soft_margin_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """soft_margin_loss_backward(gradient, input, target, ..): the target negated, its product with the input, and the exponential
+    of that, which stays (native/Loss.cpp, 2.15)."""
+    size = args[1].nbytes
+    yield ([size, size], size)
+    yield out
+
+
 HELD: dict[Any, Held] = {
+    **listed("soft_margin_loss_backward", soft_margin_backward),
     **listed("mse_loss smooth_l1_loss", after_results(iterated)),
     **listed("soft_margin_loss", reduced_aside(2)),
     **listed("binary_cross_entropy", reduced_aside(3)),

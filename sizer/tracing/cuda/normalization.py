@@ -178,14 +178,25 @@ def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
 
 
 def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """native_batch_norm_backward(gradient, input, .., training, .., mask): gradient and input are made contiguous unless channels
-    are last, then two sums for each channel in float32 are made (cuda/Normalization.cu, batch_norm_backward_cuda)."""
-    grad, input, training, wanted = args[0], args[1], args[7], args[9]
+    """native_batch_norm_backward(gradient, input, weight, .., training, .., mask): gradient and input become [N, C, pixels]; with
+    channels last two sums for each channel in float32 are made, and for another gradient a number in the place of weights
+    (cuda/Normalization.cu, batch_norm_backward_cuda, batch_norm_elementwise_backward_train)."""
+    grad, input, weight, training, wanted = args[0], args[1], args[2], args[7], args[9]
     if not (training or wanted[1] or wanted[2]):
         yield from tensors_of(out)
         return
-    yield (input.shape[1] * 4,) * 2 if _channels_last(input) else tuple(copies(input, grad))
+    if _channels_last(input):
+        yield (input.shape[1] * 4,) * 2
+        yield (4,) if weight is None and not _channels_last(grad) else ()
+    else:
+        yield tuple(tensor.nbytes for tensor in (input, grad) if _is_copied(tensor))
     yield from tensors_of(out)
+
+
+def _is_copied(tensor: Tensor) -> bool:
+    """Return True if `reshape` to [N, C, pixels] copies a tensor."""
+    shaped = tensor.reshape(*tensor.shape[:2], -1)
+    return shaped.untyped_storage()._cdata != tensor.untyped_storage()._cdata
 
 
 def batch_norm_gradient(args: tuple, out: tuple) -> tuple:

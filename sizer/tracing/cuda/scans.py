@@ -60,7 +60,8 @@ def counted(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 def histogram(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """aten.histc(input, bins, min, max): the extremes if no range is given (cuda/SummaryOps.cu, _histc_cuda_template)."""
-    low, high = (*args[2:4], *(0, 0)[len(args[2:4]) :])
+    low = args[2] if len(args) > 2 else kwargs.get("min", 0)
+    high = args[3] if len(args) > 3 else kwargs.get("max", 0)
     yield out
     yield [args[0].itemsize, args[0].itemsize] if low == high else []
 

@@ -40,8 +40,9 @@ def softmax(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def softmax_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The product of gradient and output; both made contiguous (cuda/SoftMax.cu, softmax_backward_cuda_out)."""
-    return [[args[0].nbytes, *copies(args[0], args[1])]]
+    """The product of gradient and output, then it and the output made contiguous (cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    product = torch.mul(args[0], args[1])
+    return [[product.nbytes, *copies(product, args[1])]]
 
 
 def log_softmax_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
