@@ -128,6 +128,16 @@ def test_values_that_nobody_computed_pass_checks_and_are_counted(dry_run: DryRun
     }
 
 
+@pytest.mark.exhaustive
+def test_torch_cuda_answers_alike_on_both_routes(dry_run: DryRunner):
+    printed = []
+    for route in ("driver", "meta"):
+        done = dry_run("--route", route, "--steps", "0", "--", "answers.py")
+        assert done.status == 0, done.stderr
+        printed.append(done.stdout.splitlines()[:9])
+    assert printed[0] == printed[1] and printed[0][-1].startswith("can't convert cuda:0 device type tensor to numpy")
+
+
 def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner):
     done = dry_run("--gpu", "t4", "--", "inference.py")
     assert done.status == 0, done.stderr

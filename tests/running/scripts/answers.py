@@ -1,0 +1,25 @@
+"""What torch.cuda answers, and what pickle keeps: one line for each, the same on both routes."""
+
+import pickle
+
+import torch
+
+x = torch.randn(4, 4, device="cuda")
+stream, event = torch.cuda.Stream(priority=-1), torch.cuda.Event(enable_timing=True)
+event.record()
+print(torch.cuda.Stream.priority_range(), stream.device, isinstance(stream, torch.cuda.streams.Stream))
+print(event.elapsed_time(event), event.device, torch.cuda.ExternalStream(stream.cuda_stream).cuda_stream > 0)
+torch.cuda.manual_seed(5)
+print(torch.cuda.initial_seed(), torch.Generator(device="cuda").device, torch.accelerator.current_device_index())
+address = torch.cuda.caching_allocator_alloc(2**20)
+print(torch.cuda.memory_allocated(), torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"])
+torch.cuda.caching_allocator_delete(address)
+half = x[None, None].half()
+params = torch.backends.cuda.SDPAParams(half, half, half, None, 0.0, False, False)
+print(torch.backends.cuda.can_use_flash_attention(params), torch.backends.cuda.cufft_plan_cache.max_size)
+print(torch.cuda.get_device_properties(0).pci_bus_id, x.untyped_storage().device, torch.cuda.get_per_process_memory_fraction())
+print(pickle.loads(pickle.dumps(torch.ones(3))).tolist())
+try:
+    x.numpy()
+except TypeError as error:
+    print(error)
