@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator
 from copy import copy, deepcopy
 from dataclasses import replace
 
-import torch
-
 from sizer.tape.communication import Collective
 from sizer.tape.size_queries import gather
 from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape, blocks_alive
@@ -152,6 +150,8 @@ class BlockLog:
 
         Source: use_mem_pool, torch/cuda/memory.py (2.15).
         """
+        import torch  # replays of kept tapes do without
+
         if not self.pools[-1] or torch._C._current_graph_task_id() != -1:
             return self.stream
         stream = self.pools[-1] * OF_POOL + self.stream

@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "batch_lines": ("device",),
     "depth": ("device",),
     "steps": _BELOW,
-    "compiled": (*_BELOW, "blocks", "cuda", "recorder", "steps"),
+    "compiled": (*_BELOW, "blocks", "cuda", "device_rules", "recorder", "steps"),
     "watch": (*_BELOW, "recorder"),
     "rule_texts": (*_BELOW, "cuda", "device_rules"),
     "explain": (*_BELOW, "cuda", "rule_texts"),

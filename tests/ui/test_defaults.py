@@ -106,7 +106,7 @@ def test_fields_follow_the_model_and_the_device(client, open_page) -> None:
     page.selectbox(key="source").set_value("hf").run()
     page.selectbox(key="hf_name").set_value("llama-3.1-8b").run()
     assert client.requests[-1] == Request(
-        source="hf", name="llama-3.1-8b", dtypes=("bfloat16", "amp-bfloat16"), batches=(1, 2, 4, 8)
+        source="hf", name="llama-3.1-8b", dtypes=("bfloat16",), batches=(1, 2, 4, 8)
     )
     page.selectbox(key="gpu").set_value("rtx-4090").run()
     assert client.requests[-1] == Request(
@@ -116,7 +116,7 @@ def test_fields_follow_the_model_and_the_device(client, open_page) -> None:
     page.segmented_control(key="mode").set_value("training").run()
     page.selectbox(key="gpu").set_value("t4").run()
     assert client.requests[-1].train == "all", "a task that the reader chose stays"
-    assert client.requests[-1].dtypes == ("float16", "amp-float16")
+    assert client.requests[-1].dtypes == ("float16",)
 
 
 def test_an_adapter_is_around_the_layers_that_peft_adapts(client, open_page) -> None:

@@ -25,7 +25,7 @@ from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 _LARGEST_STORAGE = 2**40  # bytes
 # Operators that take tensors of the device and of the host at once.
-_COPIES = frozenset(("copy_", "_foreach_copy_", "set_"))
+_COPIES = frozenset(("copy_", "_foreach_copy_", "set_", "_has_compatible_shallow_copy_type"))
 _INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))  # places may be on the host
 _OF_BOTH = _COPIES | _INDEXED
 # Operators with an argument that is on the host whatever the others are: lengths, batch sizes, seeds, scalars of foreach.
