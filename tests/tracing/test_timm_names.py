@@ -6,6 +6,7 @@ import os
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from sizer.architecture import make_blueprint
 from sizer.device.trial.trial import one_thread
@@ -17,7 +18,9 @@ from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 
 pytestmark = pytest.mark.skipif(not find_spec("timm") and not os.environ.get("CI"), reason="timm is not installed")
 NAMES = ("test_resnet", "test_vit", "test_vit2", "test_convnext", "test_efficientnet", "test_nfnet", "test_mambaout")
-HAIR = 0.001  # of the peak, as in test_cpu_truth.py
+# Of the peak, as in test_cpu_truth.py. oneDNN cuts the columns of wide depthwise kernels by the size of the caches; what some
+# processors without AVX-512 take is up to 4.4 % less (sizer.tracing.cpu.onednn, known limitations).
+HAIR = 0.05 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0.001
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])

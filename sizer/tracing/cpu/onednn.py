@@ -8,7 +8,8 @@ Which implementation a pass takes, in oneDNN's order, is read from src/cpu/cpu_c
 src/cpu/x64/jit_{uni_dw,avx512_common,avx2,brgemm}_conv*.cpp, oneDNN 3.10 to 3.13 (PyTorch 2.11 to 2.15).
 
 *Known limitations*: block sizes and buffers that oneDNN picks by the size of the caches are taken at their usual value, a few
-percent of one pass; AMX and other architectures are taken as AVX-512.
+percent of one pass (a fifth of the columns of wide depthwise kernels on an EPYC without AVX-512); AMX and other architectures
+are taken as AVX-512.
 """
 
 from __future__ import annotations
