@@ -17,7 +17,7 @@ from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
-EVERY, EVERY_BROWSER = 96, 3  # exhaustive tests to one that CI runs, and those in a browser
+EVERY, EVERY_BROWSER = 128, 5  # exhaustive tests to one that CI runs, and those in a browser
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
     "browser", "decision", "null_driver",

@@ -18,7 +18,7 @@ from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments
 COUNT = 60
 
 
-@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("benchmark", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "gpu",
     ["t4", pytest.param("a100-40gb", marks=pytest.mark.exhaustive), pytest.param("b200", marks=pytest.mark.exhaustive)],
