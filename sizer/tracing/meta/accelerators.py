@@ -463,7 +463,7 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
     written, storage_device = torch._tensor_str._str, torch.UntypedStorage.device.__get__
 
     def write(tensor: Tensor, *, tensor_contents: str | None = None) -> str:
-        """Stand in for torch._tensor_str._str, with the place that a tensor is told to be at."""
+        """Stand in for torch._tensor_str._str, with the device that the code sees."""
         text = written(tensor, tensor_contents=tensor_contents)
         with torch._C.DisableTorchFunction():
             if not own["is_meta"](tensor) or tensor in deferred:

@@ -58,7 +58,7 @@ class HostMemory:
     def __init__(self) -> None:
         self.addresses = Addresses()
         self.gpu: int | None = None  # the number of the GPU that code has named
-        self.tells = False  # whether code of somebody's own is told where its tensors are
+        self.tells = False  # whether a user's code sees devices as on a real host
         self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
         self.peak_bytes = 0
         self.making: bool | None = (

@@ -1,4 +1,4 @@
-"""What torch.cuda answers, and what pickle keeps: one line for each, the same on both routes."""
+"""Print what torch.cuda answers and what pickle keeps, a line for each, the same on both routes."""
 
 import pickle
 
