@@ -205,6 +205,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         if isinstance(device, int):
             return device
         return -1 if allow_cpu and str(device) == "cpu" else local_rank
+
     vars(properties).update((name, value) for name, value in told.items() if value is not None)
     of_accelerators = {
         "is_available": lambda: True,

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not find_spec("timm") and not os.environ.get("CI
 NAMES = ("test_resnet", "test_vit", "test_vit2", "test_convnext", "test_efficientnet", "test_nfnet", "test_mambaout")
 # Of the peak, as in test_cpu_truth.py. oneDNN cuts the columns of wide depthwise kernels by the size of the caches; what some
 # processors without AVX-512 take is up to 4.4 % less (sizer.tracing.cpu.onednn, known limitations).
-HAIR = 0.05 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0.001
+HAIR = 0.001
+WIDE, CUT = ("test_convnext", "test_mambaout"), 0.05 if torch.backends.cpu.get_cpu_capability() == "AVX2" else HAIR
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
@@ -34,4 +35,4 @@ def test_a_step_equals_the_profilers(name: str, mode: str) -> None:
     forward = truth.alive["forward"] - (truth.saved_numbers if mode == "training" else 0)
     assert alive == {**truth.alive, "forward": forward}
     for phase, peak in truth.peaks.items():
-        assert abs(peaks[phase] - peak) <= HAIR * peak, phase
+        assert abs(peaks[phase] - peak) <= (CUT if name in WIDE and phase != "forward" else HAIR) * peak, phase

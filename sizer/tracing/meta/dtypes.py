@@ -225,9 +225,7 @@ _BY_NAME: dict[str, Check] = {
         _alike(1, 2, "addmv input tensors must have the same dtype, but got {} and {}"),
         _alike(0, 1, "addmv input tensors must have the same dtype, but got {} and {}"),
     ),
-    "convolution": _both(
-        _convolved, refusals.transposed_convolution
-    ),
+    "convolution": _both(_convolved, refusals.transposed_convolution),
     "_grouped_mm": _alike(0, 1, "Expected mat_a and mat_b to have the same dtype, got {} and {}"),
     "_weight_norm_interface": _alike(0, 1, _EXPECTED),
     "native_layer_norm": _both(refusals.layer_norm, _normalized(2)),
