@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.conftest import EVERY, EVERY_BROWSER, SLOW, is_sampled
+from tests.conftest import EVERY, EVERY_BROWSER, TURNS, is_sampled
 
 FOLDER = Path(__file__).parent
 WITHOUT_WORDS = ("Abandoned", "BlockingIOError", "KeyboardInterrupt")  # they carry none, or the system's
@@ -57,5 +57,7 @@ def test_ci_runs_a_share_of_the_exhaustive_tests_and_more_in_a_browser() -> None
     assert 0.8 < sum(map(is_sampled, in_browser)) * EVERY_BROWSER / len(names) < 1.2
 
 
-def test_what_is_left_out_of_the_quick_tier_exists() -> None:
-    assert [name for name in SLOW if not (FOLDER / name).is_dir() and not (FOLDER / f"{name}.py").is_file()] == []
+def test_slow_files_exist_and_have_one_turn() -> None:
+    files = [name for turn in TURNS for name in turn]
+    assert [name for name in files if not (FOLDER / f"{name}.py").is_file()] == []
+    assert len(set(files)) == len(files)
