@@ -81,7 +81,7 @@ def huggingface_blueprint(
     if MODES[mode].generates and sequence_length is None and has_position_table(parsed) and length:
         length = max(1, length // 2)  # the other half is for what is generated
     parsed, size, image_notes = _image(parsed, cls, image_size)
-    text_example = None
+    text_example, one_by_one = None, False
     try:
         exact = sequence_length is not None
         spec, more = plan(
@@ -97,6 +97,7 @@ def huggingface_blueprint(
         length, example = spec.length, partial(_example, spec)
         if spec.features is not None:
             text_example = partial(_example, replace(spec, features=None, text_alone=True))
+            one_by_one = spec.takes("image_grid_thw")  # attention within each image (Qwen-VL)
     return Blueprint(
         name=name,
         class_name=cls.__name__,
@@ -108,6 +109,7 @@ def huggingface_blueprint(
         checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
         sequence_length=length,
         image_size=size,
+        one_by_one=one_by_one,
         positions=position_limit(parsed) if has_position_table(parsed) else None,
         notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + _repair_note(cls) + more,
     )

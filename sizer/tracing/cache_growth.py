@@ -12,7 +12,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache, is_text, window_lengths
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED
 from sizer.report.kv_cache import KvSegment
-from sizer.tracing.depth import Repeated
+from sizer.tracing.depth import Repeated, shortened
 from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
@@ -111,7 +111,7 @@ class _DeepBytes:
         return self._held(context)
 
     def _at(self, layers: Repeated, more: int, context: int) -> tuple[int, int]:
-        with layers.shortened(self._module, more):
+        with shortened(self._module, [layers], [more]):
             return self._held(context)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
@@ -78,27 +78,30 @@ class Repeated:
                 for number in range(first, self.layers, self.period):
                     yield f"{stack}.{number}{path[match.end() :]}"
 
-    @contextmanager
-    def shortened(self, module: nn.Module, more: int) -> Iterator[None]:
-        """Within the context the module's lists have so many periods `more` than in the shallowest model.
 
-        What a module's code counts layers by is its config: transformers selects hidden states from the last layer back.
-        """
-        layers = self.fewest + more * self.period
-        whole = {path: module.get_submodule(path) for path in self.stacks}
-        configs = [found for path in self.stacks if (found := _counting_config(module, path, self.layers)) is not None]
-        with _unhooked(module):
-            for path, stack in whole.items():
+@contextmanager
+def shortened(module: nn.Module, candidate: Sequence[Repeated], more: Sequence[int]) -> Iterator[None]:
+    """Within the context the module's lists have so many periods `more` than in the shallowest model.
+
+    What a module's code counts layers by is its config: transformers selects hidden states from the last layer back.
+    """
+    whole, counts = list[tuple[str, nn.Module]](), list[tuple[Any, int]]()
+    try:
+        for repeated, periods in zip(candidate, more, strict=True):
+            layers = repeated.fewest + periods * repeated.period
+            for path in repeated.stacks:
+                whole.append((path, stack := module.get_submodule(path)))
+                if (config := _counting_config(module, path, repeated.layers)) is not None:
+                    counts.append((config, repeated.layers))
+                    config.num_hidden_layers = layers
                 _put(module, path, stack[:layers])
-            for config in configs:
-                config.num_hidden_layers = layers
-            try:
-                yield
-            finally:
-                for path, stack in whole.items():
-                    _put(module, path, stack)
-                for config in configs:
-                    config.num_hidden_layers = self.layers
+        with _unhooked(module):
+            yield
+    finally:
+        for path, stack in whole:
+            _put(module, path, stack)
+        for config, layers in counts:
+            config.num_hidden_layers = layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +151,9 @@ class DeepTraces:
         is how many this and further ones probably are. The device, which it is traced for, knows the choices that were made for
         the whole module then. Raises what `at` raises.
         """
-        while self._candidates and (self._known or _is_worth(module, self._candidates[0], traces)):
+        while self._candidates and (
+            self._known or traces == TRACES or _cost(module, self._candidates[0], traces) <= WORTH * traces
+        ):
             try:
                 tape = self._trace(module, at, self._candidates[0])
             except LayersDifferError:
@@ -166,10 +171,8 @@ class DeepTraces:
 
     def _trace(self, module: nn.Module, at: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> Tape:
         @cache
-        def shortened(*more: int) -> Tape:
-            with ExitStack() as contexts:
-                for repeated, periods in zip(candidate, more, strict=True):
-                    contexts.enter_context(repeated.shortened(module, periods))
+        def at_depth(*more: int) -> Tape:
+            with shortened(module, candidate, more):
                 tape = at()
             for repeated, periods in zip(candidate, more, strict=True):
                 if repeated.kinds and periods:  # layers of all kinds are between the first and the last
@@ -179,27 +182,27 @@ class DeepTraces:
         deepest = [self._attempt[0] + 1] * len(candidate)
         for known in reversed(self._known):
             with suppress(LayersDifferError):
-                return known.of(shortened(*deepest))
+                return known.of(at_depth(*deepest))
         for shallower in reversed(self._shallower):
             with suppress(LayersDifferError):
-                found = self._unfolded(candidate, shallower.tapes(shortened(*deepest)))
+                found = self._unfolded(candidate, shallower.tapes(at_depth(*deepest)))
                 break
         else:
-            found = self._unfold(shortened, candidate)[0] if self._known else self._find(shortened, candidate, at)
+            found = self._unfold(at_depth, candidate)[0] if self._known else self._find(at_depth, candidate, at)
         if sum(found.tape.sizes) >= LIMIT_BYTES:
             raise LayersDifferError("more bytes than replays add up")
         self._known.append(found)
         return found.tape
 
-    def _find(self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], at: Callable[..., Tape]) -> Unfolded:
+    def _find(self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], at: Callable[..., Tape]) -> Unfolded:
         """Return what depths are unfolded to at the first attempt that a third depth and the whole forward pass agree with."""
         if any(one.kinds for one in candidate):
-            shortened(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
+            at_depth(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
         cheap = all(one.period == 1 and one.periods >= ATTEMPTS[-1][0] + 2 for one in candidate)
         attempts = ATTEMPTS if cheap else ATTEMPTS[:-1]
         for self._attempt in attempts:
             try:
-                found, tapes = self._unfold(shortened, candidate, checked=False)
+                found, tapes = self._unfold(at_depth, candidate, checked=False)
                 break
             except LayersDifferError:
                 if self._attempt == attempts[-1]:
@@ -209,19 +212,19 @@ class DeepTraces:
         return found
 
     def _unfold(
-        self, shortened: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool = True
+        self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool = True
     ) -> tuple[Unfolded, tuple[Tape, ...]]:
         """Return what the depths of an attempt are unfolded to, and their tapes: of two lists, or more, some are not traced."""
         lists, (deeper, _) = range(len(candidate)), self._attempt
-        first, second = (shortened(*[more for _ in lists]) for more in (deeper, deeper + 1))
+        first, second = (at_depth(*[more for _ in lists]) for more in (deeper, deeper + 1))
         tapes, shallower = tuple[Tape, ...](), list[Shallower]()
         with suppress(LayersDifferError):
-            apart = [shortened(*[deeper + (one != other) for other in lists]) for one in lists[:-1]]
+            apart = [at_depth(*[deeper + (one != other) for other in lists]) for one in lists[:-1]]
             told = self._shallower_of(candidate, first, second, apart)
             if same_tapes((made := told.tapes())[0], first):
                 tapes, shallower = made, [told]
-        tapes = tapes or tuple(shortened(*more) for more in product((deeper, deeper + 1), repeat=len(candidate)))
-        found = self._unfolded(candidate, tapes, None if checked else shortened(*[deeper + 2 for _ in lists]))
+        tapes = tapes or tuple(at_depth(*more) for more in product((deeper, deeper + 1), repeat=len(candidate)))
+        found = self._unfolded(candidate, tapes, None if checked else at_depth(*[deeper + 2 for _ in lists]))
         self._shallower += shallower
         return found, tapes
 
@@ -252,13 +255,8 @@ def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
                 strictly.append(found)
                 loosely.append((found.period > 1 and _repeated(module, path, stack, kinds=found.period)) or found)
     candidates = dict.fromkeys([*_choices(loosely), *_choices(strictly)])
-    worth = {one: _cost(module, one, TRACES) for one in candidates if _is_worth(module, one, TRACES)}
-    return tuple(sorted(worth, key=worth.__getitem__))
-
-
-def _is_worth(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -> bool:
-    """Return whether to shorten lists of layers is so much less work than to trace the whole module so often."""
-    return _cost(module, candidate, traces) <= WORTH * traces
+    costs = {one: _cost(module, one, TRACES) for one in candidates}
+    return tuple(sorted((one for one in costs if costs[one] <= WORTH * TRACES), key=costs.__getitem__))
 
 
 def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:

@@ -7,11 +7,12 @@ import gc
 import random
 import traceback
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ from sizer.tracing.values.libraries import library_values_assumed
 PASSES = 2
 
 _META = torch.device("meta")
+# Types of most attributes of modules, which hold no tensors beside those that `_restore` sees
+_PLAIN = frozenset({NoneType, bool, int, float, str, dict, OrderedDict, tuple, list, set, frozenset})
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -382,6 +385,8 @@ def _objects_of(module: nn.Module) -> Iterator[object]:
     """
     yield from quantization_objects(module)
     for value in vars(module).values():
+        if type(value) in _PLAIN:
+            continue
         own = hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type, FunctionType))
         if own and not type(value).__module__.startswith(f"{BITSANDBYTES}."):
             yield value

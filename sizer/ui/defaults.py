@@ -6,7 +6,9 @@ address, and for fields that the reader has left as the page filled them. Such f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import streamlit as st
 
@@ -29,6 +31,8 @@ TRAINED_BYTES_UNDER_AUTOCAST = 16
 # Types of models of which PEFT does not adapt all linear layers: those with Mamba's (peft/tuners/tuners_utils.py, 0.21,
 # _check_lora_target_modules_mamba), with layers that multiply groups of features, and with routers that are linear layers.
 ATTENTION_ALONE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "deepseek_v4", "llama4")
+# Types of models that are traced through loops over patches of a series, or over chunks of a text, in each of their layers.
+LOOPING = ("granitemoehybrid", "timesfm2_5")
 # Session state: what the page would choose for the form as it was last
 TASK, SIZES, TARGETS = "default_task", "default_sizes", "default_targets"
 
@@ -48,19 +52,27 @@ def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
         source: The source of the architecture.
         name: The name of the model within its source.
         gpu: The device. Before compute capability 8.0 float16 replaces bfloat16.
-        task: What is done. Training of all parameters is shown under autocast, too, unless they alone do not fit. *Known
-            limitation*: the size of a model is known of presets only.
+        task: What is done. Training of all parameters is shown under autocast, too, unless they alone do not fit, or a trace of
+            the model takes long. *Known limitation*: the size of a model, and what it is made of, is known of presets only.
     """
     trains = MODES[task.mode].trains
     half = "bfloat16" if gpu.capability is None or gpu.capability >= BFLOAT16_SINCE else "float16"
     if source.package == "transformers":
         preset = PRESETS.get(name) if source.entry == "presets" else None
+        if trains and preset is not None and _takes_long(preset.config):
+            return Sizes(dtypes=(half,), batches=(1, 2, 4))
         trained = TRAINED_BYTES_UNDER_AUTOCAST * preset.expected_parameters if preset is not None else 0
         dtypes = (half, f"amp-{half}") if "all" in task.trains and trained <= gpu.total_bytes else (half,)
         return Sizes(dtypes=dtypes, batches=(1, 2, 4, 8) if trains else (1, 8, 32))
     if name and any(part in name for part in DETECTION):
         return Sizes(dtypes=("float32", f"amp-{half}"), batches=(1, 2, 4))
     return Sizes(dtypes=("float32", f"amp-{half}" if trains else half), batches=(1, 8, 32, 128))
+
+
+def _takes_long(config: Mapping[str, Any]) -> bool:
+    """Return whether a step takes long to trace: of a model of several parts, such as a tower for pictures, or one that loops."""
+    parts = [name for name in config if name.endswith("_config") and name != "quantization_config"]
+    return bool(parts) or config.get("model_type") in LOOPING
 
 
 def task_for(source: Source, name: str, gpu: Gpu) -> str:

@@ -20,7 +20,7 @@ from sizer.query.text import parse_query
 from sizer.tape.size_queries import by_block
 from sizer.tape.tape import Tape
 from sizer.tracing import depth
-from sizer.tracing.depth import DeepTraces, find_repeated
+from sizer.tracing.depth import DeepTraces, find_repeated, shortened
 from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build_loaded, trace
 from tests.architecture.tiny_configs import BERT, CLIP_VISION, CONV_SOUND, LLAMA, SPECIAL, VISION
@@ -333,7 +333,7 @@ def test_hooks_of_a_few_layers_do_not_stand_for_all():
     tower = traces.module.model.vision_tower
     (candidate, *_) = find_repeated(traces.module)
     (one,) = (one for one in candidate if "vision" in one.stacks[0])
-    with one.shortened(traces.module, 0):
+    with shortened(traces.module, [one], [0]):
         assert tower.config.num_hidden_layers == 2
         traces.at()  # installs transformers' hooks on hidden states
     assert tower.config.num_hidden_layers == 30
@@ -348,7 +348,7 @@ def test_the_lists_are_whole_again_after_an_error():
     stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
     module = nn.ModuleDict({"stack": stack})
     ((found,),) = find_repeated(module)
-    with pytest.raises(KeyError, match="mine"), found.shortened(module, 1):
+    with pytest.raises(KeyError, match="mine"), shortened(module, [found], [1]):
         assert len(module["stack"]) == 3
         raise KeyError("mine")
     assert module["stack"] is stack

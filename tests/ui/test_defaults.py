@@ -31,6 +31,9 @@ LAPTOP = "rtx-4060-laptop"
         ("hf", "llama-3.2-3b", "h100-80gb", "training", ("bfloat16", "amp-bfloat16"), (1, 2, 4, 8)),  # 16 * 3.21e9 = 51.4 GB
         ("hf", "llama-3.1-8b", "h100-80gb", "training", ("bfloat16",), (1, 2, 4, 8)),  # 16 * 8.03e9 = 128.5 GB
         ("hf", "llama-3.1-8b", "rtx-4090", "fine-tuning", ("bfloat16",), (1, 2, 4, 8)),
+        ("hf", "gpt-oss-20b", "a100-80gb", "fine-tuning", ("bfloat16",), (1, 2, 4, 8)),  # its config has a part, the model has not
+        ("hf", "qwen3.5-0.8b", "a100-80gb", "training", ("bfloat16",), (1, 2, 4)),  # pictures, too
+        ("hf", "timesfm-2.5-200m-transformers", "a100-80gb", "training", ("bfloat16",), (1, 2, 4)),
         ("hf", "llama-3.1-8b", "v100-16gb", "generate", ("float16",), (1, 8, 32)),
         ("hub", "org/name", "m2-ultra-64gb", "inference", ("bfloat16",), (1, 8, 32)),
     ],
