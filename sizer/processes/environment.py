@@ -27,6 +27,7 @@ _FIXED = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",  # Gemma 3's code makes a table for each member of a set of words, in the set's order
 }
 # What an accelerator's driver and libraries read, which estimates have no use for; settings of PyTorch's own allocator stay out,
 # so that the device is measured as PyTorch sets it up.
