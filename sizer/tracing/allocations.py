@@ -2,14 +2,15 @@
 
 A list of sizes (bytes) is held together and released, a tuple of sizes is held until the operator ends, a tensor is one of the
 operator's results, which exists from there on. A list at the beginning of a tuple is held until the rest of the tuple exists.
-PRODUCT among the sizes of a list stands for cuBLAS's workspace. A tuple among the sizes of a list is allocated and released at its
-place, once for each thread, and the cache is emptied then. Each function in a table HELD takes the device, the operator's arguments
-and its results; its docstring names the C++ file.
+`During` holds sizes while steps of its own run. PRODUCT among the sizes of a list stands for cuBLAS's workspace. A tuple among the
+sizes of a list is allocated and released at its place, once for each thread, and the cache is emptied then. Each function in a
+table HELD takes the device, the operator's arguments and its results; its docstring names the C++ file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, TypeAlias
 
@@ -22,7 +23,16 @@ from sizer.tracing.values.known import tensors_of
 
 PRODUCT: Final = -1
 
-Step: TypeAlias = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor
+
+@dataclass(frozen=True, slots=True)
+class During:
+    """Sizes in bytes that are held together until their steps have run."""
+
+    sizes: list[int]
+    steps: Steps
+
+
+Step: TypeAlias = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor | During
 Steps = Iterable[Step]
 Held = Callable[[Device, tuple, dict, Any], Steps]
 

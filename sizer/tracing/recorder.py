@@ -26,7 +26,7 @@ from sizer.architecture.held_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.block_notes import Tensor as NotedTensor
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import During, Held, Steps
 from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
 from sizer.tracing.cuda.by_capability import as_environment_says
@@ -408,6 +408,10 @@ class Recorder(TorchDispatchMode):
         for step in steps:
             if isinstance(step, Tensor):
                 self._see(plan, step, args)
+            elif isinstance(step, During):
+                blocks = self._workspaces.allocate(plan.name, step.sizes)
+                self._follow(plan, step.steps, args)
+                self._workspaces.release(blocks)
             elif isinstance(step, tuple):
                 passing = step[0] if step and isinstance(step[0], list) else []
                 blocks = self._workspaces.allocate(plan.name, passing)

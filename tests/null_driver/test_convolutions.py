@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sizer.catalogue.gpus import GPUS
+from sizer.tracing.allocations import During
 from sizer.tracing.cuda.convolution import as_call, backend_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
@@ -34,12 +35,16 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, monkeypatch, gpu: s
     def held(operator, case: dict, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
         with precision(case):
             steps = [*rules_for(device).held[operator](device, arguments, {}, out)]
-        parts = [part for step in steps if isinstance(step, list | tuple) for part in step]
+        parts = [part for step in flat(steps) if isinstance(step, list | tuple) for part in step]
         sizes = [size for part in parts for size in (part if isinstance(part, tuple) else (part,))]
         found = [
             answer([(one.kind, one.words, one.numbers)])[0] if isinstance(one, DeferredSize) else one for one in sizes
         ]
         return sorted(rounded(size) for size in found if size)
+
+    def flat(steps):  # type: ignore[no-untyped-def]
+        for step in steps:
+            yield from (step.sizes, *flat(step.steps)) if isinstance(step, During) else (step,)
 
     def rounded(size: int) -> int:
         return (size + 511) // 512 * 512

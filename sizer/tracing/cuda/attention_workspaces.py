@@ -12,7 +12,7 @@ import torch
 
 from sizer.base.units import round_up
 from sizer.base.versions import version_followed
-from sizer.tracing.allocations import Held, Steps, copies
+from sizer.tracing.allocations import During, Held, Steps, copies
 from sizer.tracing.cuda.by_capability import EFFICIENT, HALF, SINGLE, efficient_workspace
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -106,8 +106,7 @@ def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
     grad = args[0]
     yield from tensors_of(out)
     copy = [] if grad.stride(-1) == 1 else [grad.nbytes]
-    for step in cudnn_attention_backward(device, args, kwargs, out):
-        yield [*copy, *step]
+    yield During(copy, cudnn_attention_backward(device, args, kwargs, out))
 
 
 def efficient_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

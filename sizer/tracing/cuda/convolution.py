@@ -16,20 +16,20 @@ Which backend PyTorch picks for a convolution on CUDA: aten/src/ATen/native/Conv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, Held, Steps, copies
+from sizer.tracing.allocations import PRODUCT, During, Held, Steps, copies
 from sizer.tracing.cuda import cudnn
 from sizer.tracing.cuda.by_capability import CUDNN, tensor_cores_from
 from sizer.tracing.cuda.reductions import summing
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.meta.strides import memory_format
+from sizer.tracing.meta.strides import in_format, memory_format, suggest_memory_format
 
 _CONTIGUOUS = torch.contiguous_format
 
@@ -200,35 +200,52 @@ def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) 
     note_differences(device, call)
     backend = backend_of(call, device.capability)
     results = [one if needed else None for one, needed in zip(out, wanted, strict=True)]
-    copied = [*((t.nbytes for t in (grad, input) if not t.is_contiguous()) if input.dim() == 3 else ())]
-    yield tuple(copied)
+    if input.dim() == 3 and not input.is_contiguous():
+        yield (input.nbytes,)
     if backend == "cudnn":
         yield from _backward_of_cudnn(device, call, _view4d(grad), results)
     elif backend in ("depthwise", "empty"):
-        yield tuple(copies(call.input, _view4d(grad)))
         first, second = (results[1], results[0]) if call.input.dim() == 4 else (results[0], results[1])
-        yield from (one for one in (first, second) if one is not None)
+        yield During(copies(call.input, _view4d(grad)), [one for one in (first, second) if one is not None])
         if results[2] is not None:
             yield from _bias_gradient(_view4d(grad), results[2])
     else:
         yield from _backward_by_products(call, backend, _view4d(grad), results)
 
 
-def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[Tensor | None]) -> Iterator:
-    """convolution_backward, cudnn_convolution_backward and cudnn_convolution_transpose_backward."""
-    layout = call.layout
-    yield tuple(copies(grad, *([call.input] if results[1] is not None else []), layout=layout))
+def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[Tensor | None]) -> Steps:
+    """convolution_backward, cudnn_convolution_backward and cudnn_convolution_transpose_backward.
+
+    The input is made contiguous for the gradient of the weight. The gradient is brought to the input's format: by `Tensor.to`,
+    which leaves an expanded gradient as it is, or by `Tensor.contiguous` if the convolution is transposed. Each part makes its
+    operands contiguous for itself.
+    """
+    copied = []
+    if results[1] is not None and (input := in_format(call.input, call.layout)) is not call.input:
+        copied.append(call.input.nbytes)
+        call = replace(call, input=input)
+    layout, given = memory_format(call.input), grad
+    if call.transposed or suggest_memory_format(grad) != layout:
+        given = in_format(grad, layout)
+        copied += [grad.nbytes] if given is not grad else []
+    yield During(copied, _gradients_of_cudnn(device, call, given, results))
+    if results[2] is not None:
+        yield from _bias_gradient(grad, results[2])
+
+
+def _gradients_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[Tensor | None]) -> Steps:
     if results[0] is not None:
+        layout = memory_format(grad, call.weight)
         yield results[0]
         gradient = _view4d(results[0])
         direction, x, y = ("forward", grad, gradient) if call.transposed else ("backward data", gradient, grad)
-        yield [*copies(call.weight, layout=layout), *_workspaces(device, direction, call, x, y, call.weight, layout)]
+        operands = copies(call.weight, grad, layout=layout)
+        yield [*operands, *_workspaces(device, direction, call, x, y, call.weight, layout)]
     if results[1] is not None:
-        yield results[1]
+        layout = memory_format(call.input, grad)
         x, y = (grad, call.input) if call.transposed else (call.input, grad)
-        yield _workspaces(device, "backward filter", call, x, y, _view4d(results[1]), layout)
-    if results[2] is not None:
-        yield from _bias_gradient(grad, results[2])
+        workspaces = _workspaces(device, "backward filter", call, x, y, _view4d(results[1]), layout)
+        yield During(copies(grad, call.input, layout=layout), [results[1], workspaces])
 
 
 def _bias_gradient(grad: Tensor, result: Tensor) -> Iterator:
