@@ -31,11 +31,21 @@ def attended(x: Tensor, layer: type[nn.Module], **options: Tensor) -> Tensor:
     return made(x, **options) if layer is nn.TransformerEncoderLayer else made(x, x[:, :5], x[:, :5], need_weights=False)[0]
 
 
+def convolved(x: Tensor, layer: type[nn.Module], *, format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Return the sum of a convolution, whose gradient is one expanded number."""
+    return layer(8, 8, 3).to(x.device, memory_format=format)(x).sum()
+
+
+def looked_up(x: Tensor, count: int) -> Tensor:
+    """Return the first row of an embedding `count` times."""
+    return F.embedding(torch.zeros(count, dtype=torch.int64, device=x.device), x)
+
+
 def turned(x: Tensor) -> Tensor:
     return nn.Linear(64, 32).to(x.device)(x.transpose(0, 1))
 
 
-SQUARE, ROWS, SAMPLES = (64, 64), (32, 20000), (4, 30, 64)
+SQUARE, ROWS, SAMPLES, IMAGES = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16)
 KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtype]] = {
     **{f"power of {dtype}": (lambda x: x**2, SQUARE, dtype) for dtype in (torch.bool, torch.int64)},
     "root of integers": (lambda x: x**0.5, SQUARE, torch.int32),
@@ -47,7 +57,7 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "complex isinf": (torch.isinf, SQUARE, torch.complex64),
     "complex renorm": (lambda x: x.renorm(2, 0, 1.0), SQUARE, torch.complex64),
     "complex rms_norm": (lambda x: F.rms_norm(x, (64,)), SQUARE, torch.complex64),
-    "complex convolution": (lambda x: F.conv2d(x, x[:8, :, :3, :3]), (8, 8, 16, 16), torch.complex64),
+    "complex convolution": (lambda x: F.conv2d(x, x[:8, :, :3, :3]), IMAGES, torch.complex64),
     "allclose": (lambda x: torch.allclose(x, x), SQUARE, torch.float32),
     "gradient of a binary target": (weighted, SQUARE, torch.float32),
     "largest of long rows": (lambda x: x.topk(5), ROWS, torch.float32),
@@ -58,6 +68,20 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "irfft2": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x)), SAMPLES, torch.float32),
     "encoder layer": (partial(attended, layer=nn.TransformerEncoderLayer), SAMPLES, torch.float32),
     "attention to others": (partial(attended, layer=nn.MultiheadAttention), SAMPLES, torch.float32),
+    "sum of a convolution": (partial(convolved, layer=nn.Conv2d), IMAGES, torch.float32),
+    "sum of a 1-D convolution": (lambda x: convolved(x.flatten(2), nn.Conv1d), IMAGES, torch.float32),
+    "sum of a transposed convolution": (partial(convolved, layer=nn.ConvTranspose2d), IMAGES, torch.float32),
+    "sum of a convolution with weights in channels last": (
+        partial(convolved, layer=nn.Conv2d, format=torch.channels_last), IMAGES, torch.float32,
+    ),
+    "few rows, looked up often": (partial(looked_up, count=4096), SQUARE, torch.float32),
+    "few rows of 16 bits, looked up often": (partial(looked_up, count=4096), SQUARE, torch.bfloat16),
+    "gradient of two statistics": (lambda x: torch.var_mean(x, 0), SQUARE, torch.float32),
+    "gradient of a function": (torch.func.grad(lambda x: (x.sin() * x).sum()), SQUARE, torch.float32),
+    "distances": (lambda x: torch.cdist(x.view(2, 32, 64), x.view(2, 32, 64)[:, :9], p=1.0), SQUARE, torch.float32),
+    "patches": (lambda x: F.unfold(x, 4, stride=4), IMAGES, torch.float32),
+    "rolled dimensions": (lambda x: x.roll((1, 2, 3), (1, 2, 3)), IMAGES, torch.float32),
+    "norms": (lambda x: torch._foreach_norm([x, x, x[0]]), SQUARE, torch.float32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 

@@ -632,8 +632,14 @@ def test_embedding_backward_sorts_and_sums(capability, version, passes: int, sor
     assert sort == 2 * 32768 + (2 + 8 * passes) * 256 + 1024 * (1 if capability == (9, 0) else 2) - 1
     segments, parts = 1000 * 8, 1409
     assert _embedding_blocks(4096, 1000, capability, version) == [
-        *[32768] * 3, sort, 32768, 8, 32768, 1279, segments, segments, 1279, 8, parts * 8, parts * 32,
+        *[32768] * 3, sort, 32768, 8, 32768, 1279, segments, segments, 1279, 8, parts * 8, parts * 32, 0,
     ]  # fmt: skip
+
+
+def test_embedding_backward_adds_parts_of_few_rows_at_once() -> None:
+    # 100 rows and every tenth of 4,096 indices are parts, each with its row instead of a sum: 4,096 // 100 is 30 or more
+    assert _embedding_blocks(4096, 100)[-3:] == [509 * 8, 0, 509 * 8]
+    assert _embedding_blocks(4096, 137)[-3:] == [546 * 8, 546 * 32, 0]
 
 
 def _sorted_blocks(tape: Tape, op: str) -> list[int]:

@@ -29,7 +29,7 @@ INDICES, PERMUTED = "indices", "permuted"
 COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS = "partial sums"
-ALWAYS = "always sorted"
+ALWAYS, FEW = "always sorted", "few rows"
 
 _DROPOUT_PER_PROCESSOR = 2048 * 16  # threads, and bytes of each
 SMALL_ROW, WARP = 4096, 32  # values of a row that one block sorts; columns of a block
@@ -53,6 +53,7 @@ _SEARCHES_PER_PROCESSOR, _SEARCHING = 6, 256  # blocks of 256 threads with 40 re
 _COUNTS_OF_TILE = 4000  # between 3,907 and 4,024, by what CUB asks for on capability 9.0
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
+_FEW_PER_PROCESSOR, _MANY_PER_ROW = 4, 30  # rows of an embedding for each multiprocessor, and indices for each row
 _MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block
 
 
@@ -200,13 +201,14 @@ def norm_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> in
 def embedding_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
     summed, bytes of an index)."""
-    name, version, *always = words
+    name, version, *kinds = words
     indices, rows, width, itemsize = numbers
-    if indices <= _UNSORTED and not always:
+    if indices <= _UNSORTED and ALWAYS not in kinds:
         return 0
     segments = min(indices, rows)
     parts = segments + indices // _ROWS_PER_THREAD
     passes = 8 if parse_version(version) < (2, 12) else -(-rows.bit_length() // 8)  # of the lowest bits, or of all 64
+    few = FEW in kinds and segments < HARDWARE[key].processors * _FEW_PER_PROCESSOR and indices // segments >= _MANY_PER_ROW
     return {
         "indices": indices * itemsize,
         "sort": sort_bytes(key, indices, (itemsize, itemsize), passes),
@@ -214,7 +216,9 @@ def embedding_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) 
         "scan": 511 + round_up(16 * (-(-indices // 4864) + 32), 256),
         "segments": segments * itemsize,
         "parts": parts * itemsize,
-        "sums": parts * width,
+        "sums": 0 if few else parts * width,
+        "segment of a part": parts * itemsize if few else 0,
+        "result in float32": rows * width if few else 0,
     }[name]
 
 

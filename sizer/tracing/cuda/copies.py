@@ -77,12 +77,13 @@ def adaptive_average_backward(device: Device, args: tuple, kwargs: dict, out: Te
     return [out, [] if last else copies(grad, layout=suggest_memory_format(grad))]
 
 
-def over_columns(args: tuple, out: Tensor) -> Tensor:
-    """col2im(columns, ..): made as large as the columns, then resized, which never shrinks a storage (native/cuda/Col2Im.cu)."""
-    columns = args[0]
-    if out.nbytes >= columns.nbytes:
+def over_input(args: tuple, out: Tensor) -> Tensor:
+    """im2col(input, ..), col2im(columns, ..): made as large as the input, then resized, which never shrinks a storage
+    (native/cuda/Im2Col.cu, Col2Im.cu)."""
+    input = args[0]
+    if out.nbytes >= input.nbytes:
         return out
-    return torch.empty(columns.numel(), dtype=out.dtype, device=out.device).resize_(out.shape)
+    return torch.empty(input.numel(), dtype=out.dtype, device=out.device).resize_(out.shape)
 
 
 def col2im(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -106,8 +107,9 @@ def glu_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Step
 
 
 def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """A contiguous input, and one more of its size while columns are written (native/cuda/Im2Col.cu)."""
-    yield (*copies(args[0]), args[0].nbytes)
+    """A contiguous input; larger columns are made twice, at first as large as the input (native/cuda/Im2Col.cu)."""
+    grows = out.nbytes > args[0].nbytes
+    yield (*([args[0].nbytes] if grows else []), *copies(args[0]))
     yield out
 
 
@@ -151,7 +153,7 @@ _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 
 # Pooling/*.cu, UpSample*.cu, ReflectionPad.cu, TensorTopK.cpp, Sorting.cpp, TensorModeKernel.cpp, ScanKernels.cpp
 RESULTS: Results = {
-    **listed("col2im", over_columns),
+    **listed("im2col col2im", over_input),
     **listed("native_dropout_backward", dropout_backward_in_format),
 }
 HELD: dict[Any, Held] = {

@@ -17,7 +17,7 @@ import torch
 
 from sizer.base.versions import format_version
 from sizer.tracing.allocations import Held, Steps, after_results, copies
-from sizer.tracing.cuda.by_hardware import ALWAYS, COUNT, EMBEDDING, SELECT, SORT
+from sizer.tracing.cuda.by_hardware import ALWAYS, COUNT, EMBEDDING, FEW, SELECT, SORT
 from sizer.tracing.cuda.scans import scanned_elements, sorted_pairs, sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -128,17 +128,17 @@ def copied_indices(given: Any) -> list[int]:
 
 
 def roll(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Rolled along one dimension after another, each into a tensor of its own (native/TensorTransformations.h, roll_common), from a
-    contiguous input."""
+    """Rolled along one dimension after another, each into a tensor of its own, which stays (native/TensorTransformations.h,
+    roll_common), from a contiguous input."""
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
-    copied = tuple(copies(args[0]))
+    copied = copies(args[0])
     if len(dims) > 1:
-        yield [*copied, out.nbytes]
-        yield (out.nbytes,)
+        yield (copied, out.nbytes)
+        yield (out.nbytes,) * (len(dims) - 2)
         yield out
     else:
         yield out
-        yield [*copied]
+        yield copied
 
 
 # ----------------------------------------------------------------------------------------------------------- embedding
@@ -157,11 +157,15 @@ def embedding_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> St
 
 
 def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32; strided
-    operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32 unless
+    rows are few; strided operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
     grad, indices, rows, scales = args[0], args[1], args[2], args[4]
     yield tuple(copies(grad, indices))
-    yield from _summed_rows(device, grad, indices, rows, out, scales=scales, always=scales)
+    # pull request 170589, of PyTorch 2.11: parts of few rows are added to the result by atomic operations, unless it is to be
+    # deterministic (EmbeddingBackwardKernel.cu)
+    few = device.version >= (2, 11) and not torch.are_deterministic_algorithms_enabled()
+    kinds = [kind for kind, holds in ((ALWAYS, scales), (FEW, few)) if holds]
+    yield from _summed_rows(device, grad, indices, rows, out, *kinds, scales=scales)
 
 
 def bag_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -170,18 +174,18 @@ def bag_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     grad, indices, rows, scales, mode = args[0], args[1], args[6], args[7], args[8]
     if mode == _MAX or not indices.numel():
         return [out]
-    return [tuple(copies(grad)), *_summed_rows(device, grad, indices, rows, out, scales=scales, always=True)]
+    return [tuple(copies(grad)), *_summed_rows(device, grad, indices, rows, out, ALWAYS, scales=scales)]
 
 
 def _summed_rows(
-    device: Device, grad: torch.Tensor, indices: torch.Tensor, rows: int, out: Any, *, scales: bool, always: bool
+    device: Device, grad: torch.Tensor, indices: torch.Tensor, rows: int, out: Any, *kinds: str, scales: bool
 ) -> Steps:
     """Rows of a gradient summed by their sorted indices; with `scales` indices are counted, too."""
     width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
     numbers = indices.numel(), rows, width, indices.itemsize
 
     def blocks(*names: str) -> list[int]:
-        words = (format_version(device.version), *([ALWAYS] if always else []))
+        words = (format_version(device.version), *kinds)
         return [DeferredSize(0, EMBEDDING, (name, *words), numbers) for name in names]
 
     yield tuple(blocks("indices", "indices"))
@@ -195,7 +199,8 @@ def _summed_rows(
     yield tuple(blocks("segments", "segments"))
     yield blocks("scan")
     yield tuple(blocks("count", "parts"))
-    yield blocks("sums")
+    few = ["segment of a part", "result in float32"][: 2 if grad.dtype in _HALVES else 1] if FEW in kinds else []
+    yield blocks("sums", *few)
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

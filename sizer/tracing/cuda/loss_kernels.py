@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sizer.base.units import round_up
-from sizer.tracing.allocations import Held, Steps, after_results
+from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import elements_of, is_reduced
@@ -186,6 +186,29 @@ def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
     return [[max(0, args[1].shape[0] - 1) * out.nbytes]] if args[3].numel() else []
 
 
+def cdist(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_cdist_forward(x1 [.., P, M], x2 [.., R, M], ..): both with the batch dimensions of the result, contiguous
+    (native/Distance.cpp, cdist_impl)."""
+    yield tuple(_spread(args[:2], out))
+    yield out
+
+
+def _spread(points: tuple[Tensor, ...], out: Tensor) -> list[int]:
+    return copies(*(one.expand(*out.shape[:-2], *one.shape[-2:]) for one in points))
+
+
+def cdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_cdist_backward(gradient, x1 [.., P, M], x2 [.., R, M], p, distances): the forward pass's copies, and a row for each
+    pair, summed over R (cuda/DistanceKernel.cu, cdist_backward_kernel_impl)."""
+    rows = args[2].shape[-2]
+    yield tuple(_spread(args[1:3], out))
+    yield out
+    if not args[4].numel() or not out.numel():
+        return
+    pairs = torch.empty((out.numel() // prod(out.shape[-2:]), rows, *out.shape[-2:]), dtype=out.dtype, device="meta")
+    yield [pairs.nbytes, *staged(pairs, 1)]
+
+
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors (native/cuda/TensorShape.cu), taken as 64 bytes for
     each; of strided tensors copies of those that need padding (native/TensorShape.cpp)."""
@@ -229,6 +252,8 @@ HELD: dict[Any, Held] = {
     **listed("multi_margin_loss", after_results(multi_margin)),
     **listed("pow.Tensor_Scalar clamp clamp_min clamp_max", converted),
     **listed("pow.Scalar", after_results(number_as_tensor)),
+    **listed("_cdist_forward", cdist),
+    **listed("_cdist_backward", cdist_backward),
     **listed("_pdist_backward", after_results(pdist_backward)),
     **listed("unfold_backward", after_results(unfold_backward)),
 }

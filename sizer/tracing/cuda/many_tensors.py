@@ -1,4 +1,4 @@
-"""Kernels over many tensors on CUDA: grouped matrix products, and copies of many tensors in one kernel.
+"""Kernels over many tensors on CUDA: grouped matrix products, norms, and copies of many tensors in one kernel.
 
 Grouped matrix products on CUDA: what they hold beside their results.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from math import ceil, prod, sqrt
+from math import ceil, inf, prod, sqrt
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from sizer.base.units import round_up
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results
 from sizer.tracing.device import Device
+from sizer.tracing.values.known import tensors_of
 
 
 def processors_of(device: Device) -> int:
@@ -126,6 +127,31 @@ def split_with_sizes_copy(device: Device, args: tuple, kwargs: dict, out: Any) -
     return [[(4 * len(sizes) + 1 + launched) * ENTRY_BYTES]]
 
 
+# ----------------------------------------------------------------------------------------------------------------- norms
+
+
+_CHUNK = 65536  # elements of a tensor that a block reads (MultiTensorApply.cuh, kChunkSize)
+_NORMS = (0, 1, 2, inf)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def norms(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_foreach_norm(tensors, order): places of the chunks of all tensors, and a number of each chunk; before 2.15 as many numbers
+    of each tensor as the largest has (ForeachReduceOp.cu)."""
+    tensors, order = args[0], args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    plain = all(one.is_floating_point() and one.dtype == tensors[0].dtype for one in tensors) and _are_dense(tensors)
+    if not plain or order not in _NORMS:
+        yield from tensors_of(out)
+        return
+    itemsize = 4 if tensors[0].dtype in _HALVES else tensors[0].itemsize
+    chunks = [ceil(one.numel() / _CHUNK) for one in tensors]
+    if device.version < (2, 15):
+        yield (len(tensors) * max(chunks) * itemsize,)
+    else:
+        yield ((len(tensors) + 1) * ENTRY_BYTES, sum(chunks) * itemsize)
+    yield from tensors_of(out)
+
+
 def _bytes(tensor: Tensor, rows: int) -> int:
     """Those of a tensor with so many rows."""
     return rows * prod(tensor.shape[1:]) * tensor.itemsize
@@ -138,6 +164,7 @@ def _are_dense(tensors: Iterable[Tensor]) -> bool:
 # By name: PyTorch defines them as FSDP2 is imported.
 HELD: dict[Any, Held] = {
     torch.ops.aten._grouped_mm.default: after_results(grouped_mm),
+    torch.ops.aten._foreach_norm.Scalar: norms,
     "fsdp.chunk_cat.default": chunk_cat,
     "fsdp.chunk_cat_mixed_dtype.default": chunk_cat_mixed_dtype,
     "fsdp.split_with_sizes_copy.default": split_with_sizes_copy,

@@ -29,6 +29,9 @@ from sizer.tracing.values.known import StorageSet
 _aten = torch.ops.aten
 
 
+_CREATE_GRAPH = 2  # of _engine_run_backward's arguments after the roots (torch/autograd/graph.py)
+
+
 def sole_owner_use_count() -> int:
     """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
     tensor = torch.empty(1, device="meta")
@@ -64,12 +67,17 @@ def in_backward() -> bool:
 
 def _called_by_engine() -> bool:
     """Return whether no Python stands between the engine and the dispatch mode: a backward pass written in Python does what it
-    says."""
+    says. An engine that builds a graph, as that of torch.func.grad, writes nothing in place."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
     caller = None if frame is None else frame.f_back
-    return caller is None or caller.f_code.co_name == "_engine_run_backward"
+    if caller is None:
+        return True
+    if caller.f_code.co_name != "_engine_run_backward":
+        return False
+    given = caller.f_locals.get("args", ())
+    return len(given) <= _CREATE_GRAPH or not given[_CREATE_GRAPH]
 
 
 def _is_of_subclass(recorder: HandlerContext, func: Any) -> bool:
@@ -83,6 +91,8 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     """`old + new` of two gradients, done in place where the engine would."""
     old, new = args[0], args[1]
     if _is_of_subclass(recorder, func) or kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
+        return NotImplemented
+    if old in _VARIANCES and new not in _VARIANCES and _node() in _VARIANCE_NODES:
         return NotImplemented
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
@@ -151,7 +161,15 @@ def _negated(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     return out
 
 
+# Nodes whose formula adds two gradients of one input, out of place, and the first of these (FunctionsManual.cpp, var_mean_backward)
+_VARIANCE_NODES, _VARIANCES = ("VarMeanBackward", "StdMeanBackward"), StorageSet()
+
+
 def _product(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    if _node() in _VARIANCE_NODES and in_backward():
+        out = func(*args, **kwargs)
+        _VARIANCES.add(out)
+        return out
     return NotImplemented if args[0] in _NEGATED else _product_in_place(recorder, func, args, kwargs)
 
 
