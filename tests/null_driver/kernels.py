@@ -13,6 +13,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nested._internal.nested_tensor import _nt_view_dummy
 
 from tests.null_driver.operators import Case, print_measured
 
@@ -39,6 +40,21 @@ def convolved(x: Tensor, layer: type[nn.Module], *, format: torch.memory_format 
 def looked_up(x: Tensor, count: int) -> Tensor:
     """Return the first row of an embedding `count` times."""
     return F.embedding(torch.zeros(count, dtype=torch.int64, device=x.device), x)
+
+
+@torch.inference_mode(False)  # in which PyTorch makes no nested tensors
+def attended_nested(x: Tensor, **options: bool) -> Tensor:
+    """Return what attention makes of sequences of 30, 40 and 50 rows."""
+    starts = torch.tensor([0, 30, 70, 120], device=x.device)
+    rows = torch.nested.nested_tensor_from_jagged(x.reshape(120, 64), starts, min_seqlen=30, max_seqlen=50)
+    heads = rows.unflatten(-1, [2, 32]).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, **options).transpose(1, 2).flatten(-2).values()
+
+
+def padded(x: Tensor) -> Tensor:
+    """Return the largest of the rows of each sequence."""
+    starts = torch.tensor([0, 30, 70, 120], device=x.device)
+    return torch.nested.nested_tensor_from_jagged(x.reshape(120, 64) * 2, starts, min_seqlen=30, max_seqlen=50).amax(1)
 
 
 def turned(x: Tensor) -> Tensor:
@@ -82,12 +98,16 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "patches": (lambda x: F.unfold(x, 4, stride=4), IMAGES, torch.float32),
     "rolled dimensions": (lambda x: x.roll((1, 2, 3), (1, 2, 3)), IMAGES, torch.float32),
     "norms": (lambda x: torch._foreach_norm([x, x, x[0]]), SQUARE, torch.float32),
+    **{f"attention over nested tensors of {dtype}": (attended_nested, SAMPLES, dtype) for dtype in (torch.float32, torch.float16)},
+    "causal attention over nested tensors": (partial(attended_nested, is_causal=True), SAMPLES, torch.bfloat16),
+    "largest of nested tensors": (padded, SAMPLES, torch.float32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 
 
 def cases(mode: str, dtype: torch.dtype) -> Iterator[Case]:
     """Yield the name of a kernel, what runs it, and a function that makes the input on a device."""
+    _nt_view_dummy()  # which PyTorch makes once in a process, on meta, and a trace counts
     for name, (run, shape, kind) in KERNELS.items():
         yield name, run, partial(new, *shape, dtype=kind), (), {}
 

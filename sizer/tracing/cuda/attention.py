@@ -346,6 +346,17 @@ def _seeds_on_host_with_dropout(args: tuple, out: tuple) -> tuple:
     return _seeds_on_host(args, out) if len(args) > 5 and args[5] else out
 
 
+def _of_lengths(args: tuple, out: tuple) -> tuple:
+    """_efficient_attention_forward(.., dropout, ..): the same; since 2.15 alone, whose nested tensors were compared."""
+    return _seeds_on_host(args, out[:4]) + out[4:] if args[8] else out
+
+
+def _no_bias(args: tuple, out: tuple) -> tuple:
+    """_efficient_attention_backward(gradient, query, key, value, bias, ..): the gradient of no bias is no tensor, on meta a number
+    (cuda/attention_backward.cu)."""
+    return out if args[4] is not None else (*out[:3], torch.empty(0, dtype=out[0].dtype, device=out[0].device))
+
+
 def _log_sums_if_asked(args: tuple, out: tuple) -> tuple:
     """_scaled_dot_product_cudnn_attention(query, key, value, bias, compute_log_sumexp, ..): (output, log sums, ..), which are there
     in training alone (cuda/attention.cu, _cudnn_attention_forward); the meta kernel always has them."""
@@ -379,6 +390,8 @@ def results(version: Version) -> Results:
     return {
         **(flash if version_followed(version) < (2, 11) else {}),
         _aten._scaled_dot_product_efficient_attention.default: seeds,
+        _aten._efficient_attention_forward.default: _of_lengths,
+        _aten._efficient_attention_backward.default: _no_bias,
         _aten._scaled_dot_product_efficient_attention_backward.default: _gradients_like_inputs,
         _aten._scaled_dot_product_cudnn_attention.default: _log_sums_if_asked,
     }

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sizer.base.units import round_up
 from sizer.base.versions import version_followed
@@ -65,9 +66,18 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
     """delta [batch, heads, queries] in float32 and what `efficient_workspace` says, which a trace that devices share leaves to a
     size query; grouped heads expanded (attention_backward.cu)."""
     query, key, value = args[1:4]
-    batch, heads, queries, head = query.shape
-    half = query.dtype in _HALVES
-    words, numbers = (HALF if half else SINGLE, *map(str, (queries, head, value.shape[-1]))), (batch * heads,)
+    batch, heads, queries, _ = query.shape
+    copies = []
+    if key.shape[1] != heads:
+        copies = [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
+    return _efficient_scratch(device, query, value, copies, batch, queries, heads, batch * queries)
+
+
+def _efficient_scratch(
+    device: Device, query: Tensor, value: Tensor, copies: list[int], batch: int, queries: int, heads: int, rows: int
+) -> Steps:
+    head, value_head, half = query.shape[-1], value.shape[-1], query.dtype in _HALVES
+    words, numbers = (HALF if half else SINGLE, *map(str, (queries, head, value_head))), (batch * heads,)
     workspace: int | DeferredSize
     if device.shared:
         workspace = DeferredSize(
@@ -75,14 +85,49 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
         )
     else:
         workspace = efficient_workspace(device.capability, words, numbers)
-    delta = batch * heads * queries * 4
-    copies = []
-    if key.shape[1] != heads:
-        copies = [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
+    delta = rows * heads * 4
     if half:
         return [[*copies, delta, workspace]]
     # in float32 delta is a copy, made contiguous, of the sum of a product as large as the output
-    return [tuple(copies), ([batch * heads * queries * value.shape[-1] * 4, delta], delta), [workspace]]
+    return [tuple(copies), ([delta * value_head, delta], delta), [workspace]]
+
+
+# Sequences of several lengths one after another, as of nested tensors: [rows of all, heads, head_dim], and where each begins.
+
+
+def flash_of_lengths(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_flash_attention_forward(query, key, value, starts, .., dropout, ..): with dropout the seed is made twice
+    (flash_attn/flash_api.cpp, mha_varlen_fwd)."""
+    yield from tensors_of(out)
+    yield [16] if args[7] and version_followed(device.version) >= (2, 11) else []
+
+
+def flash_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_flash_attention_backward(gradient, query, key, value, out, sums, starts, ..): strided gradients and outputs copied; as of
+    equal lengths softmax_d and dq_accum, with 128 rows more for each sequence (flash_attn/flash_api.cpp, mha_varlen_bwd)."""
+    query, key, starts = args[1], args[2], args[6]
+    yield tuple(copies(args[0], args[4]))
+    yield from tensors_of(out)
+    if starts is None:
+        yield from flash_backward(device, (None, query.transpose(1, 2), key.transpose(1, 2)), {}, out)
+        return
+    total, heads, head = query.shape
+    rows = (total + 128 * (len(starts) - 1)) * heads * 4
+    sizes = [rows, rows * round_up(head, 32 if head <= 128 or version_followed(device.version) < (2, 11) else 64)]
+    if key.shape[1] != heads:
+        sizes += [key.shape[0] * heads * head * query.itemsize] * 2
+    yield sizes
+
+
+def efficient_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_efficient_attention_backward(gradient, query [1, rows, heads, head_dim], .., starts, _, longest, ..): as of sequences that
+    all have the longest length (attention_backward.cu)."""
+    query, value, starts = args[1], args[3], args[6]
+    yield tuple(copies(args[0], args[5]))
+    yield from tensors_of(out)
+    batch, rows, heads, _ = query.shape
+    sequences, longest = (batch, rows) if starts is None else (len(starts) - 1, int(args[8]))
+    yield from _efficient_scratch(device, query, value, [], sequences, longest, heads, batch * rows)
 
 
 def _with_copied(work: Held, *positions: int) -> Held:
@@ -109,12 +154,21 @@ def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
     yield During(copy, cudnn_attention_backward(device, args, kwargs, out))
 
 
+def efficient_of_lengths(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_efficient_attention_forward: seed and offset come before the other results, too (transformers/cuda/attention.cu)."""
+    return tensors_of((out[2:4], out[:2]))
+
+
 def efficient_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Seed and offset come before the other results (transformers/cuda/attention.cu, _efficient_attention_forward, 2.15)."""
     return tensors_of((out[2:], out[:2]))
 
 
 HELD: dict[Any, Held] = {
+    _aten._flash_attention_forward.default: flash_of_lengths,
+    _aten._flash_attention_backward.default: flash_of_lengths_backward,
+    _aten._efficient_attention_forward.default: efficient_of_lengths,
+    _aten._efficient_attention_backward.default: efficient_of_lengths_backward,
     _aten._scaled_dot_product_flash_attention.default: flash_attention,
     _aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     _aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,

@@ -39,6 +39,7 @@ _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
 _TO_NUMPY = frozenset({Tensor.numpy, Tensor.__array__})
 _NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 _ATTENTION = nn.functional.scaled_dot_product_attention
+_CAN_USE = ("can_use_flash_attention", "can_use_efficient_attention", "can_use_cudnn_attention")
 _PYTHON = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot  # at which dispatch modes stand
 _NUMBERS: dict[Any, type] = {Tensor.__float__: float, Tensor.__int__: int, Tensor.__bool__: bool}
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
@@ -106,6 +107,29 @@ def sparse_refused(name: str) -> TraceError:
     )
 
 
+@contextmanager
+def _nested_attention_answered() -> Iterator[None]:
+    """Within the context attention over jagged tensors chooses its backend for the device (torch/nested/_internal/sdpa.py).
+
+    The conditions are those that `torch.backends.cuda` answers in a trace, which the module holds by names of its own.
+    """
+    from torch.nested._internal import sdpa
+
+    def refused(*_: object) -> bool:
+        raise TraceError(
+            "the math path of attention over nested tensors is not traced",
+            given="a nested query",
+            allowed="inputs of flash or memory-efficient attention, or padded tensors",
+            todo="run the script with `sizer run --route driver`",
+        )
+
+    answers = {name: getattr(torch.backends.cuda, name) for name in _CAN_USE}
+    with mock.patch.multiple(
+        sdpa, _is_computing_meta_flops=lambda query: False, _can_use_math_sdpa_jagged=refused, **answers
+    ):
+        yield
+
+
 class OnMeta(TorchFunctionMode):
     """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`.
 
@@ -123,12 +147,8 @@ class OnMeta(TorchFunctionMode):
         if func in _MOVES and args[0].layout is not torch.strided and (func is not Tensor.to or _names_device(args, kwargs)):
             raise sparse_refused(func.__name__)
         if func is _ATTENTION and args and args[0].is_nested:
-            raise TraceError(
-                "attention over nested tensors is not traced",
-                given="a nested query",
-                allowed="padded tensors",
-                todo="run the script with `sizer run --route driver`",
-            )
+            with _nested_attention_answered():
+                return func(*args, **(kwargs or {}))
         if func in _MOVES and is_lazy(args[0]):
             return self._moved_lazy(args[0], *(args[1:] if func is Tensor.to else (_ACCELERATOR,)), **(kwargs or {}))
         if func in (Tensor.cuda, Tensor.xpu):

@@ -310,6 +310,13 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     return out
 
 
+def of_padded_rows(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_padded_dense_to_jagged_forward(padded [batch, longest, width], starts, rows): it has no meta kernel
+    (nested/cuda/NestedTensorTransformerFunctions.cpp)."""
+    rows = args[2] if len(args) > 2 else None
+    return NotImplemented if rows is None else args[0].new_empty(rows, *args[0].shape[2:])
+
+
 HANDLERS: dict[Any, Handler] = {
     _aten._pack_padded_sequence.default: packed,
     _aten._local_scalar_dense.default: scalar,
@@ -343,6 +350,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.masked_fill_.Tensor: masked_fill,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: finite_check,
     _aten.multinomial.default: draw,
+    _aten._padded_dense_to_jagged_forward.default: of_padded_rows,
     **dict.fromkeys(
         (_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), choose
     ),
