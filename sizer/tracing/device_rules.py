@@ -28,6 +28,7 @@ from sizer.tracing.cuda import (
     cublas,
     encoder,
     fourier,
+    linear_algebra,
     many_tensors,
     normalization,
     random_draws,
@@ -65,7 +66,8 @@ _EVERYWHERE = (
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, cublas, random_draws, encoder,
-        cuda_copies, fourier, many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans, softmax,
+        cuda_copies, fourier, linear_algebra, many_tensors, cuda_indexing, cuda_losses, normalization, recurrent, reductions, scans,
+        softmax,
     ),
     "mps": (*_EVERYWHERE, mps_kernels),
     "cpu": (

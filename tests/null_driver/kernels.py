@@ -61,6 +61,17 @@ def turned(x: Tensor) -> Tensor:
     return nn.Linear(64, 32).to(x.device)(x.transpose(0, 1))
 
 
+def positive(x: Tensor) -> Tensor:
+    return x @ x.mT + torch.eye(x.shape[-1], device=x.device)
+
+
+SOLVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "inverse": lambda x: torch.linalg.inv(positive(x)),
+    "solution": lambda x: torch.linalg.solve(positive(x), x[..., :5]),
+    "determinant": lambda x: torch.linalg.slogdet(positive(x))[1],
+    "solution by Cholesky": lambda x: torch.cholesky_solve(x[..., :5], torch.linalg.cholesky(positive(x))),
+    "triangular solution": lambda x: torch.linalg.solve_triangular(x.tril() * 2, x, upper=False),
+}
 SQUARE, ROWS, SAMPLES, IMAGES = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16)
 KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtype]] = {
     **{f"power of {dtype}": (lambda x: x**2, SQUARE, dtype) for dtype in (torch.bool, torch.int64)},
@@ -101,6 +112,9 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     **{f"attention over nested tensors of {dtype}": (attended_nested, SAMPLES, dtype) for dtype in (torch.float32, torch.float16)},
     "causal attention over nested tensors": (partial(attended_nested, is_causal=True), SAMPLES, torch.bfloat16),
     "largest of nested tensors": (padded, SAMPLES, torch.float32),
+    **{f"{name} of {count} × {rows}": (run, (count, rows, rows), torch.float32)
+       for name, run in SOLVED.items() for count, rows in ((1, 130), (3, 90), (6, 20))},
+    "singular values": (lambda x: torch.linalg.matrix_norm(x, "nuc"), (200, 32), torch.float32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 

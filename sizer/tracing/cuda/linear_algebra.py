@@ -1,0 +1,158 @@
+"""Linear algebra on CUDA: copies of matrices, pointers to them, and cuBLAS's workspace. cuSOLVER's workspaces are not counted.
+
+PyTorch 2.15: native/cuda/linalg/BatchLinearAlgebra.cpp, BatchLinearAlgebraLib.cpp and BatchLinearAlgebraLibBlas.cpp.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from sizer.tracing.allocations import PRODUCT, Held, Step, Steps
+from sizer.tracing.device import Device
+from sizer.tracing.operator_tables import listed
+from sizer.tracing.values.known import tensors_of
+
+_POINTER, _PLACE, _PIVOT, _INFO = 8, 8, 4, 4  # bytes
+_LEAST_OF_LOOP, _MOST_OF_LOOP = 64, 8  # rows of a matrix, and matrices, that are solved one by one
+_MOST_FACTORED = 128  # rows of matrices that are factored at once
+
+
+def _shape(matrix: Tensor) -> tuple[int, int]:
+    """Return how many matrices [.., n, n] there are, and their rows."""
+    return prod(matrix.shape[:-2]), matrix.shape[-1]
+
+
+def _triangular(count: int, rows: int) -> list[int]:
+    """triangular_solve_kernel: few large matrices are solved one by one, others through pointers."""
+    one_by_one = count <= _MOST_OF_LOOP and rows >= _LEAST_OF_LOOP
+    return [PRODUCT] if one_by_one else [count * _POINTER, count * _POINTER, PRODUCT]
+
+
+def _factors(count: int, rows: int) -> list[int]:
+    """lu_factor: small matrices are factored at once, through pointers."""
+    return [count * _POINTER, PRODUCT] if count > 1 and rows <= _MOST_FACTORED else []
+
+
+def _solved(count: int, rows: int, columns: int, itemsize: int, *, adjoint: bool = False) -> list[Step]:
+    """lu_solve_kernel: by cuSOLVER one by one, by cuBLAS through pointers, or by two triangular solutions of rows that are permuted
+    before them, of the adjoint matrix after them."""
+    one_by_one: list[Step] = [[_INFO]]
+    at_once: list[Step] = [[count * _POINTER, count * _POINTER, PRODUCT]]
+    if rows == columns:
+        if rows <= 16:
+            return at_once
+    elif rows <= 64 or (rows <= 128 and columns <= 2):
+        return one_by_one if count <= 2 else at_once
+    places, permuted = count * rows * _PLACE, count * rows * columns * itemsize
+    found: Step = ([rows * _PLACE], places) if count > 1 else (places,)
+    both: list[Step] = [_triangular(count, rows), _triangular(count, rows)]
+    return [found, *both, [permuted]] if adjoint else [found, (rows * _PLACE, places, permuted), *both]
+
+
+def inverse(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """linalg_inv_ex(matrix): its factors and pivots, and what solving for the identity holds (BatchLinearAlgebra.cpp)."""
+    count, rows = _shape(args[0])
+    yield from tensors_of(out)
+    if not args[0].numel():
+        return
+    yield (args[0].nbytes, count * rows * _PIVOT)
+    yield _factors(count, rows)
+    yield from _solved(count, rows, rows, args[0].itemsize)
+
+
+def solution(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_linalg_solve_ex(matrix, right): factors and pivots are results (BatchLinearAlgebra.cpp)."""
+    count, rows = _shape(args[0])
+    yield from tensors_of(out)
+    if args[0].numel() and args[1].numel():
+        yield _factors(count, rows)
+        yield from _solved(count, rows, max(1, out[0].numel() // (count * rows)), args[0].itemsize)
+
+
+def solution_by_factors(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """linalg_lu_solve(factors, pivots, right, *, left, adjoint): a copy of factors that are not stored by columns
+    (BatchLinearAlgebra.cpp)."""
+    matrix, left = args[0], kwargs.get("left", True)
+    count, rows = _shape(matrix)
+    yield out
+    if not out.numel():
+        return
+    yield () if matrix.mT.is_contiguous() else (matrix.nbytes,)
+    columns, adjoint = out.shape[-1 if left else -2], kwargs.get("adjoint", False) == left
+    yield from _solved(count, rows, columns, matrix.itemsize, adjoint=adjoint)
+
+
+def triangular_solution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """linalg_solve_triangular(matrix, right): pointers to matrices, unless these are few and large
+    (BatchLinearAlgebraLibBlas.cpp)."""
+    yield out
+    yield _triangular(*_shape(args[0])) if out.numel() else []
+
+
+def cholesky_solution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_cholesky_solve_helper(right, factor, upper): a copy of one factor, or two triangular solutions of several
+    (BatchLinearAlgebra.cpp, BatchLinearAlgebraLib.cpp)."""
+    count, rows = _shape(args[1])
+    yield out
+    yield from [[_INFO, args[1].nbytes]] if count == 1 else [_triangular(count, rows)] * 2
+
+
+def cholesky_inverse(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """cholesky_inverse(factor): a copy of the factor, and what solving for the identity holds (BatchLinearAlgebra.cpp)."""
+    yield out
+    yield (args[0].nbytes,)
+    yield from [*cholesky_solution(device, (out, args[0]), {}, out)][1:]
+
+
+def determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_linalg_det(matrix): what factoring holds, the product of the diagonal, and which pivots are others than their places
+    (native/BatchLinearAlgebra.cpp)."""
+    count, rows = _shape(args[0])
+    yield from tensors_of(out)
+    yield (count * _INFO,)
+    yield _factors(count, rows)
+    pivots = count * rows
+    yield [count * args[0].itemsize, pivots * _PIVOT, pivots, count * 8, pivots * 8]
+
+
+def logarithm_of_determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_linalg_slogdet(matrix): the same without the product (native/BatchLinearAlgebra.cpp)."""
+    count, rows = _shape(args[0])
+    yield from tensors_of(out)
+    yield (count * _INFO,)
+    yield _factors(count, rows)
+    yield [count * rows * _PIVOT, count * rows, count * 8, count * rows * 8]
+
+
+def factors(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """linalg_lu_factor_ex(matrix): pointers to small matrices (BatchLinearAlgebraLibBlas.cpp)."""
+    yield from tensors_of(out)
+    yield _factors(*_shape(args[0]))
+
+
+def singular_values(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_linalg_svd(matrix, full_matrices, compute_uv): a copy of the matrix, and without vectors those that are dropped
+    (BatchLinearAlgebraLib.cpp, svd_cusolver)."""
+    matrix = args[0]
+    wanted = args[2] if len(args) > 2 else kwargs.get("compute_uv", True)
+    yield from tensors_of(out)
+    count, least = prod(matrix.shape[:-2]), min(matrix.shape[-2:])
+    vectors = [] if wanted else [count * size * least * matrix.itemsize for size in matrix.shape[-2:]]
+    yield [count * _INFO, matrix.nbytes, *vectors]
+
+
+HELD: dict[Any, Held] = {
+    **listed("linalg_inv_ex", inverse),
+    **listed("_linalg_solve_ex", solution),
+    **listed("linalg_lu_solve", solution_by_factors),
+    **listed("linalg_solve_triangular", triangular_solution),
+    **listed("_cholesky_solve_helper", cholesky_solution),
+    **listed("cholesky_inverse", cholesky_inverse),
+    **listed("_linalg_det", determinant),
+    **listed("_linalg_slogdet", logarithm_of_determinant),
+    **listed("linalg_lu_factor_ex", factors),
+    **listed("_linalg_svd", singular_values),
+}
