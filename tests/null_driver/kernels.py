@@ -37,6 +37,10 @@ def convolved(x: Tensor, layer: type[nn.Module], *, format: torch.memory_format 
     return layer(8, 8, 3).to(x.device, memory_format=format)(x).sum()
 
 
+def places(x: Tensor) -> Tensor:
+    return torch.zeros(20, 5, dtype=torch.int64, device=x.device)
+
+
 def looked_up(x: Tensor, count: int) -> Tensor:
     """Return the first row of an embedding `count` times."""
     return F.embedding(torch.zeros(count, dtype=torch.int64, device=x.device), x)
@@ -115,6 +119,11 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     **{f"{name} of {count} × {rows}": (run, (count, rows, rows), torch.float32)
        for name, run in SOLVED.items() for count, rows in ((1, 130), (3, 90), (6, 20))},
     "singular values": (lambda x: torch.linalg.matrix_norm(x, "nuc"), (200, 32), torch.float32),
+    "largest of a bag": (lambda x: F.embedding_bag(places(x), x, mode="max").sum(), SQUARE, torch.float32),
+    "layer norm of many rows": (lambda x: nn.LayerNorm(513).to(x.device)(x), (65600, 513), torch.float32),
+    "deviation of channels in double precision": (
+        lambda x: x.to(memory_format=torch.channels_last).std((2, 3)), (2, 64, 32, 32), torch.float64,
+    ),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 

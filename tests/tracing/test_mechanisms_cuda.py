@@ -566,7 +566,7 @@ def test_a_roll_goes_dimension_by_dimension() -> None:
         ("rtx-3060-12gb", 100_352, 96, 3136 * 96 * 2),  # a row of partial sums for 32 rows, in the weight's bfloat16
         ("rtx-3060-12gb", 65_536, 96, 0),  # not more than 65,536 rows
         ("rtx-3060-12gb", 100_352, 448, 0),  # 14 blocks of 32 columns keep half of 28 multiprocessors busy
-        ("h100-80gb", 100_352, 448, 3136 * 448 * 2),  # but not half of 132
+        ("h100-80gb", 100_352, 448, 2340 * 448 * 2),  # but not half of 132; of 14 blocks each, 2,340 are 32,768
     ],
 )
 def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: int, columns: int, bytes: int) -> None:

@@ -28,7 +28,7 @@ DROPOUT = "cuDNN's dropout state"
 INDICES, PERMUTED = "indices", "permuted"
 COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
-SUMS = "partial sums"
+SUMS, SUM = "partial sums", "sum"
 ALWAYS, FEW = "always sorted", "few rows"
 
 _DROPOUT_PER_PROCESSOR = 2048 * 16  # threads, and bytes of each
@@ -54,7 +54,8 @@ _COUNTS_OF_TILE = 4000  # between 3,907 and 4,024, by what CUB asks for on capab
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _FEW_PER_PROCESSOR, _MANY_PER_ROW = 4, 30  # rows of an embedding for each multiprocessor, and indices for each row
-_MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block
+_MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block, unless there were too many blocks
+_MOST_BLOCKS = 32 * 1024
 
 
 def dropout_state(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
@@ -188,11 +189,13 @@ def reduction_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) 
 
 
 def norm_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block on a GPU: partial sums, or what their sum holds."""
+    """The bytes of one block on a GPU: partial sums, their sum, or what summing them holds."""
     (which, itemsize), (rows, columns) = words, numbers
     if rows <= _MANY or columns // WARP >= HARDWARE[key].processors // 2:
         return 0
-    sums = -(-rows // _ROWS)
+    sums = min(-(-rows // _ROWS), _MOST_BLOCKS // -(-columns // WARP))
+    if which == SUM:
+        return columns * int(itemsize)
     if which == SUMS:
         return sums * columns * int(itemsize)
     return summed_rows(key, which, sums, columns, int(itemsize))

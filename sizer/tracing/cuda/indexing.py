@@ -173,7 +173,7 @@ def bag_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     (cuda/EmbeddingBag.cu); the largest of a bag are added where they came from."""
     grad, indices, rows, scales, mode = args[0], args[1], args[6], args[7], args[8]
     if mode == _MAX or not indices.numel():
-        return [out]
+        return [tuple(copies(grad)), out]
     return [tuple(copies(grad)), *_summed_rows(device, grad, indices, rows, out, ALWAYS, scales=scales)]
 
 

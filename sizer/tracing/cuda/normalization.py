@@ -19,7 +19,7 @@ from torch._prims_common import suggest_memory_format
 from sizer.base.versions import version_followed
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results, copies
-from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUMS, WARP
+from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUM, SUMS, WARP
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta import refusals
@@ -126,7 +126,7 @@ def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """The input made contiguous, beside the results the gradient, then, since 2.8, where rows are many and narrow a weight's and a
-    bias' partial sums, a row for 32, and what summing them holds (cuda/layer_norm_kernel.cu)."""
+    bias' partial sums, a row for 32, their sum, and what summing them holds (cuda/layer_norm_kernel.cu)."""
     yield tuple(copies(args[1]))
     yield from tensors_of(out)
     yield copies(args[0])
@@ -138,7 +138,7 @@ def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     itemsize = gradients[0].itemsize
     yield tuple(_deferred(SUMS, rows, columns, itemsize) for _ in gradients)
     for _ in gradients:
-        yield [_deferred(which, rows, columns, itemsize) for which in (PARTIAL, SEMAPHORES)]
+        yield [_deferred(which, rows, columns, itemsize) for which in (SUM, PARTIAL, SEMAPHORES)]
 
 
 def _deferred(which: str, rows: int, columns: int, itemsize: int) -> DeferredSize:

@@ -23,6 +23,7 @@ from sizer.tracing.values.known import tensors_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 _PAIR = 16  # a value and its place, or the four numbers of Welford's method
+_PAIRS = (_PAIR, 2 * _PAIR)  # and these in double precision (SharedReduceOps.h, WelfordData)
 
 
 def _summing(input: Tensor) -> int:
@@ -31,6 +32,10 @@ def _summing(input: Tensor) -> int:
 
 def _as_it_is(input: Tensor) -> int:
     return input.itemsize
+
+
+def _welford(input: Tensor) -> int:
+    return _PAIRS[input.dtype in (torch.float64, torch.complex128)]
 
 
 def _boolean(input: Tensor) -> int:
@@ -113,7 +118,7 @@ def _mask(input: Tensor, given: Any) -> tuple[bool, ...]:
 
 
 def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result: torch.dtype) -> list[int]:
-    converts = accumulator != _PAIR and not (input.dtype in _HALVES and result == input.dtype and accumulator > 2)
+    converts = accumulator not in _PAIRS and not (input.dtype in _HALVES and result == input.dtype and accumulator > 2)
     words = "".join("01"[gone] for gone in reduced), str(input.itemsize), str(accumulator), str(int(converts))
     numbers = *input.shape, *input.stride()
     return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
@@ -132,7 +137,7 @@ HELD: dict[Any, Held] = {
     **listed("max min", _reducer(_as_it_is, None)),
     **listed("max.dim min.dim argmax argmin", _reducer(lambda input: _PAIR, 1)),
     **listed(
-        "var.correction std.correction var_mean.correction std_mean.correction", _in_parts(_reducer(lambda input: _PAIR, 1))
+        "var.correction std.correction var_mean.correction std_mean.correction", _in_parts(_reducer(_welford, 1))
     ),
     **listed("any all", _reducer(_boolean, None)),
     **listed("any.dim any.dims all.dim all.dims", _reducer(_boolean, 1)),
