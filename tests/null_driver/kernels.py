@@ -124,6 +124,7 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "deviation of channels in double precision": (
         lambda x: x.to(memory_format=torch.channels_last).std((2, 3)), (2, 64, 32, 32), torch.float64,
     ),
+    "large gradient in channels last": (lambda x: x.to(memory_format=torch.channels_last) * 2, (4, 64, 64, 64), torch.float32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 

@@ -74,6 +74,12 @@ def _filled(like: Tensor, value: Any) -> Tensor:
     return torch.from_numpy(zeros).view(like.dtype).view(like.shape)
 
 
+def unfilled(like: Tensor) -> Tensor:
+    """Return a CPU tensor in the shape, strides and dtype of another one; a trace would put a large one on meta."""
+    with torch._C.DisableTorchFunction():
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+
+
 # Tensor.is_meta as C++ answers it, without the attribute that a trace has put in its place (`devices_told`)
 is_meta: Callable[[Tensor], bool] = torch._C.TensorBase.is_meta.__get__
 
@@ -143,8 +149,7 @@ class KnownValues:
             or real.untyped_storage().nbytes() != storage.nbytes()
             or real.storage_offset()
         ):
-            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            real = copy.copy_(real)
+            real = unfilled(tensor).copy_(real)
             if real.untyped_storage().nbytes() != storage.nbytes():
                 return
         self._pair(storage, Twin(real.untyped_storage()))
@@ -345,7 +350,7 @@ class KnownValues:
 
     def _adopt(self, tensor: Tensor) -> None:
         if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
-            self.remember(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"))
+            self.remember(tensor, unfilled(tensor))
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
-from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
+from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of, unfilled
 from sizer.tracing.values.masks import found_places
 
 NONZERO = "nonzero of unknown values was taken to find every element"
@@ -131,7 +131,8 @@ def _cut(recorder: HandlerContext, real: Tensor, elements: int, assumption: str 
     if not real.numel():
         return on_meta(real, recorder)
     out = torch.empty(elements, dtype=real.dtype, device="meta").resize_(real.shape)
-    whole = torch.empty(elements, dtype=real.dtype, device="cpu").resize_(real.shape).copy_(real)
+    with torch._C.DisableTorchFunction():  # a trace would put a large one on meta
+        whole = torch.empty(elements, dtype=real.dtype, device="cpu").resize_(real.shape).copy_(real)
     if assumption is None:
         recorder.values.remember(out, whole)
     else:
@@ -179,7 +180,7 @@ def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
     real = _on_host(recorder, tensor)
     note_assumption(recorder, [tensor])
     if not tensor.is_contiguous() and _aten.is_non_overlapping_and_dense.default(tensor):
-        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=real.dtype, device="cpu").copy_(real)
+        real = unfilled(tensor).copy_(real)
     return func(real, **kwargs).clone()
 
 
