@@ -125,6 +125,11 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
         lambda x: x.to(memory_format=torch.channels_last).std((2, 3)), (2, 64, 32, 32), torch.float64,
     ),
     "large gradient in channels last": (lambda x: x.to(memory_format=torch.channels_last) * 2, (4, 64, 64, 64), torch.float32),
+    "group norm in double precision": (lambda x: nn.GroupNorm(32, 64).to(x.device, x.dtype)(x), (2, 64, 32, 32), torch.float64),
+    "RMS norm in double precision": (lambda x: F.rms_norm(x, (64,)), (9, 100, 64), torch.float64),
+    "largest in channels last": (
+        lambda x: F.max_pool3d(x.to(memory_format=torch.channels_last_3d), 2), (2, 8, 8, 16, 16), torch.float32,
+    ),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 

@@ -77,6 +77,11 @@ def adaptive_average_backward(device: Device, args: tuple, kwargs: dict, out: Te
     return [out, [] if last else copies(grad, layout=suggest_memory_format(grad))]
 
 
+def largest_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """max_pool3d_with_indices_backward(gradient, input, ..): the gradient in the input's format (cuda/DilatedMaxPool3d.cu)."""
+    return [out, copies(args[0], layout=suggest_memory_format(args[1]))]
+
+
 def over_input(args: tuple, out: Tensor) -> Tensor:
     """im2col(input, ..), col2im(columns, ..): made as large as the input, then resized, which never shrinks a storage
     (native/cuda/Im2Col.cu, Col2Im.cu)."""
@@ -188,7 +193,8 @@ HELD: dict[Any, Held] = {
         "_upsample_nearest_exact2d_backward upsample_bilinear2d_backward",
         after(0, formatted=True),
     ),
-    **listed("max_pool3d_with_indices_backward avg_pool3d_backward", after(0)),
+    **listed("max_pool3d_with_indices_backward", largest_backward),
+    **listed("avg_pool3d_backward", after(0)),
     **listed("multi_margin_loss_backward multilabel_margin_loss_backward", after(0)),
     **listed("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward", after(0)),
     **listed("fractional_max_pool2d_backward", before(0)),

@@ -97,7 +97,7 @@ class _FusedRmsNorm(torch.autograd.Function):
     def forward(ctx, input, shape, weight, eps):
         kept = input.contiguous()  # a copy for the time of the call (layer_norm_kernel.cu, maybe_contiguous)
         rows = [*kept.shape[: kept.dim() - len(shape)], *[1] * len(shape)]
-        root = torch.empty(rows, dtype=torch.float32, device=input.device)
+        root = torch.empty(rows, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
         ctx.save_for_backward(input, weight, root)
         ctx.shape = shape
         return torch.empty(input.shape, dtype=input.dtype, device=input.device)
@@ -154,11 +154,11 @@ def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     scaled = pixels > 1 and (weight is not None or bias is not None or layout != torch.contiguous_format)
     yield tuple(copies(input, layout=layout))
     yield from tensors_of(out)
-    yield [*wide, *([samples * channels * 4] * 2 if scaled else [])]
+    yield [*wide, *([samples * channels * _summed(input)] * 2 if scaled else [])]
 
 
 def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Two sums for each sample and channel and two for each group in float32, with weights in contiguous images a factor likewise
+    """Two sums for each sample and channel and two for each group, with weights in contiguous images a factor likewise
     (group_norm_kernel.cu). Input and gradient are copied unless they have the input's memory format; one pixel needs no sums."""
     grad, input, weight, samples, channels, pixels, groups = (
         args[0],
@@ -172,9 +172,15 @@ def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
     layout = suggest_memory_format(input)
     yield tuple(copies(input, grad, layout=layout))
     yield from tensors_of(out)
-    sums = [] if pixels == 1 else [samples * channels * 4] * 2
-    factor = [samples * channels * 4] if sums and weight is not None and layout == torch.contiguous_format else []
-    yield [*sums, *[samples * groups * 4] * 2, *factor]
+    each = _summed(input)
+    sums = [] if pixels == 1 else [samples * channels * each] * 2
+    factor = [samples * channels * each] if sums and weight is not None and layout == torch.contiguous_format else []
+    yield [*sums, *[samples * groups * each] * 2, *factor]
+
+
+def _summed(input: Tensor) -> int:
+    """Return the bytes of a sum of the input's elements: 8 in double precision, else 4."""
+    return max(4, input.itemsize)
 
 
 def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
