@@ -8,6 +8,7 @@ RECIPE_KEYS = (
     *("loss", "step", "evaluate", "objective", "reference", "group", "rollout", "activations", "optimizer_offload", "autocast"),
     "liger",
 )
+ACCELERATED = ("objective", "evaluate", "activations", "autocast", "liger")  # settings of trainers that Accelerate prepares
 FULL, TORCH, CHUNKED, TRL, LIGER, CCE = "full", "torch", "chunked", "trl", "liger", "cce"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")

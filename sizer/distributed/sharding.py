@@ -4,7 +4,8 @@ the stages of a pipeline."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -78,11 +79,11 @@ def _part(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str, number: i
     return module
 
 
-def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
+def shard(module: nn.Module, blocks: Collection[nn.Module], plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
     """Shard a module's parameters by `fully_shard`: each of its blocks, then what is left, as one group.
 
     A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
-    float32, or in it if the plan says so.
+    float32, or in it by Accelerate, which groups the parameters beside the blocks in its own way, too.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -95,11 +96,43 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: Devi
     if dtype.startswith("amp-"):
         half = getattr(torch, dtype.removeprefix("amp-"))
         # Accelerate's: set_mixed_precision of FullyShardedDataParallelPlugin (accelerate/utils/dataclasses.py, 1.15)
-        others = {"reduce_dtype": half, "output_dtype": half} if plan.reduces_half else {"reduce_dtype": torch.float32}
+        others = {"reduce_dtype": half, "output_dtype": half} if plan.by_accelerate else {"reduce_dtype": torch.float32}
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, **others)
+    if plan.by_accelerate and blocks:
+        _shard_by_accelerate(module, blocks, options)
+        return
     for block in blocks:
         fully_shard(block, **options)
     fully_shard(module, **options)
+
+
+def _shard_by_accelerate(module: nn.Module, blocks: Collection[nn.Module], options: Mapping[str, Any]) -> None:
+    """Shard a module by `fsdp2_prepare_model` with a stand-in for the accelerator (accelerate/utils/fsdp_utils.py, 1.15).
+
+    The embedding is a group of its own. The last norm and the head are a group that stays whole after the forward pass.
+    """
+    from accelerate.utils import fsdp2_prepare_model
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    plugin = SimpleNamespace(
+        set_auto_wrap_policy=lambda model: None,
+        auto_wrap_policy=transformer_auto_wrap_policy,
+        transformer_cls_names_to_wrap=list({type(block).__name__ for block in blocks}),
+        reshard_after_forward=options["reshard_after_forward"],
+        cpu_offload=options.get("offload_policy"),
+        mixed_precision_policy=options.get("mp_policy"),
+        ignored_modules=None,
+        cpu_ram_efficient_loading=False,
+    )
+    mesh = options["mesh"]
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=mesh,
+        parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+        mixed_precision="no",  # weights that train are in float32 already
+        is_main_process=False,
+    )
+    fsdp2_prepare_model(accelerator, module)
 
 
 def replicate(module: nn.Module, plan: Plan, *, find_unused: bool = False) -> nn.Module:

@@ -9,8 +9,9 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.compilation import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import AUTO, LM, ORPO, is_contrastive, is_made_by_trl, reference_of
+from sizer.catalogue.recipes import ACCELERATED, AUTO, LM, is_contrastive, is_library, reference_of
 from sizer.distributed.parallel_plan import Plan
+from sizer.query.keys import KEYS
 from sizer.query.request import Request, scope_of
 from sizer.recipes.preferences import with_objective
 from sizer.tracing.steps import Work
@@ -77,5 +78,5 @@ def plan_of(request: Request) -> Plan | None:
         schedule=request.schedule,
         microbatch=request.microbatch,
         rank=request.rank,
-        reduces_half=request.objective == ORPO or is_made_by_trl(request.objective, request.loss),
+        by_accelerate=is_library(request.loss) or any(not KEYS[key].is_default(request) for key in ACCELERATED),
     )

@@ -79,23 +79,18 @@ def leave_out(draft: Draft, gpu: str | None) -> None:
     The reasons join the lines that are not counted. A loss, an objective and offloading go before the way of parallel training and
     the rest, without which the question would be another.
     """
-    if draft.items.get("autocast") == "1" and PARALLELS[draft.items.get("parallel", "none")].shards:
-        _cast_by_policy(draft)
+    shards = PARALLELS[draft.items.get("parallel", "none")].shards
+    if draft.items.get("autocast") == "1" and shards and draft.items.get("train") != "adapter":
+        draft.drop("autocast")
+        draft.drop("dtype")
+        draft.assume(
+            "Accelerate makes the weights that FSDP2 trains float32 (fsdp2_prepare_model, accelerate 1.15)", dtype="amp-bfloat16"
+        )
     for key in ("compile", *RECIPE_KEYS):
         if key in draft.items and (package := _missing(key, draft.items[key])):
             _remove(draft, key, f"{package} is not installed here")
     while key_and_reason := _refused(({"gpu": gpu} if gpu else {}) | draft.items):
         _remove(draft, *key_and_reason)
-
-
-def _cast_by_policy(draft: Draft) -> None:
-    """Say what FSDP2 does in the place of autocast: weights that train are float32 (fsdp2_prepare_model, accelerate 1.15)."""
-    draft.drop("autocast")
-    if draft.items.get("train") == "adapter":
-        draft.assume("FSDP2 casts by a policy, not by autocast; frozen weights stay in bfloat16")
-    else:
-        draft.drop("dtype")
-        draft.assume("Accelerate makes the weights that FSDP2 trains float32", dtype="amp-bfloat16")
 
 
 def _missing(key: str, value: str) -> str | None:

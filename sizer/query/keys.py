@@ -618,6 +618,7 @@ KEYS: dict[str, Key] = {
         allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps those of all batches on the device, as "
         "transformers' Trainer does for compute_metrics",
         label="Evaluation",
+        needs=of_replicas,
     ),
     "objective": _recipe(
         "objective",

@@ -196,9 +196,9 @@ def of_replicas(request: Request) -> str:
 
 
 def of_autocast(request: Request) -> str:
-    """Return what autocast of 16-bit weights needs: whole weights, as Accelerate makes those that FSDP2 shards float32."""
-    shards = PARALLELS[request.parallel].shards
-    return of_replicas(request) or ("parallel=none or ddp, or dtype=amp-bfloat16 without it" if shards else "")
+    """Return what autocast of 16-bit weights needs: none that train if FSDP2 shards them, as Accelerate makes those float32."""
+    trains = PARALLELS[request.parallel].shards and request.train != "adapter"
+    return of_replicas(request) or ("parallel=none or ddp, or train=adapter, or dtype=amp-bfloat16 without it" if trains else "")
 
 
 def of_language_models(request: Request) -> str:

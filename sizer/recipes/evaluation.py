@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Example
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import RequestError
 from sizer.catalogue.recipes import LOGITS, evaluated_batches
+from sizer.recipes.losses import LossOf
 
 _CLASSES = re.compile(r"LM$|LMHead|Classification$|ForConditionalGeneration$|ForMultipleChoice$")
 
@@ -25,37 +29,79 @@ def run_evaluation(
     *,
     cast: Callable[[], AbstractContextManager],
     predict: Callable[[nn.Module, Example], Any],
+    loss_of: LossOf | None = None,
+    scores_first: bool = False,
 ) -> None:
     """Run the forward passes of an evaluation, without gradients.
 
     With `loss` a batch's outputs are dropped after it. With `logits:N` the logits of N batches stay on the device, concatenated
-    batch by batch, as the Trainer keeps them for `compute_metrics` if `eval_accumulation_steps` is not set.
+    batch by batch, as the Trainer keeps them for `compute_metrics` if `eval_accumulation_steps` is not set. Each of several ranks
+    keeps the logits of all ranks.
 
     Args:
         evaluate: A value of the key `evaluate`.
-        module: The model, which is put back into training mode.
+        module: The model, which is put back into training mode. A model that DDP is around runs without DDP (`_wrap_model`).
         example: The inputs of one batch, with labels.
-        cast: A function that returns the autocast context.
+        cast: A function that returns the autocast context, with which Accelerate returns outputs in float32.
         predict: A function that runs the module.
+        loss_of: The function that computes the loss, None for that of the model's outputs.
+        scores_first: Whether logits are those of a second pass, as in TRL's `SFTTrainer.prediction_step` (1.16).
     """
     keeps = evaluate.startswith(LOGITS)
-    losses: Tensor | None = None
-    logits: Tensor | None = None
-    labels: Tensor | None = None
+    module = inner(module)
+    kept: list[Tensor | None] = [None, None, None]  # losses, logits, labels
     module.eval()
     with torch.no_grad():
         for _ in range(evaluated_batches(evaluate)):
-            with cast():
-                outputs = predict(module, example)
-            loss = getattr(outputs, "loss", None)
+            loss = logits = labels = None
+            if loss_of is not None and (scores_first or not keeps):
+                with cast():
+                    loss = loss_of(module, example)
+            if keeps or loss_of is None:
+                outputs = _outputs(module, example if loss is None else _unlabelled(example), cast, predict)
+                loss = getattr(outputs, "loss", None) if loss is None else loss
+                logits, labels = (outputs.logits.detach(), example.kwargs.get("labels")) if keeps else (None, None)
+                del outputs
             if isinstance(loss, Tensor):
-                losses = _joined(losses, loss.detach().mean().repeat(_samples(example)))
-            # the Trainer's loop holds the last batch's logits during the next forward pass
-            last = outputs.logits.detach() if keeps else None
-            del outputs, loss
-            if last is not None:
-                logits, labels = _joined(logits, last), _joined(labels, example.kwargs.get("labels"))
+                loss = loss.detach().mean().repeat(_samples(example))
+            # the Trainer's loop holds the last batch's tensors during the next forward pass
+            last = [loss, logits, labels]
+            del loss, logits, labels
+            for number in range(len(last)):  # enumerate would keep a tensor until its next one
+                last[number] = _of_all_ranks(last[number])
+                kept[number] = _joined(kept[number], last[number])
     module.train()
+
+
+def _outputs(
+    module: nn.Module, example: Example, cast: Callable[[], AbstractContextManager], predict: Callable[[nn.Module, Example], Any]
+) -> Any:
+    """Return what a module returns as Accelerate prepares it: of 16 bits in float32 if there is autocast (`prepare_model`, 1.15)."""
+    with cast():
+        outputs = predict(module, example)
+    return outputs if cast is nullcontext else _in_float32(outputs)
+
+
+def _in_float32(value: Any) -> Any:
+    """Return what `convert_to_fp32` does of outputs (accelerate/utils/operations.py, 1.15)."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if isinstance(value, Mapping):
+        return type(value)({name: _in_float32(one) for name, one in value.items()})
+    return type(value)(map(_in_float32, value)) if type(value) in (tuple, list) else value
+
+
+def _unlabelled(example: Example) -> Example:
+    return replace(example, kwargs={name: value for name, value in example.kwargs.items() if name != "labels"})
+
+
+def _of_all_ranks(tensor: Tensor | None) -> Tensor | None:
+    """Return what `_gpu_gather` does of a tensor [samples, …] (accelerate/utils/operations.py, 1.15); it itself on one device."""
+    if tensor is None or not dist.is_initialized():
+        return tensor
+    gathered = tensor.new_empty(dist.get_world_size() * tensor.numel())
+    dist.all_gather_into_tensor(gathered, tensor.contiguous().view(-1))
+    return gathered.view(-1, *tensor.shape[1:])
 
 
 def check_evaluation(evaluate: str, module: nn.Module) -> None:

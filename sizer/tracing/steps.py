@@ -29,6 +29,7 @@ from sizer.catalogue.recipes import (
     OFFLOAD,
     SUMMED,
     TRANSFORMERS,
+    TRL,
     cached_texts,
     is_contrastive,
     is_library,
@@ -291,8 +292,15 @@ class Steps:
             self.clear()
         yield 2, "step2", True
         if self._work.evaluate != NONE and self._work.trains:
-            predict = self._blueprint.predict
-            run_evaluation(self._work.evaluate, self.module, self.example, cast=self._cast, predict=predict)
+            run_evaluation(
+                self._work.evaluate,
+                self.module,
+                self.example,
+                cast=self._cast,
+                predict=self._blueprint.predict,
+                loss_of=None if self._work.loss == FULL else self._loss_of,
+                scores_first=self._work.loss == TRL,
+            )
             yield 2, "evaluate", True
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:

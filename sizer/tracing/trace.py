@@ -221,7 +221,7 @@ def on_rank(
         if loading is None:
             module = copy.deepcopy(module)
         if plan.splits:
-            module = split(module, plan, work.dtype)
+            module = split(module, plan, work.computed_in)
     if plan.splits and not plan.offload:
         module.to_empty(device=_META)
     for part in (stage.model for stage in module) if plan.pp > 1 else (module,):

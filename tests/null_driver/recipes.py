@@ -42,6 +42,8 @@ KEYS = {
     "evaluate-loss": "dtype=bfloat16&evaluate=loss",
     "evaluate-logits": "dtype=bfloat16&evaluate=logits:4",
     "amp-evaluate-logits": "dtype=amp-bfloat16&evaluate=logits:2",
+    "trl-evaluate-loss": "dtype=bfloat16&loss=trl&evaluate=loss",
+    "trl-evaluate-logits": "dtype=bfloat16&autocast=1&loss=trl&evaluate=logits:2",
     "autocast": "dtype=bfloat16&autocast=1",
     "autocast-lora-checkpointing": "dtype=bfloat16&autocast=1&train=adapter&checkpointing=1",
     "liger": "dtype=bfloat16&loss=liger",
@@ -90,7 +92,8 @@ OF_TORCHAO = {
 KEYS |= PREFERENCES | GROUPS | OFFLOADED | OF_TORCHAO
 # by the name of a query
 PACKAGES = dict.fromkeys(PREFERENCES | GROUPS | OFFLOADED, "trl") | dict.fromkeys(OF_TORCHAO, "torchao")
-PACKAGES |= {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
+PACKAGES |= {"liger": "liger-kernel", "cce": "cut-cross-entropy"}
+PACKAGES |= dict.fromkeys(("trl", "trl-evaluate-loss", "trl-evaluate-logits"), "trl")
 # Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}
@@ -164,10 +167,14 @@ RANKS = {  # each rank has samples of its own; TRL shards a reference as a singl
     "ranks-dpo-lora-fsdp": "dtype=bfloat16&objective=dpo&train=adapter&accumulate=2&parallel=fsdp&ranks=2",
     "ranks-kto-zero1": "dtype=bfloat16&objective=kto&parallel=zero1&ranks=2&rank=0",
     "ranks-orpo-fsdp": "dtype=bfloat16&objective=orpo&parallel=fsdp&ranks=2",
+    "ranks-trl-lora-fsdp": "dtype=bfloat16&autocast=1&loss=trl&train=adapter&parallel=fsdp&ranks=2",
+    "ranks-evaluate-logits-ddp": "dtype=bfloat16&evaluate=logits:3&parallel=ddp&ranks=2",
+    "ranks-amp-evaluate-logits-zero1": "dtype=amp-bfloat16&evaluate=logits:2&parallel=zero1&ranks=2&rank=0",
+    "ranks-evaluate-logits-fsdp": "dtype=amp-bfloat16&evaluate=logits:2&parallel=fsdp&ranks=2",
 }
 OF_SMALL = f"arch=config:{encode_config(json.dumps(SMALL))}&batch=2&seq=256&gpu=rtx-4090"
 QUERIES |= {f"rtx-4090/{name}": f"{OF_SMALL}&{keys}" for name, keys in RANKS.items()}
-PACKAGES |= {name: "liger-kernel" if "liger" in name else "trl" for name in RANKS if "chunked" not in name}
+PACKAGES |= {name: "liger-kernel" if "liger" in name else "trl" for name in RANKS if "chunked" not in name and "evaluate" not in name}
 
 
 # TRL's offloading knows storages by their addresses, which the allocator gives again to others. Sizer tells storages apart.
