@@ -14,6 +14,16 @@ AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
 CHECKPOINT_OFFLOAD = "checkpoint-offload"  # another spelling of OFFLOAD with checkpointing=1
 LM, DPO, KTO, ORPO, REWARD, GRPO, CONTRASTIVE = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward", "grpo", "contrastive")
+_RUN = "run the script: sizer run --gpu h100-80gb -- python train.py"
+# Names that people know for an objective, or for a trainer that has no key: what to ask for instead.
+OTHER_OBJECTIVES = {
+    "sft": "ask for objective=lm with loss=trl",
+    "rloo": "ask for objective=grpo, with reference=none if beta is 0",
+    "ipo": "ask for objective=dpo, whose loss has the same tensors",
+    **dict.fromkeys(("gkd", "distillation", "minillm"), f"a teacher beside the model has no key; {_RUN}"),
+    **dict.fromkeys(("ppo", "online-dpo", "nash-md", "xpo"), f"models of rewards and values have no key; {_RUN}"),
+    **dict.fromkeys(("cpo", "simpo", "prm"), f"this loss has no key; {_RUN}"),
+}
 WITH_REFERENCE = (DPO, KTO, GRPO)
 WITH_LIGER = (LM, *WITH_REFERENCE)  # with others its loss, which these trainers of TRL switch off, fails or differs
 NONE, LOSS, LOGITS = "none", "loss", "logits"

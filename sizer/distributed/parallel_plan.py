@@ -17,7 +17,8 @@ class Plan:
     with `sp` also a part of the sequence between the matrices (sequence parallel), with `lp` of the logits (loss parallel).
     `cp` ranks each share every sequence, and attention to it (context parallel): what `ranks` replicate or shard they do, too.
     `pp` of these are the stages of a pipeline each time, which work by `schedule`, a key of SCHEDULES, on `microbatch` samples at
-    a time. `rank` is the one that is looked at, None for the one that needs most. With `by_accelerate` FSDP2 shards as Accelerate has it.
+    a time. `rank` is the one that is looked at, None for the one that needs most. With `by_accelerate` FSDP2 shards as
+    Accelerate has it.
     """
 
     parallel: str

@@ -256,12 +256,13 @@ def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             todo = f"remove it, or remove {asked}"
             given = f"{KEYS[key].write(request)!r} with {asked}"
             yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is the library's own", todo=todo)
-    if request.parallel != "none" and (request.objective == GRPO or is_contrastive(request.objective)):
+    shards = PARALLELS[request.parallel].shards
+    if shards and (request.objective == GRPO or is_contrastive(request.objective)):
         yield Refusal(
             key="objective",
             given=f"{request.objective!r} with parallel={request.parallel}",
-            allowed="lm, dpo, kto, orpo, reward: how ranks gather weights for completions, or embeddings, is not modelled",
-            todo="remove parallel, or run the script: sizer run -- torchrun --nproc-per-node=2 train.py",
+            allowed="lm, dpo, kto, orpo, reward; grpo and contrastive with parallel=ddp or zero1: each rank has all weights",
+            todo="ask for parallel=ddp, or run the script: sizer run -- torchrun --nproc-per-node=2 train.py",
         )
     if request.objective == GRPO:
         yield from _refused_in_groups(request)

@@ -216,7 +216,7 @@ def of_preferences(request: Request) -> str:
 
 def of_groups(request: Request) -> str:
     """Return what a key needs that is about completions of the model that trains."""
-    return of_one_device(request) or of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
+    return of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
 
 
 def of_plain_module(request: Request) -> str:

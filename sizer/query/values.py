@@ -27,6 +27,7 @@ from sizer.catalogue.recipes import (
     NONE,
     OBJECTIVES,
     OFFLOAD,
+    OTHER_OBJECTIVES,
     TRANSFORMERS,
 )
 
@@ -288,6 +289,8 @@ def read_objective(text: str) -> str:
                 f"contrastive:1 to contrastive:{MAX_CACHED}", "write for example objective=contrastive:32"
             )
         return text
+    if told := OTHER_OBJECTIVES.get(text.lower()):
+        raise RefusedValueError(", ".join(OBJECTIVES), told)
     return choice(OBJECTIVES)(text)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Example
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import Refusal, RequestError
@@ -71,11 +73,13 @@ class PairLoss:
         """Compute the loss of a batch of columns. With gradient caching its backward pass embeds the texts again."""
         from sentence_transformers.sentence_transformer import losses
 
-        embedder = Embedder(module)
-        if self._cast is not None:
-            embedder.forward = prepared(embedder.forward, self._cast)  # type: ignore[method-assign]  # as accelerate does
+        embedder = inner(module) if isinstance(inner(module), Embedder) else Embedder(module)
+        if self._cast is not None:  # as accelerate does; cached gradients call it in the backward pass, too
+            embedder.forward = prepared(partial(Embedder.forward, embedder), self._cast)  # type: ignore[method-assign]
         if self._size is None:
             loss = losses.MultipleNegativesRankingLoss(embedder)
         else:
             loss = losses.CachedMultipleNegativesRankingLoss(embedder, mini_batch_size=self._size)
+        if inner(module) is embedder:
+            loss.model = module  # what DDP is around, as `override_model_in_loss` of the trainer does
         return loss([dict(example.kwargs[column]) for column in COLUMNS], None)

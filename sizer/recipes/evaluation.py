@@ -76,7 +76,7 @@ def run_evaluation(
 def _outputs(
     module: nn.Module, example: Example, cast: Callable[[], AbstractContextManager], predict: Callable[[nn.Module, Example], Any]
 ) -> Any:
-    """Return what a module returns as Accelerate prepares it: of 16 bits in float32 if there is autocast (`prepare_model`, 1.15)."""
+    """Return a module's outputs as Accelerate prepares them, those of 16 bits in float32 under autocast (`prepare_model`, 1.15)."""
     with cast():
         outputs = predict(module, example)
     return outputs if cast is nullcontext else _in_float32(outputs)
@@ -87,7 +87,7 @@ def _in_float32(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     if isinstance(value, Mapping):
-        return type(value)({name: _in_float32(one) for name, one in value.items()})
+        return type(value)(**{name: _in_float32(one) for name, one in value.items()})
     return type(value)(map(_in_float32, value)) if type(value) in (tuple, list) else value
 
 

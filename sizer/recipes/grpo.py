@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Example
 from sizer.architecture.greedy_generation import OnToken, generate
 from sizer.architecture.peft_adapters import base_of
@@ -63,7 +64,7 @@ class GroupSteps:
         self._hooks.enter_context(fused_head(base_of(policy), ("log_probs", "entropy")))
         if reference is not None:
             self._hooks.enter_context(fused_head(reference, ("log_probs",)))
-        for model in (policy, reference):
+        for model in (inner(policy), reference):
             if model is not None and cast is not None:
                 within = unfrozen(model, cast) if model is reference else cast
                 self._hooks.enter_context(mock.patch.object(model, "forward", prepared(model.forward, within)))
@@ -72,7 +73,7 @@ class GroupSteps:
         self._generates = by == TRANSFORMERS
         self._ended: Callable[[], None] = lambda: None
         own = {
-            "model": policy,
+            "model": inner(policy),
             "ref_model": reference,
             "num_generations": group,
             "num_generations_eval": group,
@@ -85,7 +86,8 @@ class GroupSteps:
             "current_gradient_accumulation_steps": passes,
             "per_device_train_batch_size": len(prompts),
         }
-        self._trainer = _make_trainer(next(policy.parameters()).device, policy.config.get_text_config(), own)
+        self._trainer = _make_trainer(next(policy.parameters()).device, base_of(policy).config.get_text_config(), own)
+        self._policy = policy
 
     def prepare(self, number: int, ended: Callable[[], None]) -> Example:
         """Return the inputs of the loss of a pass: completions, log-probabilities without gradients and advantages.
@@ -101,7 +103,7 @@ class GroupSteps:
 
     def loss(self, module: nn.Module, example: Example) -> Tensor:
         """Compute the loss of completions with what the trainer's metrics compute beside it."""
-        return self._trainer._compute_loss(self._trainer.model, example.kwargs)
+        return self._trainer._compute_loss(self._policy, example.kwargs)
 
     def close(self) -> None:
         """Give the models their forward functions back."""
@@ -178,7 +180,7 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
         gather=itself,
         gather_for_metrics=itself,
         reduce=itself,
-        unwrap_model=itself,
+        unwrap_model=inner,
         autocast=nullcontext,  # the models' forward functions have it
         num_processes=1,
         process_index=0,

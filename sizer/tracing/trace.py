@@ -26,7 +26,7 @@ from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_objects
 from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.distributed.sharding import refuses_unused, replicate, split
+from sizer.distributed.sharding import refuses_unused, split
 from sizer.tape.affine import LIMIT_BYTES
 from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.tape import Tape
@@ -53,7 +53,7 @@ from sizer.tracing.meta.unseen_calls import buckets_seen, emptied_caches_seen, r
 from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
-from sizer.tracing.traced_rank import make_steps, world_of_work
+from sizer.tracing.traced_rank import make_steps, replicated, world_of_work
 from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.libraries import library_values_assumed
 
@@ -226,7 +226,7 @@ def on_rank(
         module.to_empty(device=_META)
     for part in (stage.model for stage in module) if plan.pp > 1 else (module,):
         bring(recorder, part, loading, tell_frozen=work.tell_frozen)
-    return replicate(module, plan, find_unused=find_unused) if plan.replicates else module
+    return replicated(module, plan, work.objective, find_unused=find_unused) if plan.replicates else module
 
 
 def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:

@@ -19,9 +19,12 @@ from sizer.allocator.cuda import rounded
 from sizer.allocator.timeline import peak_bytes
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.base.errors import TraceError
+from sizer.catalogue.recipes import is_contrastive
 from sizer.distributed.described_gpus import Accelerator
 from sizer.distributed.parallel_plan import Plan
+from sizer.distributed.sharding import replicate
 from sizer.distributed.world import world_of
+from sizer.recipes.contrastive import Embedder
 from sizer.tape.block_notes import BlockNotes
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
@@ -43,6 +46,17 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
     rank = _neediest(work, module, accelerator) if work.plan.rank is None else work.plan.rank
     with world_of(work.plan.world, rank, accelerator, groups=(work.plan, device.kind)), OnMeta():
         yield
+
+
+def replicated(module: nn.Module, plan: Plan, objective: str, *, find_unused: bool = False) -> nn.Module:
+    """Return a module on its device with DDP around it, as the trainer of an objective has it.
+
+    sentence-transformers' trainer has DDP around the model with pooling, and DDP look for unused parameters, since the model is
+    none of transformers' own (`create_accelerator_and_postprocess` of Trainer, 5.24).
+    """
+    if is_contrastive(objective):
+        module, find_unused = Embedder(module), True
+    return replicate(module, plan, find_unused=find_unused)
 
 
 def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:

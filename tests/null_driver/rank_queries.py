@@ -75,7 +75,7 @@ def peaks(query: str) -> list[int]:
         stack.enter_context(mock.patch.object(torch.Tensor, "any", without_outliers))
         if not has_recipe:
             stack.enter_context(values_known())
-        module, bring = take_part(module, bring, work.plan, work.computed_in, CUDA)
+        module, bring = take_part(module, bring, work, CUDA)
         if not work.plan.splits and blueprint.load_quantized is None:
             allocate_parameters(module)
         module = bring(module, CUDA)

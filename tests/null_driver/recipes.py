@@ -112,7 +112,13 @@ PAIRS = {
 }
 ENCODERS = {"rtx-4090": "arch=hf:bert-base-uncased&batch=64&seq=64", "h100-80gb": "arch=hf:modernbert-base&batch=48&seq=128"}
 QUERIES |= {f"{gpu}/{name}": f"{model}&{keys}&gpu={gpu}" for gpu, model in ENCODERS.items() for name, keys in PAIRS.items()}
-PACKAGES |= dict.fromkeys(PAIRS, "sentence-transformers")
+PAIRS_ON_RANKS = {
+    "ranks-contrastive-ddp": "dtype=amp-bfloat16&objective=contrastive&parallel=ddp&ranks=2",
+    "ranks-contrastive-cached-ddp": "dtype=bfloat16&autocast=1&objective=contrastive:16&parallel=ddp&ranks=2",
+    "ranks-contrastive-zero1": "dtype=bfloat16&objective=contrastive&parallel=zero1&ranks=2&rank=0",
+}
+QUERIES |= {f"rtx-4090/{name}": f"{ENCODERS['rtx-4090']}&{keys}&gpu=rtx-4090" for name, keys in PAIRS_ON_RANKS.items()}
+PACKAGES |= dict.fromkeys((*PAIRS, *PAIRS_ON_RANKS), "sentence-transformers")
 QUERIES |= {  # completions without a reference, whose rollout takes more than the steps behind it do at first
     f"{gpu}/grpo-rollout": f"{model}&dtype=bfloat16&objective=grpo&reference=none&new=24&gpu={gpu}"
     for gpu, model in ROLLOUTS.items()
@@ -167,6 +173,8 @@ RANKS = {  # each rank has samples of its own; TRL shards a reference as a singl
     "ranks-dpo-lora-fsdp": "dtype=bfloat16&objective=dpo&train=adapter&accumulate=2&parallel=fsdp&ranks=2",
     "ranks-kto-zero1": "dtype=bfloat16&objective=kto&parallel=zero1&ranks=2&rank=0",
     "ranks-orpo-fsdp": "dtype=bfloat16&objective=orpo&parallel=fsdp&ranks=2",
+    "ranks-grpo-ddp": "dtype=amp-bfloat16&objective=grpo&group=2&new=24&parallel=ddp&ranks=2",
+    "ranks-grpo-zero1": "dtype=bfloat16&objective=grpo&group=2&new=24&reference=none&parallel=zero1&ranks=2&rank=0",
     "ranks-trl-lora-fsdp": "dtype=bfloat16&autocast=1&loss=trl&train=adapter&parallel=fsdp&ranks=2",
     "ranks-evaluate-logits-ddp": "dtype=bfloat16&evaluate=logits:3&parallel=ddp&ranks=2",
     "ranks-amp-evaluate-logits-zero1": "dtype=amp-bfloat16&evaluate=logits:2&parallel=zero1&ranks=2&rank=0",
@@ -174,7 +182,8 @@ RANKS = {  # each rank has samples of its own; TRL shards a reference as a singl
 }
 OF_SMALL = f"arch=config:{encode_config(json.dumps(SMALL))}&batch=2&seq=256&gpu=rtx-4090"
 QUERIES |= {f"rtx-4090/{name}": f"{OF_SMALL}&{keys}" for name, keys in RANKS.items()}
-PACKAGES |= {name: "liger-kernel" if "liger" in name else "trl" for name in RANKS if "chunked" not in name and "evaluate" not in name}
+OF_RANKS = [name for name in RANKS if "chunked" not in name and "evaluate" not in name]
+PACKAGES |= {name: "liger-kernel" if "liger" in name else "trl" for name in OF_RANKS}
 
 
 # TRL's offloading knows storages by their addresses, which the allocator gives again to others. Sizer tells storages apart.

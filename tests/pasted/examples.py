@@ -447,7 +447,7 @@ deepspeed: examples/deepspeed/ds_z3_config.json
 cutoff_len: 2048
 per_device_train_batch_size: 2
 bf16: true
-""", LORA | FUSED | {"mode": "training", "r": "8", "seq": "2048", "batch": "2", "dtype": "bfloat16", "checkpointing": "1",
+""", LORA | FUSED | CAST | {"mode": "training", "r": "8", "seq": "2048", "batch": "2", "dtype": "bfloat16", "checkpointing": "1",
          "parallel": "fsdp", "ranks": "8", "objective": "kto"}),
     Example("llama-factory", "Liger, and a command", """
 llamafactory-cli train --stage sft --model_name_or_path openai-community/gpt2 --finetuning_type full --pure_bf16 true \\

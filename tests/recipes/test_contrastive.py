@@ -39,7 +39,7 @@ LEVER = next(lever for lever in LEVERS if lever.key == "cached")
         ("objective=contrastive&reference=model", "reference: given 'model' without objective=dpo"),
         ("objective=contrastive&weights=nf4", "objective: given 'contrastive' with weights=nf4"),
         ("objective=contrastive&mode=inference", "objective: given 'contrastive' without mode=training"),
-        ("objective=contrastive&parallel=ddp", "objective: given 'contrastive' with parallel=ddp"),
+        ("objective=contrastive&parallel=fsdp", "objective: given 'contrastive' with parallel=fsdp"),
     ],
 )
 def test_what_contrastive_training_does_not_take_is_refused(keys: str, said: str):

@@ -34,7 +34,10 @@ from tests.architecture.tiny_configs import TINY
 from tests.null_driver.recipes import APART, GATED, PACKAGES, QUERIES, RECORDED
 
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
-OF_EACH_CHANGE = ("rtx-4090/in-backward", "rtx-4090/torch", "rtx-4090/chunked", "rtx-4090/evaluate-logits")
+OF_EACH_CHANGE = (
+    *("rtx-4090/in-backward", "rtx-4090/torch", "rtx-4090/chunked", "rtx-4090/evaluate-logits"),
+    *("rtx-4090/ranks-amp-evaluate-logits-zero1", "rtx-4090/ranks-evaluate-logits-fsdp"),
+)
 MARKS = (pytest.mark.exhaustive, pytest.mark.full)  # full: with packages that requirements.txt does not name
 GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090"
 
@@ -138,6 +141,9 @@ def test_an_evaluation_adds_its_phase_and_changes_no_other():
         ("autocast=1&dtype=bfloat16,float16", "autocast: given 1 with dtype=float16, allowed 1 with dtype=bfloat16"),
         ("objective=dpo&train=adapter&weights=nf4&prepare=0", "prepare: given 0 with objective=dpo, allowed its default"),
         ("loss=trl&train=adapter&weights=nf4&prepare=0", "prepare: given 0 with loss=trl, allowed its default"),
+        ("objective=gkd", "objective: given 'gkd', allowed lm, dpo, kto, orpo, reward, grpo, contrastive; a teacher beside"),
+        ("objective=RLOO", "ask for objective=grpo, with reference=none if beta is 0"),
+        ("evaluate=loss&parallel=fsdp&tp=2", "evaluate: given 'loss' without tp=1"),
         ("autocast=1&mode=inference", "autocast: given '1' without mode=training"),
         ("evaluate=logits:0", "evaluate: given 'logits:0', allowed logits:1 to"),
         ("evaluate=loss&mode=inference", "evaluate: given 'loss' without mode=training"),

@@ -13,6 +13,8 @@ from torch import nn
 from sizer.device.trial.materialize import Bring
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import replicate, split
+from sizer.tracing.steps import Work
+from sizer.tracing.traced_rank import replicated
 
 
 def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds: float) -> None:
@@ -41,16 +43,18 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
     )
 
 
-def take_part(module: nn.Module, bring: Bring, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
+def take_part(module: nn.Module, bring: Bring, work: Work, device: torch.device) -> tuple[nn.Module, Bring]:
     """Return what a rank has of a module whose parameters are on meta, and what brings it to the device, where `bring` does so
     with the whole."""
+    plan = work.plan
+    assert plan is not None, "ranks have a plan"
     if not plan.splits:
-        return module, partial(_bring_whole, bring, plan)
-    return split(module, plan, dtype, kind=device.type), partial(_bring_part, plan)
+        return module, partial(_bring_whole, bring, plan, work.objective)
+    return split(module, plan, work.computed_in, kind=device.type), partial(_bring_part, plan)
 
 
-def _bring_whole(bring: Bring, plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
-    return replicate(bring(module, device), plan)
+def _bring_whole(bring: Bring, plan: Plan, objective: str, module: nn.Module, device: torch.device) -> nn.Module:
+    return replicated(bring(module, device), plan, objective)
 
 
 def _bring_part(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:

@@ -145,7 +145,7 @@ def measure_request(
     example = blueprint.example(request.batches[0], work.trains)
     module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
     if work.plan is not None:
-        module, bring = take_part(module, bring, work.plan, work.computed_in, reader.device)
+        module, bring = take_part(module, bring, work, reader.device)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, bring, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
