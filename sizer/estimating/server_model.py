@@ -57,6 +57,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
     positions = _first(facts, "max_position_embeddings", "n_positions", "max_target_positions", "seq_length")
     encoder = next((found[1] for weight in weights if (found := _ENCODER.search(weight.name)) and found[1]), None)
     layers = tuple(_layers(weights, facts, kv_heads, head, heads))
+    lent = _lent(layers, facts)
     if not any(layer.elements or layer.state_elements or layer.conv_elements for layer in layers):
         raise _no_cache(model_type)
     return Architecture(
@@ -87,6 +88,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         rotary_widths=tuple(_rotary_widths(ropes, weights, facts, head)),
         step_buffers=tuple(_step_buffers(config, facts, hidden)),
         uncounted=_uncounted(facts, None if tower is not None else encoder),
+        lent=lent,
         **_quantization(checkpoint),
     )
 
@@ -167,11 +169,14 @@ def _check_decoder(whole: str, model_type: str, facts: Mapping[str, Any]) -> Non
         raise _no_cache(model_type)
 
 
+_UNPLANNED = {"deepseek_v4": "other types: the plan lacks this one's cache of compressed tokens, windows and partial states"}
+
+
 def _no_cache(model_type: str) -> RequestError:
     return RequestError(
         "mode",
         given=f"'serve' with a model of type {model_type}",
-        allowed="serve with a decoder, which keeps keys and values of a request",
+        allowed=_UNPLANNED.get(model_type, "serve with a decoder, which keeps keys and values of a request"),
         todo="ask for mode=inference",
     )
 
@@ -309,6 +314,26 @@ def _layers(
     return layers
 
 
+def _lent(layers: tuple[Layer, ...], facts: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """Return what the last layers would keep, which use the cache of the last earlier layer of their kind."""
+    kinds, own = list(facts.get("layer_types") or ()), len(layers) - int(facts.get("num_kv_shared_layers") or 0)
+    if own == len(layers) or len(kinds) != len(layers):
+        return ()
+    lenders = dict(zip(kinds[:own], layers[:own], strict=True))
+    return tuple(lenders[kind] for kind in kinds[own:])
+
+
+def _index_bytes(facts: Mapping[str, Any]) -> int:
+    """Return the bytes of a token in the cache of sparse attention's indexer: a key in FP8 and a scale for each 128 elements.
+
+    Source: vllm/model_executor/models/deepseek_v2.py, DeepseekV32IndexerCache, 0.11.0; sglang's pool_configurator.py, 0.5.23.
+    """
+    if not facts.get("index_topk"):
+        return 0
+    head = int(facts.get("index_head_dim") or 128)
+    return head + head // 128 * 4
+
+
 def _layer(
     own: Mapping[str, tuple[int, ...]], kind: str, facts: Mapping[str, Any], window: int, sizes: tuple[int, int, int]
 ) -> list[Layer]:
@@ -319,7 +344,7 @@ def _layer(
     leaves = {name.split(".")[-2]: shape for name, shape in own.items() if "." in name}
     if "kv_a_proj_with_mqa" in leaves:
         elements = int(facts["kv_lora_rank"]) + int(facts["qk_rope_head_dim"])
-        return [Layer(kind=FULL, elements=elements, shared=True)]
+        return [Layer(kind=FULL, elements=elements, shared=True, index_bytes=_index_bytes(facts))]
     found = []
     if state := _state(own, leaves, facts):
         found.append(state)
@@ -373,7 +398,7 @@ def _uncounted(facts: Mapping[str, Any], encoder: str | None) -> tuple[str, ...]
     if encoder is not None:
         said.append(f"the profile run of the model's {encoder} encoder, whose activations come off the cache")
     if facts.get("index_topk"):
-        said.append("the cache of the indexer that chooses tokens for sparse attention")
+        said.append("buffers of the indexer that chooses tokens for sparse attention")
     return tuple(said)
 
 

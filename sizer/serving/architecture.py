@@ -23,7 +23,8 @@ class Layer:
 
     `kind` is FULL or SLIDING attention of `window` tokens, CROSS attention to an encoder, or STATE, which has the same size for
     each request. A token has `elements` in the cache, split among up to `kv_heads` ranks; all ranks hold them if `shared` (MLA).
-    A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks.
+    A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks. The indexer of
+    sparse attention keeps `index_bytes` of a token on each rank, whatever the cache's dtype.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Layer:
     window: int = 0
     state_elements: int = 0
     conv_elements: int = 0
+    index_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Architecture:
     `tower` is the encoder if the profile run of vLLM counts it. `deepstack` is how many layers get features of images of their own.
     `rotary_widths` are the elements of a row of each table if they differ. `step_buffers` are the elements for each token of a step
     that buffers made with the model hold, `idle_weights` what vLLM makes and no checkpoint fills.
+    `lent` is what the last layers would keep if they did not use the cache of earlier layers.
     `vision` are the layers and the hidden size of what reads images as its config names them, None if nothing does.
     """
 
@@ -102,6 +105,7 @@ class Architecture:
     step_buffers: tuple[int, ...] = ()
     idle_weights: tuple[Weight, ...] = ()
     uncounted: tuple[str, ...] = ()
+    lent: tuple[Layer, ...] = ()
 
     def reading_text(self) -> Architecture:
         """Return the model without what reads images and sound: vLLM loads none of it if no prompt may have any.

@@ -13,6 +13,7 @@ from sizer.serving.architecture import CROSS, SLIDING, STATE, Architecture, Laye
 from sizer.serving.flags import Flags
 from sizer.serving.layout import stage_layers
 
+_SPARSE_BYTES = 656  # kv_cache_interface.py, MLAAttentionSpec.real_page_size_bytes
 STATE_STEP = 16  # tokens by which an attention block grows until its page holds a state; platforms/interface.py
 
 
@@ -55,6 +56,15 @@ def page_elements(layer: Layer, tp: int) -> int:
     if layer.shared:
         return layer.elements
     return layer.elements * max(1, layer.kv_heads // tp) // layer.kv_heads
+
+
+def token_bytes(layer: Layer, tp: int, itemsize: int) -> int:
+    """Return the bytes that one token takes in a layer on one rank, with elements of so many bytes.
+
+    Sparse attention keeps a latent of 512 elements in FP8 with four scales, and 64 elements for rotation in 16 bits (`fp8_ds_mla`).
+    """
+    sparse = layer.index_bytes and itemsize == 1
+    return (_SPARSE_BYTES if sparse else page_elements(layer, tp) * itemsize) + layer.index_bytes
 
 
 def state_bytes(layer: Layer, architecture: Architecture, tp: int) -> int:
@@ -136,7 +146,7 @@ def _pages(
     The largest page decides: blocks of layers with smaller tokens have more of them (unify_kv_cache_spec_page_size), and attention
     blocks grow until a page holds the state of a layer that has one.
     """
-    token = {layer: page_elements(layer, flags.tp) * flags.kv_itemsize for layer in attention}
+    token = {layer: token_bytes(layer, flags.tp, flags.kv_itemsize) for layer in attention}
     states = [state_bytes(layer, architecture, flags.tp) for layer in kinds if layer.kind == STATE]
     block = flags.block
     if states:

@@ -203,7 +203,8 @@ class SglangRules:
     cuda_graph_max_bs.
     `eager_decode` and `eager_prefill` say whether graphs are reserved for although they are switched off. `prefill_graphs` says
     whether there are graphs of prefills, `prefill_stages` and `prefill_latent` whether pipelines and MLA have them,
-    `prefill_capped` whether the longest request bounds their sizes.
+    `prefill_capped` whether the longest request bounds their sizes. `windowed` are the types of models, by how their names begin,
+    whose sliding windows have a pool of their own; the others keep all tokens in each layer.
     """
 
     share: str
@@ -217,10 +218,13 @@ class SglangRules:
     prefill_stages: bool = False
     prefill_latent: bool = True
     prefill_capped: bool = False
+    windowed: tuple[str, ...] = ()
 
 
 _ARGS, _HOOK, _GRAPHS = "sglang/srt/server_args.py", "sglang/srt/arg_groups/memory_hook.py", "cuda_graph_hook.py"
+_CONFIG = "sglang/srt/configs/model_config.py"
 _OLDEST, _TOKENS = (0, 4, 0), (0, 5, 3)
+_WINDOWED = ("gpt_oss", "llama4", "mimo_v2", "step3p5")
 
 
 def _rule(name: str, since: Release, value: object, source: str) -> Rule:
@@ -252,6 +256,11 @@ SGLANG_RULES: tuple[Rule, ...] = (
     _rule("prefill_latent", (0, 5, 18), True, f"{_ARGS}, 0.5.18"),
     _rule("prefill_capped", (0, 5, 13), True, f"{_ARGS}, 0.5.13"),
     _rule("prefill_capped", (0, 5, 17), False, f"{_ARGS}, 0.5.17"),
+    _rule("windowed", _OLDEST, (), f"{_CONFIG}, is_hybrid_model, 0.5.6"),
+    _rule("windowed", (0, 5, 8), _WINDOWED, f"{_CONFIG}, is_hybrid_swa_model, 0.5.8"),
+    _rule("windowed", (0, 5, 11), (*_WINDOWED, "gemma4"), f"{_CONFIG}, 0.5.11"),
+    _rule("windowed", (0, 5, 12), (*_WINDOWED, "gemma4", "laguna"), f"{_CONFIG}, 0.5.12"),
+    _rule("windowed", (0, 5, 18), (*_WINDOWED, "gemma4", "laguna", "muse_glimmer"), f"{_CONFIG}, 0.5.18"),
 )
 
 

@@ -24,8 +24,8 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.serving import AUTO, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import contexts_of
-from sizer.serving.architecture import SLIDING, STATE, Architecture
-from sizer.serving.cache import page_elements, state_bytes
+from sizer.serving.architecture import SLIDING, STATE, Architecture, Layer
+from sizer.serving.cache import state_bytes, token_bytes
 from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
@@ -230,9 +230,12 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     images = IMAGES_BYTES if flags.encodes and flags.release >= IMAGES_SINCE else 0
     rest = static - weights - LOADED_BYTES - images + change
     itemsize = 1 if flags.kv == "fp8" else 2
-    layers = architecture.layers[: -(-len(architecture.layers) // flags.pp)]
-    full = sum(page_elements(one, flags.tp) for one in layers if one.kind != SLIDING) * itemsize
-    slides = sum(page_elements(one, flags.tp) for one in layers if one.kind == SLIDING) * itemsize
+    layers = architecture.layers[: len(architecture.layers) - len(architecture.lent)] + architecture.lent
+    layers = layers[: -(-len(layers) // flags.pp)]
+    windowed = [number for number, layer in enumerate(layers) if _has_window(number, layer, architecture, flags)]
+    bytes_of = [token_bytes(one, flags.tp, itemsize) for one in layers]
+    slides = sum(bytes_of[number] for number in windowed)
+    full = sum(bytes_of) - slides
     token = round(full + slides * SLIDING_RATIO) if full else slides
     state = sum(state_bytes(one, architecture, flags.tp) for one in layers if one.kind == STATE)
     pool = round(rest / (1 + STATE_RATIO)) if state and token else rest
@@ -245,6 +248,13 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
         token_bytes=token,
         tokens=max(0, pool) // token if token else 0,
     )
+
+
+def _has_window(number: int, layer: Layer, architecture: Architecture, flags: SglangFlags) -> bool:
+    """Return True if a layer has its keys and values in the pool of windows (get_hybrid_layer_ids in model_config.py, 0.5.23)."""
+    if not architecture.model_type.startswith(sglang_rules_of(flags.release).windowed):
+        return False
+    return layer.kind == SLIDING or (architecture.model_type.startswith("llama4") and (number + 1) % 4 != 0)
 
 
 def _layout_flags(architecture: Architecture, flags: SglangFlags, gpu: Gpu) -> Flags:

@@ -58,6 +58,7 @@ SGLANG_WORDS = {
     "prefill_stages": "pipelines have graphs of prefills",
     "prefill_latent": "models with MLA have graphs of prefills",
     "prefill_capped": "max_model_len bounds graphs of prefills",
+    "windowed": "types of models whose sliding windows have a pool of their own",
 }
 
 
@@ -116,4 +117,6 @@ def rules(engine: str) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -160,8 +160,13 @@ def errors_of(row: Row) -> Errors:
     """Return the errors of one log: weights, KV tokens end to end, and those from the log's own memory of the cache."""
     uses, tokens = row.cells["use"], row.integer("kv_tokens")
     if row.cells["engine"] == "sglang":
-        pool = pool_of(row)
-        return Errors(row=row, weights=_off(pool.weights_bytes / GIB, row.number("weights_gib")), tokens=_off(pool.tokens, tokens))
+        pool, memory = pool_of(row), row.number("kv_gib")
+        return Errors(
+            row=row,
+            weights=_off(pool.weights_bytes / GIB, row.number("weights_gib")),
+            tokens=_off(pool.tokens, tokens) if "k" in uses else None,
+            planned=_off(memory * GIB / pool.token_bytes, tokens) if memory else None,
+        )
     architecture, _ = _facts(row)
     plan, memory = plan_of(row), row.number("kv_gib")
     known = tokens is not None and "k" in uses and row.is_known

@@ -8,6 +8,7 @@ import pytest
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.query.text import parse_query
+from sizer.serving.architecture import FULL, Layer
 from sizer.serving.cache import longest_request, plan_cache
 from sizer.serving.command import vllm_command
 from sizer.serving.flags import resolve_flags
@@ -23,6 +24,13 @@ def test_blocks_of_one_group():
     assert (plan.blocks_per_request, plan.requests_at_once) == (4, 2.0)
     assert plan_cache(decoder(), flags(), 128 * KIB - 1).blocks == 0
     assert plan_cache(decoder(), flags(), -1).blocks == 0
+
+
+def test_an_indexer_keeps_a_key_beside_each_latent():
+    # a latent of 576 elements in 16 bits and 132 bytes; in 8 bits vLLM's own layout of 656 bytes, and the same 132
+    sparse = decoder(layers=tuple(Layer(kind=FULL, elements=576, shared=True, index_bytes=132) for _ in range(2)))
+    sizes = [plan_cache(sparse, flags(kv=kv, tp=tp), 2**30).block_bytes for kv in ("auto", "fp8") for tp in (1, 8)]
+    assert sizes == [2 * 16 * (1152 + 132)] * 2 + [2 * 16 * (656 + 132)] * 2
 
 
 def test_windows_have_groups_of_their_own():

@@ -31,7 +31,7 @@ from sizer.serving.sglang import (
 )
 from sizer.serving.startup import read_startup
 from tests.serving.log_table import ROWS
-from tests.serving.models import decoder
+from tests.serving.models import attention, decoder
 
 RECORDED = ROWS.with_name("sglang_memory.csv")
 GPU = find_gpu("rtx-4090")
@@ -105,6 +105,30 @@ def test_tensor_parallel_never_raises_weights_and_larger_chunks_never_the_share(
 def test_a_cache_in_8_bits_holds_twice_the_tokens():
     whole, half = served().kv_tokens, served(kv="fp8").kv_tokens
     assert 0 <= half - 2 * whole <= 1
+
+
+def token_bytes(model_type: str, release: Release, **changes: object) -> int:
+    """The bytes of a token of two layers of full attention and two of windows, with 2 KiB each."""
+    mixed = replace(decoder(layers=(*attention(2), *attention(2, window=100))), model_type=model_type, **changes)
+    flags = resolve_sglang(parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090"), mixed, GPU)
+    return plan_pool(mixed, replace(flags, release=release), GPU).token_bytes
+
+
+def test_windows_of_some_models_have_a_pool_of_their_own():
+    # four layers of 2 KiB; a pool of windows has 0.8 of the tokens
+    whole, windows = 4 * 2048, round(2 * 2048 + 2 * 2048 * 0.8)
+    assert token_bytes("gemma3_text", (0, 5, 23)) == token_bytes("gpt_oss", (0, 5, 7)) == whole
+    assert token_bytes("gpt_oss", (0, 5, 8)) == token_bytes("gemma4_text", (0, 5, 11)) == windows
+    assert token_bytes("gemma4_text", (0, 5, 10)) == whole
+    # chunks of Llama 4 are three layers of four
+    assert token_bytes("llama4_text", (0, 5, 8), layers=attention(4)) == round(2048 + 3 * 2048 * 0.8)
+
+
+def test_layers_that_use_the_cache_of_others_have_one_of_their_own():
+    (full,), (window,) = attention(1), attention(1, window=100)
+    lent = replace(decoder(layers=(full, window, *[replace(full, elements=0)] * 2)), model_type="gemma4_text", lent=(window, full))
+    flags = resolve_sglang(parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090"), lent, GPU)
+    assert plan_pool(lent, flags, GPU).token_bytes == token_bytes("gemma4_text", (0, 5, 23))
 
 
 def test_a_model_that_reads_images_has_a_smaller_share_unless_it_is_served_as_text():
