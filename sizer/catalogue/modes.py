@@ -10,7 +10,7 @@ GENERATION_KEYS = ("new", "cache")
 SERVER_FIELDS = (
     *("engine", "engine_version", "util", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv", "dp", "ep"),
     *("server_weights", "enforce_eager", "api", "sampler", "prefix_caching", "kv_bytes", "used", "outside", "graphs", "want"),
-    *("max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb"),
+    *("max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb", "dcp"),
 )
 OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
 QUANTIZED = "quantized"  # a cache in 4 bits but for the last tokens

@@ -44,7 +44,7 @@ _ROWS = (
         newest=(0, 33, 0),
         takes=(
             *(*_SHARED, "api", "sampler", "prefix_caching", "kv_bytes", "outside", "graphs", "kv", "tp"),
-            *("engine_version", "weights", "max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb"),
+            *("engine_version", "weights", "max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb", "dcp"),
         ),
     ),
     Engine(

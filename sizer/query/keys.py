@@ -984,6 +984,12 @@ KEYS: dict[str, Key] = {
         allowed="GiB of weights that the server keeps on the host, on each GPU, with mode=serve",
         needs=of_engines("cpu_offload_gb"),
     ),
+    "dcp": _field(
+        "dcp",
+        whole_number(MAX_TP, "dcp=2"),
+        allowed=f"1 to {MAX_TP}: decode context parallel, the ranks of tp that share the tokens of a request, with mode=serve",
+        needs=of_engines("dcp"),
+    ),
     "want": _field(
         "want",
         read_want,

@@ -142,6 +142,7 @@ class Request:
     max_lora_rank: int | None = None
     fully_sharded_loras: bool = False
     cpu_offload_gb: float = 0
+    dcp: int = 1
     loss: str = "full"
     step: str = "after"
     evaluate: str = "none"

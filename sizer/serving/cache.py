@@ -80,7 +80,7 @@ def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: 
     if flags.rules.tokens_of_requests:
         tokens = blocks * flags.max_model_len // each if each else 0
     else:
-        tokens = blocks // max(1, len(groups)) * block_tokens
+        tokens = blocks // max(1, len(groups)) * block_tokens * flags.dcp
     return CachePlan(
         groups=groups,
         block_bytes=block_bytes,
@@ -102,7 +102,9 @@ def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, enco
         elif group.kind == SLIDING:
             total += -(-min(group.window - 1 + in_flight, length) // group.tokens) + 1
         else:
-            total += -(-length // group.tokens)
+            # FullAttentionSpec.max_memory_usage_bytes: each rank of decode context parallel has its share of the tokens
+            own = -(-length // flags.dcp)
+            total += -(-own // group.tokens)
     return total
 
 

@@ -34,6 +34,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
         ("--tensor-parallel-size", flags.tp),
         ("--pipeline-parallel-size", flags.pp),
         ("--data-parallel-size", flags.dp),
+        ("--decode-context-parallel-size", flags.dcp),
     ):
         words += [name, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if flags.ep else []

@@ -10,7 +10,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import TEXT
 from sizer.catalogue.serving import AUTO, ENGINES, LORA_RANK, LORA_RANKS, format_release
 from sizer.query.request import Request
-from sizer.serving.architecture import Architecture
+from sizer.serving.architecture import SLIDING, Architecture
 from sizer.serving.rules import Release, Rules, rules_of
 
 LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_batch_defaults
@@ -18,6 +18,7 @@ UNNAMED_LENGTH = 2048  # vllm/config/model.py, _get_and_verify_max_len: of confi
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
+LATENT_CONTEXT, GROUPED_CONTEXT = (0, 10, 2), (0, 11, 1)  # first releases with decode context parallel of MLA, of other attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Flags:
     `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs, `text_alone`
     that no prompt of a model that reads images may have any. `loras` are slots of adapters, 0 without --enable-lora, `lora_rank`
     the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter. `offload_bytes` are the
-    weights that go to the host.
+    weights that go to the host. `dcp` tensor-parallel ranks share the tokens of a request (decode context parallel).
     """
 
     release: Release
@@ -62,6 +63,7 @@ class Flags:
     lora_rank: int = 16
     lora_sharded: bool = False
     offload_bytes: int = 0
+    dcp: int = 1
 
     @property
     def rules(self) -> Rules:
@@ -107,6 +109,7 @@ class Flags:
             "tensor_parallel_size": self.tp,
             "pipeline_parallel_size": self.pp,
             "data_parallel_size": self.dp,
+            "decode_context_parallel_size": self.dcp,
             "enable_expert_parallel": self.ep,
             "enforce_eager": self.eager,
             "kv_cache_memory_bytes": self.kv_bytes,
@@ -186,6 +189,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     path = rules.second_sampler if second else rules.sampler
     loras = 0 if request.max_loras is None and request.max_lora_rank is None else request.max_loras or 1
     _check_lora(request, rules)
+    _check_context(request, architecture, release)
     # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, 0.19 and 0.33: experts with adapters run on Marlin's kernel
     marlin = layout == "mxfp4" and (release < (0, 12, 0) or (gpu.capability or HOPPER) < HOPPER or bool(loras))
     return Flags(
@@ -212,6 +216,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         lora_rank=request.max_lora_rank or LORA_RANK,
         lora_sharded=request.fully_sharded_loras,
         offload_bytes=int(request.cpu_offload_gb * GIB),
+        dcp=request.dcp,
         prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,
@@ -254,6 +259,27 @@ def check_ranks(request: Request, architecture: Architecture) -> None:
 def _check_layout(layout: str | None, architecture: Architecture) -> None:
     if layout == "mxfp4" and not architecture.experts:
         raise _refused("weights", "mxfp4", "a model with experts, whose matrices alone are MXFP4", "ask for weights=fp8 or awq")
+
+
+def _check_context(request: Request, architecture: Architecture, release: Release) -> None:
+    """Raise RequestError for a degree of decode context parallel that a model or a version does not take.
+
+    Source: vllm/config/model.py, verify_with_parallel_config, and SlidingWindowSpec in vllm/v1/kv_cache_interface.py.
+    """
+    degree, given = request.dcp, f"{request.dcp} with tp={request.tp}"
+    if degree == 1:
+        return
+    since = LATENT_CONTEXT if architecture.latent else GROUPED_CONTEXT
+    if release < since:
+        allowed = f"1 before {format_release(since)}, the first release that has it for this attention"
+        raise _refused("dcp", f"{degree} with engine_version={format_release(release)}", allowed, "ask for a later version")
+    if any(layer.kind == SLIDING for layer in architecture.layers):
+        raise _refused("dcp", given, "1 for a model with sliding windows", "remove it")
+    most = request.tp if architecture.latent else request.tp // architecture.kv_heads
+    if request.tp % degree or degree > most:
+        replicas = "tp" if architecture.latent else f"tp divided by the model's {architecture.kv_heads} key heads"
+        todo = f"ask for dcp={most}" if most > 1 else "ask for a larger tp"
+        raise _refused("dcp", given, f"a divisor of tp, at most {replicas}", todo)
 
 
 def _check_lora(request: Request, rules: Rules) -> None:

@@ -52,6 +52,7 @@ _VALUES: dict[str, dict[str, str]] = {
         "tensor-parallel-size": "tp",
         "pipeline-parallel-size": "pp",
         "data-parallel-size": "dp",
+        "decode-context-parallel-size": "dcp",
         "kv-cache-dtype": "kv",
         **dict.fromkeys(("kv-cache-memory-bytes", "kv-cache-memory"), "kv_bytes"),
         "quantization": "layout",
@@ -162,7 +163,7 @@ _IRRELEVANT_WORDS = """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
 _NUMBERS = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "util", "tp", "pp", "dp", "kv_bytes", "max_loras"),
-    *("max_lora_rank", "cpu_offload_gb"),
+    *("max_lora_rank", "cpu_offload_gb", "dcp"),
 )
 _HINTS = {
     ("vllm", "mem-fraction-static"): "--gpu-memory-utilization",

@@ -40,6 +40,7 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "tp": (r"tensor_parallel_size'?[=:] ?([0-9]+)",),
     "pp": (r"pipeline_parallel_size'?[=:] ?([0-9]+)",),
     "dp": (r"data_parallel_size'?[=:] ?([0-9]+)",),
+    "dcp": (r"decode_context_parallel_size'?[=:] ?([0-9]+)", r"dcp_world_size ([0-9]+)"),
     "ep": (r"enable_expert_parallel'?[=:] ?(True)",),
     "layout": (r"\bquantization'?[=:] ?'?(?!None)([\w-]+)",),
     "enforce_eager": (r"enforce_eager'?[=:] ?(True|False)",),
@@ -117,10 +118,6 @@ _UNCOUNTED = (
         "weights that are offloaded to the CPU",
     ),
     (
-        r"decode_context_parallel_size=(?!1\b)[0-9]|dcp_world_size [2-9]",
-        "decode context parallel: each rank keeps a part of each request",
-    ),
-    (
         r"(?s)\A(?!.*running in text-only mode).*(?:'limit_mm_per_prompt': \{|'skip_mm_profiling': True)",
         "limits of images: as many of the largest images as without them are encoded",
     ),
@@ -190,11 +187,11 @@ class StartupLog:
     def query(self) -> str:
         """Return the keys of a query that the log's own flags stand for, without the model and the device."""
         keys = ["mode=serve", f"engine={self.engine}"] if self.engine != "vllm" else ["mode=serve"]
-        for name in ("engine_version", "tp", "pp", "dp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
+        for name in ("engine_version", "tp", "pp", "dp", "dcp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
             value = self.figures.get(name)
             if name == "dp" and any("DP attention" in words for words in self.uncounted):
                 continue  # SGLang's copies are on the GPUs of tensor parallel then
-            if value is not None and not (name in ("tp", "pp", "dp") and value == 1):
+            if value is not None and not (name in ("tp", "pp", "dp", "dcp") and value == 1):
                 keys.append(f"{name}={value if isinstance(value, str) else f'{value:g}' if name == 'util' else int(value)}")
         if str(self.figures.get("kv", "auto")).startswith("fp8"):
             keys.append("kv=fp8")

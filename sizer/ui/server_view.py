@@ -62,6 +62,7 @@ RANKS = {
     "tp": ("Tensor parallel", "GPUs that split each matrix.", "1"),
     "pp": ("Pipeline parallel", "GPUs that split the layers.", "1"),
     "dp": ("Data parallel", "Copies of the server's attention.", "1"),
+    "dcp": ("Context parallel", "GPUs of tensor parallel that share the tokens of a request while it is decoded.", "1"),
 }
 
 
@@ -135,7 +136,7 @@ def facts(request: Request) -> Iterator[str]:
         yield f"up to {f'{length:,} tokens' if isinstance(length, int) else 'what fits'}"
     if (layout := request.server_weights or request.weights) != "checkpoint":
         yield f"weights {layout}"
-    for key, word in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data")):
+    for key, word in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("dcp", "decode context")):
         if (ranks := getattr(request, key)) > 1:
             yield f"{word} parallel {ranks}"
 

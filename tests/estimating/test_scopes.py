@@ -23,6 +23,7 @@ FOUR_BITS = f"{ADAPTER}&weights=nf4"
 PARALLEL = f"{LANGUAGE}&parallel=fsdp&ranks=2"
 PIPELINE = f"{LANGUAGE}&pp=2"
 SERVER = f"arch=config:{LLAMA}&mode=serve&gpu=l4"
+SHARED_HEAD = SERVER.replace(LLAMA, encode_config(f'{{"model_type": "llama", {SIZES}, "num_key_value_heads": 1}}'))
 
 # By key, a question and two values of the key; None leaves it out.
 DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
@@ -90,6 +91,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "graphs": (SERVER, None, "1GiB"),
     "want": (SERVER, None, "2x512"),
     "cpu_offload_gb": (SERVER, None, "0.05"),
+    "dcp": (f"{SHARED_HEAD}&tp=2", None, "2"),
     "max_loras": (SERVER, None, "2"),
     "max_lora_rank": (SERVER, None, "8"),
     "fully_sharded_loras": (f"{SERVER}&max_loras=1&max_lora_rank=8", "0", "1"),

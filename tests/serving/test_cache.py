@@ -33,6 +33,16 @@ def test_an_indexer_keeps_a_key_beside_each_latent():
     assert sizes == [2 * 16 * (1152 + 132)] * 2 + [2 * 16 * (656 + 132)] * 2
 
 
+def test_ranks_that_share_the_tokens_of_a_request_hold_as_many_times_more():
+    # a published log of a model with 61 layers of MLA on 8 GPUs, "Multiplying the GPU KV cache size by the dcp_world_size 8":
+    # 46.80 GiB are 715,072 tokens, with decode context parallel of 8 5,721,088
+    latent = decoder(layers=tuple(Layer(kind=FULL, elements=576, shared=True) for _ in range(61)))
+    plans = [plan_cache(latent, flags(tp=8, dcp=dcp, block=64, max_model_len=8192), round(46.8 * 2**30)) for dcp in (1, 8)]
+    assert plans[0].kv_tokens == 715_072
+    assert plans[1].kv_tokens == 8 * 715_072 == pytest.approx(5_721_088, rel=1e-4)
+    assert [plan.blocks_per_request for plan in plans] == [128, 16]
+
+
 def test_windows_have_groups_of_their_own():
     # 2 full and 6 sliding layers: groups of 2, one full and three sliding; a block 2 layers * 16 tokens * 2 KiB = 64 KiB
     mixed = decoder(layers=(*attention(2), *attention(6, window=100)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,33 @@ def test_the_example_of_a_server(capsys):
     assert data["serve"]["starts"] is True
     assert data["serve"]["command"].startswith("vllm serve Qwen/Qwen3-8B --max-model-len 40960 ")
     assert data["request"]["engine_version"] == "0.9.2"
+
+
+def test_ranks_of_decode_context_parallel_share_the_tokens_of_a_request():
+    base = "arch=hf:deepseek-v3&mode=serve&gpu=h200&tp=8&weights=fp8&max_model_len=8k&engine_version=0.11.2"
+    alone, shared = (sizer.estimate(f"{base}&dcp={degree}").serve for degree in (1, 8))
+    assert (shared.blocks, shared.kv_cache_bytes) == (alone.blocks, alone.kv_cache_bytes)
+    assert shared.kv_tokens == 8 * alone.kv_tokens
+    assert shared.requests_at_once == pytest.approx(8 * alone.requests_at_once, rel=1e-3)
+    assert shared.command.endswith("--tensor-parallel-size 8 --decode-context-parallel-size 8")
+    assert read_launch("vllm serve deepseek-ai/DeepSeek-V3 -tp 8 -dcp 8").items["dcp"] == "8"
+    log = "INFO non-default args: {'model': 'a/b', 'decode_context_parallel_size': 8}\nGPU KV cache size: 1 tokens vllm"
+    assert read_startup(log).query() == "mode=serve&dcp=8"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("arch=hf:qwen3-8b&tp=8&dcp=2", "dcp: given 2 with tp=8, allowed a divisor of tp, at most tp divided by the model's 8 key"),
+        ("arch=hf:deepseek-v3&tp=8&dcp=3", "dcp: given 3 with tp=8, allowed a divisor of tp, at most tp; ask for dcp=8"),
+        ("arch=hf:gemma-3-4b&tp=8&dcp=2", "dcp: given 2 with tp=8, allowed 1 for a model with sliding windows"),
+        ("arch=hf:qwen3-8b&tp=16&dcp=2&engine_version=0.11.0", "allowed 1 before 0.11.1, the first release that has it for this"),
+        ("arch=hf:qwen3-8b&engine=sglang&dcp=2", "dcp: given '2' without engine=vllm"),
+    ],
+)
+def test_decode_context_parallel_is_refused_where_vllm_does(query: str, said: str):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        sizer.estimate(f"{query}&mode=serve&gpu=h200")
 
 
 def test_weights_on_the_host_leave_room_for_the_cache():

@@ -235,7 +235,6 @@ UNCOUNTED = {
     "cpu_offload_gb=4, offload_group_size=-1": "offloaded to the CPU",
     "'limit_mm_per_prompt': {'image': 0}": "limits of images",
     "'offload_group_size': 8": "offloaded to the CPU",
-    "decode_context_parallel_size=8": "decode context parallel",
     "quantization=compressed-tensors, ": "config.json alone",
     "'kv_cache_dtype': 'turboquant'": "kv_cache_dtype=turboquant",
 }
