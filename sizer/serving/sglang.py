@@ -40,7 +40,8 @@ LATENT_GRAPHS_MIB = 1536  # what graphs of prefills take of a model with MLA
 # Text parts of models that are served as text unless images are asked for; configs/model_config.py, mm_disabled_models.
 WITHOUT_IMAGES = ("gemma3_text", "llama4_text")
 CUDA_MAKERS = ("NVIDIA", "")  # a device of your own names none
-IMAGES_SINCE = (0, 5, 18)
+IMAGES_SINCE, SPARSE_SINCE = (0, 5, 18), (0, 5, 5)
+BLACKWELL = (10, 0)
 IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_configurator.py, mm_runtime_reservation_gb
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
 
@@ -184,7 +185,7 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         graph_batch=batch,
         running=request.max_num_seqs,
         layout=layout_of(request, architecture),
-        kv=request.kv,
+        kv="fp8" if request.kv == AUTO and _has_fp8_by_default(architecture, gpu, release) else request.kv,
         tp=request.tp,
         pp=request.pp,
         dp=request.dp,
@@ -199,6 +200,15 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         images=architecture.vision if encodes else None,
     )
     return with_fraction(flags)
+
+
+def _has_fp8_by_default(architecture: Architecture, gpu: Gpu, release: Release) -> bool:
+    """Return True if the cache of sparse attention is in FP8 unless another dtype is asked for.
+
+    Source: sglang/srt/server_args.py, 0.5.5, and arg_groups/overrides.py, _dsa_kv_cache_dtype_default, 0.5.23.
+    """
+    sparse = any(layer.index_bytes for layer in architecture.layers)
+    return sparse and release >= SPARSE_SINCE and (gpu.capability or HOPPER) >= BLACKWELL
 
 
 def with_fraction(flags: SglangFlags) -> SglangFlags:

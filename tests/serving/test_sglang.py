@@ -18,7 +18,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import ENGINES
 from sizer.query.text import parse_query
 from sizer.report.served import Served
-from sizer.serving.architecture import Architecture
+from sizer.serving.architecture import FULL, Architecture, Layer
 from sizer.serving.rules import SGLANG_RULES, Release
 from sizer.serving.sglang import (
     DRIVER_BYTES,
@@ -122,6 +122,15 @@ def test_windows_of_some_models_have_a_pool_of_their_own():
     assert token_bytes("gemma4_text", (0, 5, 10)) == whole
     # chunks of Llama 4 are three layers of four
     assert token_bytes("llama4_text", (0, 5, 8), layers=attention(4)) == round(2048 + 3 * 2048 * 0.8)
+
+
+def test_sparse_attention_has_a_cache_in_8_bits_on_blackwell():
+    sparse = decoder(layers=(Layer(kind=FULL, elements=576, shared=True, index_bytes=132),))
+    query = "arch=hf:qwen3-8b&mode=serve&engine=sglang&engine_version={}&gpu={}"
+    kinds = [("0.5.5", "b200"), ("0.5.4", "b200"), ("0.5.5", "h200")]
+    kvs = [resolve_sglang(parse_query(query.format(*kind)), sparse, find_gpu(kind[1])).kv for kind in kinds]
+    assert kvs == ["fp8", "auto", "auto"]
+    assert resolve_sglang(parse_query(query.format("0.5.5", "b200")), decoder(), find_gpu("b200")).kv == "auto"
 
 
 def test_layers_that_use_the_cache_of_others_have_one_of_their_own():
