@@ -173,7 +173,7 @@ RANKS = {  # each rank has samples of its own; TRL shards a reference as a singl
     "ranks-dpo-lora-fsdp": "dtype=bfloat16&objective=dpo&train=adapter&accumulate=2&parallel=fsdp&ranks=2",
     "ranks-kto-zero1": "dtype=bfloat16&objective=kto&parallel=zero1&ranks=2&rank=0",
     "ranks-orpo-fsdp": "dtype=bfloat16&objective=orpo&parallel=fsdp&ranks=2",
-    "ranks-grpo-ddp": "dtype=amp-bfloat16&objective=grpo&group=2&new=24&parallel=ddp&ranks=2",
+    "ranks-grpo-ddp": "dtype=bfloat16&objective=grpo&group=2&new=24&parallel=ddp&ranks=2",
     "ranks-grpo-zero1": "dtype=bfloat16&objective=grpo&group=2&new=24&reference=none&parallel=zero1&ranks=2&rank=0",
     "ranks-trl-lora-fsdp": "dtype=bfloat16&autocast=1&loss=trl&train=adapter&parallel=fsdp&ranks=2",
     "ranks-evaluate-logits-ddp": "dtype=bfloat16&evaluate=logits:3&parallel=ddp&ranks=2",
