@@ -33,6 +33,7 @@ LAPTOP = "rtx-4060-laptop"
         ("hf", "llama-3.1-8b", "rtx-4090", "fine-tuning", ("bfloat16",), (1, 2, 4, 8)),
         ("hf", "gpt-oss-20b", "a100-80gb", "fine-tuning", ("bfloat16",), (1, 2, 4, 8)),  # its config has a part, the model has not
         ("hf", "qwen3.5-0.8b", "a100-80gb", "training", ("bfloat16",), (1, 2, 4)),  # pictures, too
+        ("hf", "rtdetr_v2_r18vd", "a100-80gb", "training", ("amp-bfloat16",), (1, 2, 4)),
         ("hf", "timesfm-2.5-200m-transformers", "a100-80gb", "training", ("bfloat16",), (1, 2, 4)),
         ("hf", "llama-3.1-8b", "v100-16gb", "generate", ("float16",), (1, 8, 32)),
         ("hub", "org/name", "m2-ultra-64gb", "inference", ("bfloat16",), (1, 8, 32)),
