@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from zlib import crc32
 
@@ -20,8 +18,8 @@ from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
 EVERY, EVERY_BROWSER = 128, 5  # exhaustive tests to one that CI runs, and those in a browser
-# Files that take longest (--durations=0), in two parts that take equally long. The quick tier (`-m "not slow"`) leaves them out. CI
-# runs one part for each commit, by its hash; `.ci/full`, and a run elsewhere, both.
+# Files that take longest (--durations=0), in two parts that take equally long. The quick tier (`-m "not slow"`) leaves them out.
+# `.ci/run` runs one part for each commit, by its hash (--turn); other runs have both.
 TURNS = (
     (
         "architecture/test_presets", "decision/test_devices", "decision/test_limits", "decision/test_ranks",
@@ -30,7 +28,7 @@ TURNS = (
         "distributed/test_expert_parallel", "distributed/test_gloo", "distributed/test_rank",
         "distributed/test_tensor_parallel", "estimating/test_estimator", "estimating/test_scopes", "null_driver/test_allocator",
         "null_driver/test_convolutions", "null_driver/test_generations", "null_driver/test_optimizers",
-        "null_driver/test_recorded", "recipes/test_recipes", "running/test_run", "running/test_trainers", "service/test_broker",
+        "null_driver/test_recorded", "running/test_run", "running/test_trainers", "service/test_broker",
         "service/test_kept_reports", "service/test_server", "service/test_whole_configs", "serving/test_logs", "test_cli",
         "test_t4_queries", "tracing/test_by_version", "tracing/test_compiled_queries", "tracing/test_cpu_truth_models",
         "tracing/test_cpu_truth_optimizers", "tracing/test_generation",
@@ -39,13 +37,13 @@ TURNS = (
         "decision/test_levers", "device/trial/test_launch", "device/trial/test_measure_models",
         "device/trial/test_measure_what_is_served", "distributed/test_pipeline", "estimating/test_custom",
         "estimating/test_tracer", "null_driver/test_adapters", "null_driver/test_operators", "null_driver/test_quantized",
-        "null_driver/test_ranks", "null_driver/test_samplers", "running/test_launchers", "running/test_plugin",
-        "service/test_client", "service/test_local", "service/test_replaying", "serving/test_lora", "tape/test_loop_choices",
-        "test_compare_command", "test_measure_command", "test_peak_command", "test_published", "tracing/test_accumulate",
-        "tracing/test_batch_curve", "tracing/test_capability", "tracing/test_compiled", "tracing/test_cpu_truth",
-        "tracing/test_cpu_truth_adapters", "tracing/test_cpu_truth_generation", "tracing/test_depth", "tracing/test_kv_cache",
-        "tracing/test_missing_kernels", "tracing/test_order", "tracing/test_timm_names", "tracing/test_torchvision_names",
-        "tracing/test_values",
+        "null_driver/test_ranks", "null_driver/test_samplers", "recipes/test_recipes", "running/test_launchers",
+        "running/test_plugin", "service/test_client", "service/test_local", "service/test_replaying", "serving/test_lora",
+        "tape/test_loop_choices", "test_compare_command", "test_measure_command", "test_peak_command", "test_published",
+        "tracing/test_accumulate", "tracing/test_batch_curve", "tracing/test_capability", "tracing/test_compiled",
+        "tracing/test_cpu_truth", "tracing/test_cpu_truth_adapters", "tracing/test_cpu_truth_generation",
+        "tracing/test_depth", "tracing/test_kv_cache", "tracing/test_missing_kernels", "tracing/test_order",
+        "tracing/test_timm_names", "tracing/test_torchvision_names", "tracing/test_values",
     ),
 )  # fmt: skip
 ALWAYS = ("browser/", "ui/test_hosting", "ui/test_page")  # slow, too, and run for each commit
@@ -64,18 +62,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --exhaustive, --full, --one-in and --turn."""
     parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set some of these run")
     parser.addoption("--one-in", type=int, default=1, help="run one in so many tests, by their names")
-    parser.addoption("--turn", choices=("1", "2", "all"), help="which of the slow files to run; for whole runs in CI the commit's")
+    parser.addoption("--turn", choices=("1", "2", "all"), default="all", help="which of the slow files to run")
     parser.addoption("--full", action="store_true", help="run tests that need packages outside of requirements.txt, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests. Leave out tests marked exhaustive or full, unless an option asks for them; CI samples the former, and takes
-    turns with slow files."""
+    """Mark slow tests. Leave out tests marked exhaustive or full, unless an option asks for them; CI samples the
+    former."""
     one_in = config.getoption("one_in")
     everything, full, in_ci = config.getoption("exhaustive"), config.getoption("full"), bool(os.environ.get("CI"))
-    whole_run = all(Path(arg).resolve() == FOLDER for arg in config.args)
-    turn = config.getoption("turn") or (turn_of_commit() if in_ci and whole_run and not everything and not full else "all")
-    left_to_others = {"1": TURNS[1], "2": TURNS[0], "all": ()}[turn]
+    left_to_others = {"1": TURNS[1], "2": TURNS[0], "all": ()}[config.getoption("turn")]
 
     def runs(item: pytest.Item) -> bool:
         if _name_of(item) in left_to_others:
@@ -95,13 +91,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _name_of(item: pytest.Item) -> str:
     return item.path.relative_to(FOLDER).with_suffix("").as_posix()
-
-
-@cache
-def turn_of_commit() -> str:
-    """Return which of TURNS the commit that is checked out has, by its hash; "all" outside a clone."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=FOLDER, capture_output=True, text=True)
-    return str(int(head.stdout, 16) % len(TURNS) + 1) if head.returncode == 0 else "all"
 
 
 def is_sampled(name: str) -> bool:
