@@ -97,7 +97,7 @@ def huggingface_blueprint(
         length, example = spec.length, partial(_example, spec)
         if spec.features is not None:
             text_example = partial(_example, replace(spec, features=None, text_alone=True))
-            one_by_one = spec.takes("image_grid_thw")  # attention within each image (Qwen-VL)
+            one_by_one = spec.takes("image_grid_thw", "image_sizes")  # attention within each image (Qwen-VL, Pixtral)
     return Blueprint(
         name=name,
         class_name=cls.__name__,
