@@ -31,6 +31,8 @@ TRAINED_BYTES_UNDER_AUTOCAST = 16
 # Types of models of which PEFT does not adapt all linear layers: those with Mamba's (peft/tuners/tuners_utils.py, 0.21,
 # _check_lora_target_modules_mamba), with layers that multiply groups of features, and with routers that are linear layers.
 ATTENTION_ALONE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "deepseek_v4", "llama4")
+# Types of models whose forward pass runs under torch.inference_mode.
+INFERENCE_ALONE = ("sam2_video",)
 # Types of models that are traced through loops over patches of a series, or over chunks of a text, in each of their layers.
 LOOPING = ("granitemoehybrid", "timesfm2_5")
 # Session state: what the page would choose for the form as it was last
@@ -77,11 +79,14 @@ def _parts_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def task_for(source: Source, name: str, gpu: Gpu) -> str:
-    """Return the task that suits a model and a device: fine-tuning for one whose training does not fit, else training.
+    """Return the task that suits a model and a device: inference for one that cannot be trained, fine-tuning for one whose training
+    does not fit, else training.
 
     *Known limitation*: the size of a model is known of presets only.
     """
     preset = PRESETS.get(name) if source.entry == "presets" else None
+    if preset is not None and preset.config["model_type"] in INFERENCE_ALONE:
+        return "inference"
     if preset is None or TRAINED_BYTES * preset.expected_parameters <= gpu.total_bytes:
         return "training"
     return "fine-tuning"

@@ -93,10 +93,11 @@ def test_every_detection_model_of_torchvision_is_known() -> None:
         ("hf", "gemma-3-27b", "a100-80gb", "fine-tuning"),  # of images, too
         ("hf", "gpt2", "rtx-4090", "training"),
         ("hf", "vit-base-patch16-224", "t4", "training"),
+        ("hf", "sam2.1-hiera-tiny", "t4", "inference"),  # its forward pass runs under torch.inference_mode
         ("hub", "org/name", "t4", "training"),
     ],
 )
-def test_a_model_whose_training_does_not_fit_is_fine_tuned(
+def test_the_task_suits_the_model_and_the_device(
     source: str, name: str, gpu: str, task: str
 ) -> None:
     assert task_for(SOURCES[source], name, find_gpu(gpu)) == task
