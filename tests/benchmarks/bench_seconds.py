@@ -142,9 +142,9 @@ def default_question(name: str) -> Request:
     request = parse_query(f"arch=hf:{name}")
     source, gpu = SOURCES[request.source], find_gpu(request.gpu)
     task = TASKS[task_for(source, name, gpu)]
-    train = task.trains[0]
+    train = task.trains[0] if task.trains else ""
     targets = f"&targets={found}" if train == "adapter" and (found := targets_for(source, name)) else ""
-    given = parse_query(f"arch=hf:{name}&mode={task.mode}&train={train}{targets}")
+    given = parse_query(f"arch=hf:{name}&mode={task.mode}{train and f'&train={train}'}{targets}")
     return with_default_sizes(given, sizes_for(source, name, gpu, task))
 
 
