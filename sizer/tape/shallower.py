@@ -8,7 +8,7 @@ in a like tape, such as one at another batch size, although other events may com
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import product
@@ -22,6 +22,7 @@ from sizer.tape.tape import Tape
 from sizer.tape.unfold import Stacks, align, name_modules, paths_of
 
 NOWHERE = -1  # in the place of a position, of an event that the other tape has not
+WINDOW = 512  # events, in which two tapes are found to do the same again
 NO_STACK = -1  # in the place of a list's number, of what is of no layer
 
 
@@ -96,10 +97,10 @@ class Shallower:
         if second.stand_ins != other.stand_ins or phases[0] != phases[1] or other.host_bytes != second.host_bytes:
             raise LayersDifferError("other assumptions, phases or host memory")
         ids: dict[tuple, int] = {}
-        one, two = (Rows(tape, (), ids).alike.tolist() for tape in (second, other))
+        one, two = (Rows(tape, (), ids).alike for tape in (second, other))
         places = np.full(len(self._own), NOWHERE)
-        for match in SequenceMatcher(None, one, two, autojunk=False).get_matching_blocks():
-            places[match.a : match.a + match.size] = range(match.b, match.b + match.size)
+        for begin, other_begin, events in _matches(one, two):
+            places[begin : begin + events] = range(other_begin, other_begin + events)
         for begin, end in self._regions:
             if begin < len(one) and (end > len(one) or (np.diff(places[begin:end]) != 1).any()):
                 raise LayersDifferError("layers do other work")
@@ -164,6 +165,27 @@ class Shallower:
             graphs=tuple(tuple(new[block] for block in of_pass if block in new) for of_pass in tape.graphs),
             half_outputs=frozenset(halves),
         )
+
+
+def _matches(one: np.ndarray, two: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Yield where events of two tapes are the same ones: their positions in both, and how many follow each other.
+
+    Where they differ, WINDOW events of each are compared. Comparing all takes time that grows with the square of their number.
+    """
+    i = j = 0
+    while i < len(one) and j < len(two):
+        shorter = min(len(one) - i, len(two) - j)
+        other = np.flatnonzero(one[i : i + shorter] != two[j : j + shorter])
+        same = int(other[0]) if len(other) else shorter
+        yield i, j, same
+        i, j = i + same, j + same
+        some = one[i : i + WINDOW].tolist(), two[j : j + WINDOW].tolist()
+        matches = SequenceMatcher(None, *some, autojunk=False).get_matching_blocks()
+        longest = max(matches, key=lambda match: match.size)
+        if not longest.size:
+            return
+        yield from ((i + match.a, j + match.b, match.size) for match in matches if match.a <= longest.a)
+        i, j = i + longest.a + longest.size, j + longest.b + longest.size
 
 
 def _allocations(rows: Rows) -> np.ndarray:
