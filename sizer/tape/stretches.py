@@ -16,6 +16,7 @@ from sizer.tape.size_queries import by_block
 from sizer.tape.streams import stream_of
 from sizer.tape.tape import Tape
 
+ENOUGH = 200  # events that two tapes have alike after a stretch that ends where they go on in the same way
 NO_LAYER = -1  # in the place of a layer's number, of what is of none
 
 
@@ -143,16 +144,32 @@ def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
 
 
 def _end_of_stretch(first: Rows, second: Rows, i: int, j: int) -> int | None:
-    """Return where the second tape continues like the first, after a stretch that repeats as many events before it."""
+    """Return where the second tape continues like the first, after a stretch that repeats as many events before it.
+
+    Of several such ends it is the first after which ENOUGH events are alike, or else the one after which most are: where few
+    kinds of events come again and again, as those of an optimizer's states, shorter stretches repeat some before them by chance.
+    """
     b = second.exact
     if i == len(first.exact):
         return len(b) if _repeats(b, j, len(b)) else None
     columns = (first.exact, b), (first.exact_per_sample, second.exact_per_sample), (first.alike, second.alike)
     for ours, theirs in columns:
-        ends = j + 1 + np.flatnonzero(theirs[j + 1 : 2 * j + 1] == ours[i])
-        if (end := next((end for end in ends.tolist() if _repeats(b, j, end)), None)) is not None:
-            return end
+        best, most = None, 0
+        for end in (j + 1 + np.flatnonzero(theirs[j + 1 : 2 * j + 1] == ours[i])).tolist():
+            if _repeats(b, j, end) and (alike := _alike_from(ours[i:], theirs[end:])) > most:
+                best, most = end, alike
+                if alike >= ENOUGH:
+                    break
+        if best is not None:
+            return best
     return None
+
+
+def _alike_from(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many events two columns begin alike with, ENOUGH at most."""
+    events = min(ENOUGH, len(one), len(other))
+    differ = np.flatnonzero(one[:events] != other[:events])
+    return int(differ[0]) if len(differ) else events
 
 
 def _repeats(rows: np.ndarray, begin: int, end: int) -> bool:
