@@ -133,7 +133,9 @@ class Model:
             possible = self._request.objective == LM and (plan is None or (plan.splits and plan.pp == 1))
             name = f"depths {kind} {module_choices_of(self._request)}"
             shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
-            self._deep_traces[kind] = DeepTraces(self.repeated if possible else (), shown=shown, show=show)
+            self._deep_traces[kind] = DeepTraces(
+                self.repeated if possible else (), one_by_one=self.blueprint.one_by_one, shown=shown, show=show
+            )
         return self._deep_traces[kind]
 
     @cached_property

@@ -11,6 +11,7 @@ is shorter than the window. Each trace of a few layers has some of each kind, an
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,13 +33,19 @@ from sizer.tape.unfold import Stacks, Unfolded, same_tapes, unfold
 from sizer.tracing.device import Device
 
 LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
+LONGEST_TAIL = 2  # layers at the end that may be others than those before them, such as those whose keys others use
 FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
 # How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
 # The last is for models whose first layers do more, such as adding what a vision tower has found.
 ATTEMPTS = (0, 0), (1, 0), (1, 1), (3, 0)
 WORTH = 0.8  # of what traces of the whole model cost, what those of models with fewer layers may
+PERHAPS_WORTH = 1.2  # of that, where the cost is guessed from the number of parts: the forward pass shows what it is
+FORWARD = 1 / 3  # of what a trace costs, what the forward pass of the whole model does
+BACKWARD = 2  # blocks of a backward pass for one of the forward pass
+PARTS = 3  # of a model, which each trace goes through, that cost as much as a block of its first step
 FIXED = 40  # parts of a model that cost about as much as what each trace costs however few layers it has
 TRACES = 3  # of a question as a rule: two of a line over the batch size, and one of batch 1
+_OF_LAYERS = re.compile("layer|block|ind|idx|attn|attention")  # in the name of what a config says of layers by their numbers
 # What of a module's attributes no step reads: its tensors, told by themselves, and what is called as a state dict is read or made
 # (torch/nn/modules/module.py, 2.15).
 _UNREAD = frozenset(
@@ -55,7 +62,7 @@ class Repeated:
 
     `stacks` are their dotted paths, `layers` how many each has, `alike_from` the first of those that are alike, `fewest` how many
     are left of them in the shallowest model. `kinds` is after how many layers, which differ in a setting alone, they come again,
-    0 where layers are alike in all they are.
+    0 where layers are alike in all they are. The last `tail` layers are others.
     """
 
     stacks: tuple[str, ...]
@@ -64,6 +71,7 @@ class Repeated:
     alike_from: int
     fewest: int
     kinds: int = 0
+    tail: int = 0
 
     @property
     def periods(self) -> int:
@@ -73,9 +81,9 @@ class Repeated:
     def like(self, path: str) -> Iterator[str]:
         """The dotted paths in the whole model of the modules that are as the one with this path."""
         for stack in self.stacks:
-            if (match := re.match(rf"{re.escape(stack)}\.(\d+)(?=\.|$)", path)) and int(match[1]) >= self.alike_from:
-                first = self.alike_from + (int(match[1]) - self.alike_from) % self.period
-                for number in range(first, self.layers, self.period):
+            match, alike = re.match(rf"{re.escape(stack)}\.(\d+)(?=\.|$)", path), range(self.alike_from, self.layers - self.tail)
+            if match and int(match[1]) in alike:
+                for number in alike[(int(match[1]) - self.alike_from) % self.period :: self.period]:
                     yield f"{stack}.{number}{path[match.end() :]}"
 
 
@@ -85,23 +93,33 @@ def shortened(module: nn.Module, candidate: Sequence[Repeated], more: Sequence[i
 
     What a module's code counts layers by is its config: transformers selects hidden states from the last layer back.
     """
-    whole, counts = list[tuple[str, nn.Module]](), list[tuple[Any, int]]()
+    whole, numbers = list[tuple[str, nn.Module]](), list[tuple[Any, str, int]]()
+
+    def number(owner: Any, name: str, value: int) -> None:
+        numbers.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
     try:
         for repeated, periods in zip(candidate, more, strict=True):
             layers = repeated.fewest + periods * repeated.period
             for path in repeated.stacks:
                 whole.append((path, stack := module.get_submodule(path)))
                 if (config := _counting_config(module, path, repeated.layers)) is not None:
-                    counts.append((config, repeated.layers))
-                    config.num_hidden_layers = layers
-                _put(module, path, stack[:layers])
+                    number(config, "num_hidden_layers", layers)
+                kept = stack[: layers - repeated.tail]
+                for at, layer in enumerate(stack[repeated.layers - repeated.tail :], len(kept)):
+                    kept.append(layer)
+                    for part in layer.modules():
+                        if type(getattr(part, "layer_idx", None)) is int:
+                            number(part, "layer_idx", at)
+                _put(module, path, kept)
         with _unhooked(module):
             yield
     finally:
         for path, stack in whole:
             _put(module, path, stack)
-        for config, layers in counts:
-            config.num_hidden_layers = layers
+        for owner, name, value in numbers:
+            setattr(owner, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,23 +138,25 @@ class DeepTraces:
     Its module may be another for each dtype, as quantised ones are. Which layers repeat each other does not hang on what the
     first of these traces was of: what three depths and the forward pass of the whole model have shown for it, two depths show for
     other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs. `candidates` are what
-    `find_repeated` returns; `shown` is what was shown before, `show` is told what is shown here.
+    `find_repeated` returns, `one_by_one` tells that layers have events for each sample; `shown` is what was shown before, `show`
+    is told what is shown here.
     """
 
     def __init__(
         self,
         candidates: Sequence[tuple[Repeated, ...]],
         *,
+        one_by_one: bool = False,
         shown: Depths | None = None,
         show: Callable[[Depths], None] = lambda depths: None,
     ) -> None:
-        self._candidates, self._show = list(candidates), show
+        self._candidates, self._show, self._apart = tuple(candidates), show, one_by_one
         self._known: list[Unfolded] = []
         self._shallower: list[Shallower] = []  # of what is known, where other events may come and go around the layers
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
         stacks = [_paths(one) for one in self._candidates]
         if shown is not None and shown.stacks in stacks:
-            del self._candidates[: stacks.index(shown.stacks)]
+            self._candidates = self._candidates[stacks.index(shown.stacks) :]
             self._attempt = shown.attempt
             candidate, last = self._candidates[0], len(shown.tapes) - 1
             self._known.append(self._unfolded(candidate, shown.tapes))
@@ -151,15 +171,24 @@ class DeepTraces:
         is how many this and further ones probably are. The device, which it is traced for, knows the choices that were made for
         the whole module then. Raises what `at` raises.
         """
-        while self._candidates and (
-            self._known or traces == TRACES or _cost(module, self._candidates[0], traces) <= WORTH * traces
-        ):
+        forward = None
+        if self._candidates and not self._known:
+            costs = _cost_in_parts(module, self._candidates)
+            if traces < TRACES and FORWARD + costs.of(self._candidates[0], traces, apart=self._apart) > WORTH * traces:
+                return at()
             try:
-                tape = self._trace(module, at, self._candidates[0])
+                forward = at(forward_alone=True)
+            except TraceError:
+                return at()
+            costs = _cost_in_blocks(module, self._candidates, forward)
+            self._candidates = _worthwhile(self._candidates, costs, apart=self._apart, most=WORTH)
+        while self._candidates:
+            try:
+                tape = self._trace(module, at, self._candidates[0], forward)
             except LayersDifferError:
                 if self._known:
                     break  # of this work alone
-                del self._candidates[0]
+                self._candidates = self._candidates[1:]
                 self._shallower.clear()
             except TraceError:
                 break
@@ -169,7 +198,9 @@ class DeepTraces:
                 return tape
         return at()
 
-    def _trace(self, module: nn.Module, at: Callable[..., Tape], candidate: tuple[Repeated, ...]) -> Tape:
+    def _trace(
+        self, module: nn.Module, at: Callable[..., Tape], candidate: tuple[Repeated, ...], forward: Tape | None
+    ) -> Tape:
         @cache
         def at_depth(*more: int) -> Tape:
             with shortened(module, candidate, more):
@@ -188,18 +219,18 @@ class DeepTraces:
                 found = self._unfolded(candidate, shallower.tapes(at_depth(*deepest)))
                 break
         else:
-            found = self._unfold(at_depth, candidate)[0] if self._known else self._find(at_depth, candidate, at)
+            found = self._unfold(at_depth, candidate)[0] if forward is None else self._find(at_depth, candidate, forward)
         if sum(found.tape.sizes) >= LIMIT_BYTES:
             raise LayersDifferError("more bytes than replays add up")
         self._known.append(found)
         return found.tape
 
-    def _find(self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], at: Callable[..., Tape]) -> Unfolded:
-        """Return what depths are unfolded to at the first attempt that a third depth and the whole forward pass agree with."""
+    def _find(self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], forward: Tape) -> Unfolded:
+        """Return what depths are unfolded to at the first attempt that a third depth and the whole `forward` pass agree with."""
         if any(one.kinds for one in candidate):
             at_depth(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
         cheap = all(one.period == 1 and one.periods >= ATTEMPTS[-1][0] + 2 for one in candidate)
-        attempts = ATTEMPTS if cheap else ATTEMPTS[:-1]
+        attempts = ATTEMPTS[ATTEMPTS.index(_first_attempt(candidate)) : None if cheap else -1]
         for self._attempt in attempts:
             try:
                 found, tapes = self._unfold(at_depth, candidate, checked=False)
@@ -207,7 +238,7 @@ class DeepTraces:
             except LayersDifferError:
                 if self._attempt == attempts[-1]:
                     raise
-        found.check(at(forward_alone=True))
+        found.check(forward)
         self._show(Depths(tapes=tapes, stacks=_paths(candidate), attempt=self._attempt))
         return found
 
@@ -254,9 +285,21 @@ def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
             if not outer and (found := _repeated(module, path, stack)) is not None:
                 strictly.append(found)
                 loosely.append((found.period > 1 and _repeated(module, path, stack, kinds=found.period)) or found)
-    candidates = dict.fromkeys([*_choices(loosely), *_choices(strictly)])
-    costs = {one: _cost(module, one, TRACES) for one in candidates}
-    return tuple(sorted((one for one in costs if costs[one] <= WORTH * TRACES), key=costs.__getitem__))
+    candidates = tuple(dict.fromkeys([*_choices(loosely), *_choices(strictly)]))
+    return _worthwhile(candidates, _cost_in_parts(module, candidates), apart=False, most=PERHAPS_WORTH)
+
+
+def _worthwhile(
+    candidates: Sequence[tuple[Repeated, ...]], costs: _Costs, *, apart: bool, most: float
+) -> tuple[tuple[Repeated, ...], ...]:
+    """Return the choices of lists whose traces cost so much at most, of those of the whole model, the cheapest first."""
+    cost = {one: costs.of(one, TRACES, apart=apart) for one in candidates}
+    return tuple(sorted((one for one in cost if cost[one] <= most * TRACES), key=cost.__getitem__))
+
+
+def _first_attempt(candidate: tuple[Repeated, ...]) -> tuple[int, int]:
+    """Return the first of ATTEMPTS that may succeed: the first period of a model is unlike others, as is the last."""
+    return ATTEMPTS[any(one.period > 1 and not one.alike_from for one in candidate)]
 
 
 def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
@@ -273,29 +316,66 @@ def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
         yield (one,)
 
 
-def _cost(module: nn.Module, candidate: tuple[Repeated, ...], traces: int) -> float:
-    """Return what so many traces cost, by the number of parts that are traced, of those that the whole model has.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What traces of a module cost: of all of it, and for each list of layers of one layer of it, in parts or in blocks."""
 
-    They are the depths, the forward pass of the whole model (a third of a trace), and one depth for each further trace. Of several
-    lists, each but one is told apart by a depth of its own.
-    """
-    whole = sum(1 for _ in module.modules())
-    parts = [
-        sum(1 for path in one.stacks for _ in module.get_submodule(path).modules()) / one.layers for one in candidate
-    ]
+    whole: float
+    of_layer: dict[str, float]
+    fixed: float = 0.0  # of each trace, however few layers it has
 
-    def share(more: Sequence[int]) -> float:
+    def of(self, candidate: tuple[Repeated, ...], traces: int, *, apart: bool) -> float:
+        """Return what so many traces cost, of those of the whole model.
+
+        They are the depths, and one for each further trace. Of several lists, each but one is told apart by a depth of its own.
+        With `apart` a further trace has one for each of them.
+        """
+        lists, beginning = range(len(candidate)), _first_attempt(candidate)[0]
+        deepest = beginning + 2  # the one that the others are checked with
+        if any(one.period > 1 for one in candidate) and not beginning:
+            deepest += 1  # where kinds of layers take turns, the first attempt fails as a rule
+        depths = [[more] * len(candidate) for more in range(beginning, deepest + 1)]
+        depths += ([deepest - 2 + (one != other) for other in lists] for one in lists[:-1])
+        each = [[deepest - 1] * len(candidate)]
+        if apart and len(candidate) > 1:
+            each = [[*more] for more in product((deepest - 2, deepest - 1), repeat=len(candidate))]
+        return sum(self._share(candidate, more) for more in (*depths, *(traces - 1) * each))
+
+    def _share(self, candidate: tuple[Repeated, ...], more: Sequence[int]) -> float:
         left_out = (
-            (one.layers - one.fewest - periods * one.period) * parts_of_layer
-            for one, periods, parts_of_layer in zip(candidate, more, parts, strict=True)
+            (one.layers - one.fewest - periods * one.period) * self.of_layer[path]
+            for one, periods in zip(candidate, more, strict=True)
+            for path in one.stacks
         )
-        return 1 - (sum(left_out) - FIXED) / whole
+        return 1 - (sum(left_out) - self.fixed) / self.whole
 
-    # where kinds of layers take turns, the first attempt fails as a rule
-    deepest = 2 if all(one.period == 1 for one in candidate) else 3
-    apart = [[int(one != other) for other in range(len(candidate))] for one in range(len(candidate) - 1)]
-    depths = [*apart, *([more] * len(candidate) for more in range(deepest + 1))]
-    return sum(map(share, depths)) + 1 / 3 + (traces - 1) * share([deepest - 1] * len(candidate))
+
+def _cost_in_parts(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]]) -> _Costs:
+    """Return what traces cost by the number of parts that are traced: known before there is any trace."""
+    of_layer = {
+        path: sum(1 for _ in module.get_submodule(path).modules()) / one.layers
+        for candidate in candidates
+        for one in candidate
+        for path in one.stacks
+    }
+    return _Costs(whole=sum(1 for _ in module.modules()), of_layer=of_layer, fixed=FIXED)
+
+
+def _cost_in_blocks(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]], forward: Tape) -> _Costs:
+    """Return what traces cost by the blocks of a forward pass: those with a gradient come with a backward pass, BACKWARD as
+    large."""
+    paths = {path: one.layers for candidate in candidates for one in candidate for path in one.stacks}
+    numbered = re.compile(rf"({'|'.join(map(re.escape, paths))})\.\d+(?=\.|$)")
+    lists = [match and match[1] for match in map(numbered.match, forward.module_names)]
+    trained = {
+        path: any(parameter.requires_grad for parameter in module.get_submodule(path).parameters()) for path in paths
+    }
+    loaded = max(forward.order[: forward.marks[0][0]], default=-1) + 1
+    blocks = Counter(lists[module] for module in forward.modules[loaded:])
+    cost = {path: blocks[path] * (1 + BACKWARD * (path is None or trained[path])) for path in (None, *paths)}
+    of_layer = {path: cost[path] / layers for path, layers in paths.items()}
+    parts = sum(1 for _ in module.modules())
+    return _Costs(whole=sum(cost.values()), of_layer=of_layer, fixed=parts / PARTS)
 
 
 def _paths(candidate: tuple[Repeated, ...]) -> tuple[tuple[str, ...], ...]:
@@ -337,18 +417,19 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
     if described is None:
         return None
     layers = len(described)
-    for period in range(1, LONGEST_PERIOD + 1):
-        kept = layers
+    for tail, period in product(range(1 if kinds else LONGEST_TAIL + 1), range(1, 2 if kinds else LONGEST_PERIOD + 1)):
+        kept = layers - tail
         while kept > period and described[kept - 1] == described[kept - 1 - period]:
             kept -= 1
         first = kept - period  # layers before the first of those that come again
-        fewest = first + (FEWEST if period == 1 else 1) * period + (layers - first) % period
+        rest = (layers - tail - first) % period  # of a period, before the tail
+        is_period = rest > 0 and rest + tail >= period  # with it
+        fewest = first + rest + tail + (FEWEST if period == 1 else not is_period) * period
         if kinds:  # one of each, between the first and the last
             fewest = first + kinds + 1
-        if fewest + 3 * period <= layers and (period == 1 or not kinds):
-            return Repeated(
-                stacks=(path,), layers=layers, period=period, alike_from=first, fewest=fewest, kinds=kinds
-            )
+        if fewest + 3 * period <= layers:
+            found = {"layers": layers, "period": period, "alike_from": first, "fewest": fewest, "kinds": kinds}
+            return Repeated(stacks=(path,), **found, tail=tail)
     return None
 
 
@@ -439,6 +520,8 @@ def _said_by_layer(module: nn.Module, path: str, layers: int) -> Iterator[tuple[
             if not isinstance(value, (list, tuple)) or not value or isinstance(value[0], (list, tuple)):
                 continue
             if all(type(one) is int and 0 <= one < layers for one in value) and _increases(value):
+                if not _OF_LAYERS.search(name):
+                    continue  # such as the durations that a decoder may give its tokens
                 yield f"{number}.{name}", [layer in value for layer in range(layers)]
             elif len(value) == layers:
                 yield f"{number}.{name}", list(value)

@@ -48,6 +48,14 @@ WINDOWS = {  # of three layers of four; the sequences of these tests are shorter
     **LLAMA, "num_hidden_layers": 40, "model_type": "olmo3", "num_key_value_heads": 4, "sliding_window": 60,
     "layer_types": ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(40)],
 }  # fmt: skip
+TAIL = {  # the last layers of both kinds keep their keys
+    **LLAMA, "num_hidden_layers": 22, "model_type": "gemma4_text", "head_dim": 8, "global_head_dim": 16, "sliding_window": 16,
+    "num_global_key_value_heads": 2, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+    "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(22)],
+}  # fmt: skip
+SAME_SIZES = {  # the states of the tower's adapters are as large as some of the decoder's
+    **TWO_LISTS, "text_config": {**LLAMA, "num_hidden_layers": 24, "head_dim": 12, "num_key_value_heads": 4},
+}  # fmt: skip
 EXHAUSTIVE = pytest.mark.exhaustive
 
 UNFOLDED = [
@@ -79,6 +87,8 @@ UNFOLDED = [
     pytest.param(
         {**TWO_LISTS, "vision_feature_layer": -1}, "&mode=inference", id="two lists, inference", marks=EXHAUSTIVE
     ),
+    pytest.param(SAME_SIZES, "&train=adapter&targets=all-linear", id="two lists, states of one size", marks=EXHAUSTIVE),
+    pytest.param(TAIL, "", id="others at the end"),
     pytest.param(WINDOWS, "&seq=32", id="windows that are longer than the sequence"),
     pytest.param(
         WINDOWS, "&seq=32&train=adapter&weights=nf4&checkpointing=1", id="windows, adapters", marks=EXHAUSTIVE
@@ -259,7 +269,7 @@ def test_layers_are_alike_by_what_they_are():
     turns = nn.Sequential(*(nn.Linear(8, 8, bias=at % 2 == 0) for at in range(20)))
     ((found,),) = find_repeated(nn.ModuleDict({"stack": turns}))
     assert (found.period, found.fewest) == (2, 2)
-    alike[10] = nn.Linear(8, 8, bias=False)
+    alike[16] = nn.Linear(8, 8, bias=False)
     assert find_repeated(nn.ModuleDict({"stack": alike})) == ()
     shared = nn.Linear(8, 8)
     assert find_repeated(nn.ModuleDict({"stack": nn.Sequential(*[shared] * 20)})) == ()
@@ -285,7 +295,7 @@ def test_layers_with_other_settings_count_as_alike_where_they_do_the_same():
     deep = DeepTraces(find_repeated(shorter.module))
     tape = deep.trace(shorter.module, shorter.at, shorter.device)
     assert_same(tape, shorter.at())
-    assert [layers for layers, _ in shorter.layers[:3]] == [6, 4, 8]  # of each kind, which differ; then whole periods
+    assert [layers for layers, _ in shorter.layers[:3]] == [40, 6, 8]  # of each kind, which differ; then whole periods
 
 
 def test_other_settings_are_checked_at_each_trace():
@@ -301,11 +311,11 @@ def test_the_config_of_another_tower_says_nothing_of_a_list():
     for part, layers in zip(model.values(), (40, 200), strict=True):
         part.stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
         part.config = type("Config", (), {})()
-    model["tower"].config.taken_after = [1, 3, 7, 15, 23, 30, 36, 38, 39]
+    model["tower"].config.taken_indices = [1, 3, 7, 15, 23, 30, 36, 38, 39]
     model["tower"].config.aspect_ratios = [[1, 1]] * 20 + [[2, 1]] * 20  # as many as layers, but pairs
     model["language"].config.layers_with_experts = [*range(200)]
     assert {one.stacks for (one,) in find_repeated(model)} == {("language.stack",)}
-    model["tower"].config.taken_after = []
+    model["tower"].config.taken_indices = []
     assert [one.stacks for one in find_repeated(model)[0]] == [("tower.stack",), ("language.stack",)]
 
 
@@ -315,7 +325,7 @@ def test_numbers_of_layers_in_a_config_make_them_differ():
     model.config = type("Config", (), {})()
     model.config.global_layers = [4, 9, 14, 19, 24, 29, 34, 39]
     found = [one for (one,) in find_repeated(model)]
-    assert {(one.period, one.kinds) for one in found} == {(1, 5)}
+    assert {(one.period, one.kinds) for one in found} == {(1, 5), (5, 0)}
 
 
 def test_one_depth_of_two_lists_is_enough_at_another_batch_size():

@@ -265,7 +265,7 @@ def test_a_deep_model_with_such_a_cache_is_traced_with_fewer_layers() -> None:
     with mock.patch.object(generation_tape, "trace_tokens", noted):
         deep = trace_generation(blueprint, module, work(10), batch=1, device=device(), deep=DeepTraces(repeated))
     assert deep == whole
-    assert traced == [2, 3, 4, 12]  # three depths, and the prompt of the whole model
+    assert traced == [12, 2, 3, 4]  # the prompt of the whole model, and three depths
 
 
 @pytest.mark.exhaustive
