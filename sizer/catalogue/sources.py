@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from sizer.base.config_json import canonical_config, decode_config
-from sizer.base.errors import ConfigError, HubError, RefusedValueError, RequestError, letters
+from sizer.base.errors import ConfigError, HubError, RefusedValueError, RequestError
 from sizer.catalogue.adapters import SCRIPT
 from sizer.catalogue.pipelines import is_pipeline_preset
 from sizer.catalogue.presets import find_preset, list_presets
@@ -116,10 +116,8 @@ def find_source(text: str) -> tuple[str, str] | None:
         return "hf", find_preset(text).key
     if is_pipeline_preset(text.lower()):
         return "diffusers", text.lower()
-    if TORCHVISION_NAME.fullmatch(text):
-        return "torchvision", text
-    if TORCHVISION_NAME.fullmatch(plain := letters(text)) and text.lower().replace("-", "") == plain:
-        return "torchvision", plain  # ResNet-50
+    if TORCHVISION_NAME.fullmatch(plain := _plain(text)):
+        return "torchvision", plain
     return ("timm", text) if TIMM_NAME.fullmatch(text) else None
 
 
@@ -144,10 +142,15 @@ def arch_of(repository: str) -> str | None:
     return f"hf:{found}" if found else None
 
 
+def _plain(name: str) -> str:
+    """Return the name of a function that people write with capital letters and hyphens, such as ResNet-50 or ViT_B_16."""
+    return name.lower().replace("-", "")
+
+
 def _read_torchvision(value: str) -> dict[str, str | None]:
-    if not TORCHVISION_NAME.fullmatch(value):
+    if not TORCHVISION_NAME.fullmatch(plain := _plain(value)):
         raise RefusedValueError("a torchvision model name: lower-case letters, digits and _", EXAMPLE)
-    return {"name": value}
+    return {"name": plain}
 
 
 def _read_timm(value: str) -> dict[str, str | None]:

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import streamlit as st
 
 from sizer.base.config_json import MAX_CONFIG_BYTES, query_of_adapter
-from sizer.base.errors import ConfigError, SizerError
+from sizer.base.errors import ConfigError, RequestError, SizerError
 from sizer.base.units import MIB
 from sizer.catalogue.pipelines import makes_images
-from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.presets import PRESETS, find_preset
 from sizer.catalogue.sources import Source
 from sizer.catalogue.tasks import task_of
 from sizer.query.text import parse_query
@@ -21,6 +21,7 @@ Names = Mapping[str, Sequence[str]]
 
 EXAMPLE_NAME = "resnet50"  # torchvision and timm both build it
 UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
+UNKNOWN = "unknown_preset"  # session state: why what was typed last is no preset
 SIZES = {
     "seq": ("Sequence length", "Tokens of each sample, or frames for audio models."),
     "image": ("Image size", "Pixels: 224, or height x width as in 224x320."),
@@ -71,15 +72,46 @@ def _ask_name(source: Source, names: Names) -> str:
     key = f"{source.key}_name"
     st.session_state.setdefault(key, EXAMPLE_NAME)
     options = sorted({*names.get(source.key, ()), st.session_state[key]})
-    return st.selectbox("Model", options, key=key, on_change=_forget_frames, **KEEP)
+    return st.selectbox("Model", options, key=key, on_change=_forget_frames, accept_new_options=True, **KEEP)
 
 
 def _ask_preset(source: Source, names: Names) -> str:
-    st.session_state.setdefault("hf_name", next(iter(PRESETS)))
+    state = st.session_state
+    state.setdefault("hf_name", next(iter(PRESETS)))
     titles = {key: preset.title for key, preset in PRESETS.items()}
-    return st.selectbox(
-        "Model", list(titles), format_func=titled(titles), key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
+    chosen = st.selectbox(
+        "Model",
+        list(titles),
+        format_func=titled(titles),
+        key="hf_name",
+        on_change=_take_preset,
+        args=(state["hf_name"],),
+        accept_new_options=True,
+        placeholder="a title, or a name on the hub",
+        **KEEP,
     )
+    if (error := state.get(UNKNOWN)) is not None:
+        show_error(error)
+    return chosen
+
+
+def _take_preset(before: str) -> None:
+    """Take a name on the hub for its preset, or for a repository where none has it; keep the model `before` for other words."""
+    state = st.session_state
+    state.pop(UNKNOWN, None)
+    typed = (state["hf_name"] or before).strip()
+    owner, _, name = typed.rpartition("/")
+    try:
+        preset = find_preset(name)
+    except RequestError as error:
+        preset = PRESETS[before]
+        if not owner:
+            state[UNKNOWN] = error
+    if owner and preset.hub_id.lower() != typed.lower():
+        state["source"], state["hub_name"] = "hub", typed
+    state["hf_name"] = preset.key
+    if preset.key != before:
+        _forget_what_does_not_fit()
 
 
 def _ask_repository(source: Source, names: Names) -> str:

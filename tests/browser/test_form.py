@@ -47,3 +47,23 @@ def test_a_repository_is_answered_by_its_preset_without_the_hub(page: Page, app_
     page.goto(f"{app_url}/?arch=hub:openai-community/gpt2&dtype=bfloat16&batch=1&seq=64&mode=inference")
     headline(page, "Inference with GPT-2")
     expect(page.get_by_text("The answer is that of the preset GPT-2")).to_be_visible(timeout=ANSWER_MS)
+
+
+def test_a_model_is_found_by_what_people_call_it(page: Page, app_url: str) -> None:
+    def type_model(text: str) -> None:
+        box = page.get_by_label("Model", exact=True)
+        box.click()
+        box.fill(text)
+        box.press("Enter")
+
+    page.goto(f"{app_url}/?{LANGUAGE}&mode=inference")
+    headline(page, "Inference with GPT-2")
+    type_model("distilbert/distilgpt2")  # its title is DistilGPT-2
+    wait_for(page, arch="hf:distilgpt2")
+    type_model("lama-3.1-8b")
+    expect(page.get_by_test_id("stSidebar").get_by_text("llama-3.1-8b")).to_be_visible(timeout=ANSWER_MS)
+    expect(page.get_by_label("Model", exact=True)).to_have_value("DistilGPT-2")
+    page.goto(f"{app_url}/?arch=torchvision:alexnet&dtype=float32&batch=1&image=64&mode=inference")
+    headline(page, "Inference with alexnet")
+    type_model("ResNet-18")
+    wait_for(page, arch="torchvision:resnet18")

@@ -882,6 +882,8 @@ def test_bad_json_in_a_config_is_refused_under_arch():
         ("hf:Qwen3-8B", "hf:qwen3-8b"),
         ("llama-3.1-8b-instruct", "hf:llama-3.1-8b"),
         ("resnet-50", "torchvision:resnet50"),
+        ("torchvision:ResNet-50", "torchvision:resnet50"),
+        ("ViT_B_16", "torchvision:vit_b_16"),
         ("FLUX.1-dev", "diffusers:flux.1-dev"),
         ("sdxl", "diffusers:sdxl"),
         ("ResNet50", "torchvision:resnet50"),
