@@ -53,12 +53,12 @@ class Unfolded:
     sources: np.ndarray
     sizes_alone: bool
 
-    def check(self, beginning_of_whole: Tape) -> None:
-        """None where the tape begins as that of the whole model does. Raises LayersDifferError."""
-        begun = beginning(self.tape, beginning_of_whole)
-        _check_same_work(begun, beginning_of_whole)
-        if begun.sizes != beginning_of_whole.sizes or begun.size_queries != beginning_of_whole.size_queries:
-            raise LayersDifferError("other sizes in the whole model")
+    def check(self, traced: Tape) -> None:
+        """None where a trace of as many layers, or its beginning, is the same. Raises LayersDifferError."""
+        begun = beginning(self.tape, traced)
+        _check_same_work(begun, traced)
+        if begun.sizes != traced.sizes or by_block(begun.size_queries) != by_block(traced.size_queries):
+            raise LayersDifferError("other sizes with as many layers")
 
     def of(self, other: Tape) -> Tape:
         """The tape with as many layers at another batch size, from the deeper model's tape there, or from its beginning.
@@ -81,13 +81,13 @@ def unfold(tapes: Sequence[Tape], stacks: Sequence[Stacks], *, earlier: int = 0,
 
     `tapes` are of the shallowest model, and of those with one period more in each combination of the stacks, those without one in
     the first of the stacks before those with it. Of events that come again and again it is the last that are taken to come again,
-    or that many `earlier`, where nothing shows which. `third`, a tape with two periods more in all stacks, is compared with what is
-    made for it. Raises LayersDifferError where that differs, and where a tape does not repeat the one with a period less.
+    or that many `earlier`, where nothing shows which. `third`, a tape with two periods more in all stacks or its beginning, is
+    compared with what is made for it. Raises LayersDifferError where that differs, and where a tape does not repeat the one with a
+    period less.
     """
     if third is not None:
         twice = [replace(one, periods=2) for one in stacks]
-        if not same_tapes(unfold(tapes, twice, earlier=earlier).tape, third):
-            raise LayersDifferError("a second layer more does not repeat the first one")
+        unfold(tapes, twice, earlier=earlier).check(third)
     stack, *others = stacks
     if not others:
         first, second = tapes

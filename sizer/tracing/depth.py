@@ -165,7 +165,8 @@ class DeepTraces:
                 self._shallower.append(self._shallower_of(candidate, shown.tapes[0], shown.tapes[last], apart))
 
     def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device, *, traces: int = TRACES) -> Tape:
-        """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning.
+        """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning, as
+        does `at(first_step=True)` of training.
 
         It is the tape of a trace of the whole module where layers do not repeat each other, or where that is less work: `traces`
         is how many this and further ones probably are. The device, which it is traced for, knows the choices that were made for
@@ -202,9 +203,9 @@ class DeepTraces:
         self, module: nn.Module, at: Callable[..., Tape], candidate: tuple[Repeated, ...], forward: Tape | None
     ) -> Tape:
         @cache
-        def at_depth(*more: int) -> Tape:
+        def at_depth(*more: int, first_step: bool = False) -> Tape:
             with shortened(module, candidate, more):
-                tape = at()
+                tape = at(first_step=True) if first_step else at()
             for repeated, periods in zip(candidate, more, strict=True):
                 if repeated.kinds and periods:  # layers of all kinds are between the first and the last
                     check_layers(tape, repeated.stacks, repeated.alike_from)
@@ -255,7 +256,7 @@ class DeepTraces:
             if same_tapes((made := told.tapes())[0], first):
                 tapes, shallower = made, [told]
         tapes = tapes or tuple(at_depth(*more) for more in product((deeper, deeper + 1), repeat=len(candidate)))
-        found = self._unfolded(candidate, tapes, None if checked else at_depth(*[deeper + 2 for _ in lists]))
+        found = self._unfolded(candidate, tapes, None if checked else at_depth(*[deeper + 2 for _ in lists], first_step=True))
         self._shallower += shallower
         return found, tapes
 

@@ -162,7 +162,7 @@ def trace_deep_tokens(
     """
     found: list[TokenTrace] = []
 
-    def trace_tape(*, forward_alone: bool = False) -> Tape:
+    def trace_tape(*, forward_alone: bool = False, first_step: bool = False) -> Tape:
         found.append(traced := trace(1 if forward_alone else tokens))
         load, prefill, decode = traced.tape.marks
         if forward_alone:

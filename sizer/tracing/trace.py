@@ -114,6 +114,7 @@ def trace(
     device: Device,
     short: bool = False,
     forward_alone: bool = False,
+    first_step: bool = False,
     block_notes: BlockNotes | None = None,
     loading: Loading | None = None,
     on_token: Callable[[Recorder, int, object], bool] | None = None,
@@ -121,15 +122,15 @@ def trace(
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
     With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`, with `forward_alone` after the
-    first forward pass. What the tape does not hold of its blocks goes to `block_notes`, which change nothing of it. `on_token` is
-    called as `Steps.on_token` is, with the recorder.
+    first forward pass, with `first_step` after the first step of the optimizer. What the tape does not hold of its blocks goes to
+    `block_notes`, which change nothing of it. `on_token` is called as `Steps.on_token` is, with the recorder.
 
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
     quantised is what `build_loaded` returned, with its `loading`.
     Where parameters have no gradient, which DDP refuses at its defaults, it is given `find_unused_parameters=True`, and the device
     notes it. Raises TraceError with the operator and module at which PyTorch gave up.
     """
-    given: dict[str, Any] = {"batch": batch, "device": device, "short": short, "forward_alone": forward_alone}
+    given: dict[str, Any] = {"batch": batch, "device": device, "last": _last_phase(work, short, forward_alone, first_step)}
     given |= {"block_notes": block_notes, "loading": loading, "on_token": on_token}
     if module not in _WITH_UNUSED:
         try:
@@ -144,6 +145,13 @@ def trace(
     return _trace(blueprint, module, work, **given)
 
 
+def _last_phase(work: Work, short: bool, forward_alone: bool, first_step: bool) -> str | None:
+    """Return the phase of the first step after which a trace ends, None where it has both steps."""
+    if forward_alone or (short and not work.trains):
+        return "forward"
+    return ("backward" if short else "optimizer" if first_step else None) if work.trains else None
+
+
 _WITH_UNUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with parameters that have no gradient
 _UNUSED = "some parameters have no gradient; without it DDP refuses the second step"
 
@@ -155,8 +163,7 @@ def _trace(
     *,
     batch: int,
     device: Device,
-    short: bool,
-    forward_alone: bool,
+    last: str | None,
     block_notes: BlockNotes | None,
     loading: Loading | None,
     on_token: Callable[[Recorder, int, object], bool] | None,
@@ -194,8 +201,6 @@ def _trace(
                     )
                     if on_token is not None:
                         steps.on_token = partial(on_token, recorder)
-                    trains = short and work.trains and not forward_alone
-                    last = "backward" if trains else "forward" if short or forward_alone else None
                     try:
                         with closing(steps.run_all()) as parts:
                             _log(recorder, steps, parts, last=last, end_phase=end_phase)

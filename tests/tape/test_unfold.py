@@ -171,5 +171,5 @@ def test_a_deeper_tape_that_repeats_nothing_is_refused(change, words: str):
 def test_a_third_depth_shows_what_two_do_not():
     sizes = tape_of(5).sizes[:]
     sizes[3] += 1
-    with pytest.raises(LayersDifferError, match="does not repeat the first one"):
+    with pytest.raises(LayersDifferError, match="other sizes with as many layers"):
         unfold([tape_of(3), tape_of(4)], deeper(7), third=replace(tape_of(5), sizes=sizes))

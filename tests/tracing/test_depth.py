@@ -136,7 +136,7 @@ class Traces:
             self._loaded[dtype] = build_loaded(self._blueprint, dtype=dtype, tell_frozen=tell_frozen, **told)
         return self._loaded[dtype]
 
-    def at(self, batch: int = 2, *, short: bool = False, forward_alone: bool = False, dtype: str = "bfloat16") -> Tape:
+    def at(self, batch: int = 2, *, dtype: str = "bfloat16", forward_alone: bool = False, **more: bool) -> Tape:
         module, loading = self.built(dtype)
         lists = [len(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
         self.layers.append((max(lists), forward_alone))
@@ -144,9 +144,9 @@ class Traces:
         told = {
             "batch": batch,
             "device": self.device,
-            "short": short,
             "forward_alone": forward_alone,
             "loading": loading,
+            **more,
         }
         return trace(self._blueprint, module, work, **told)
 
