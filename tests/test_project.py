@@ -140,6 +140,7 @@ SETTINGS = tomllib.loads((PROJECT / ".streamlit/config.toml").read_text(encoding
         ("client.toolbarMode", "minimal"),
         ("client.disableDataExport", True),
         ("runner.postScriptGC", False),
+        ("runner.fastReruns", False),
         ("browser.gatherUsageStats", False),
     ],
 )
