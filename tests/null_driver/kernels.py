@@ -77,6 +77,11 @@ SOLVED: dict[str, Callable[[Tensor], Tensor]] = {
     "triangular solution": lambda x: torch.linalg.solve_triangular(x.tril() * 2, x, upper=False),
 }
 SQUARE, ROWS, SAMPLES, IMAGES = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16)
+def unique(x: Tensor, *more: str, function: Callable = torch.unique) -> None:
+    """Find elements of which there is one each. How many is a kernel's answer, so that nothing is returned."""
+    function(x, **{f"return_{name}": True for name in more})
+
+
 KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtype]] = {
     **{f"power of {dtype}": (lambda x: x**2, SQUARE, dtype) for dtype in (torch.bool, torch.int64)},
     "root of integers": (lambda x: x**0.5, SQUARE, torch.int32),
@@ -130,6 +135,9 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "largest in channels last": (
         lambda x: F.max_pool3d(x.to(memory_format=torch.channels_last_3d), 2), (2, 8, 8, 16, 16), torch.float32,
     ),
+    **{f"unique {dtype} {' '.join(more)}": ((lambda x, more=more: unique(x, *more)), (3000, 7), dtype)
+       for dtype in (torch.bool, torch.float16, torch.float32, torch.int64) for more in ((), ("inverse",), ("counts",))},
+    "runs": (lambda x: unique(x, "inverse", "counts", function=torch.unique_consecutive), (3000, 7), torch.int32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
 }
 

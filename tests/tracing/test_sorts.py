@@ -7,7 +7,8 @@ import pytest
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
-from sizer.tracing.cuda.by_hardware import sort_block, sort_bytes
+from sizer.tracing.cuda.by_hardware import FLOAT, KEYS, NUMBERED, RUNS, WHOLE, sort_block, sort_bytes
+from sizer.tracing.cuda.by_hardware import UNIQUE as KEPT
 
 # By GPU and bytes of a key: bytes for 5,000 and for 200,000 keys with places of 8 bytes.
 SORTED = {
@@ -26,6 +27,16 @@ ACCUMULATED = {
 NARROW = {"h100-80gb": (413183, 3268095), "rtx-4090": (413183, 3268095), "t4": (410111, 3239423)}
 
 
+# By GPU, what `unique` of 1,000,000 int16, int32, float32 and int64 holds: while it sorts, and while it keeps one of each run.
+UNIQUE = {
+    "t4": ((2864639, 7167), (4182783, 7167), (4182783, 7167), (8381439, 13311)),
+    "a100-80gb": ((6469119, 1791), (4136703, 2559), (4136703, 2559), (8284159, 5119)),
+    "rtx-4090": ((5977599, 7167), (4136703, 7167), (4136703, 7167), (8284159, 13311)),
+    "h100-80gb": ((2110207, 2303), (4150015, 2047), (4157183, 2047), (8195071, 2815)),
+    "b200": ((2138879, 2303), (4150015, 2303), (4157183, 2303), (8195071, 2815)),
+}
+
+
 @pytest.mark.parametrize("gpu", SORTED)
 def test_a_sort_holds_what_cub_asks_for(gpu: str) -> None:
     for itemsize, expected in SORTED[gpu].items():
@@ -42,6 +53,15 @@ def test_keys_of_more_than_8_bits_are_there_twice(gpu: str) -> None:
 @pytest.mark.parametrize("gpu", NARROW)
 def test_narrow_pairs_have_tiles_of_their_own(gpu: str) -> None:
     assert tuple(sort_bytes(gpu, count, (4, 4), 2) for count in (50_000, 400_000)) == NARROW[gpu]
+
+
+@pytest.mark.parametrize("gpu", UNIQUE)
+def test_unique_elements_are_sorted_and_kept(gpu: str) -> None:
+    kinds = ("2", WHOLE), ("4", WHOLE), ("4", FLOAT), ("8", WHOLE)
+    for words, expected in zip(kinds, UNIQUE[gpu], strict=True):
+        assert tuple(sort_block(gpu, (name, *words), (1_000_000,)) for name in (KEYS, KEPT)) == expected
+    numbered = {"t4": 5119, "a100-80gb": 3071, "rtx-4090": 5119}.get(gpu, 3583)
+    assert [sort_block(gpu, (name,), (1_000_000,)) for name in (NUMBERED, RUNS)] == [numbered, 21759]
 
 
 def test_short_rows_need_places_alone() -> None:

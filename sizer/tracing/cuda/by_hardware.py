@@ -27,6 +27,8 @@ NORM = "gradients of a norm's weights on CUDA"
 DROPOUT = "cuDNN's dropout state"
 INDICES, PERMUTED = "indices", "permuted"
 COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
+KEYS, UNIQUE, RUNS, NUMBERED = "keys alone", "unique", "runs", "numbered runs"
+FLOAT, WHOLE = "float", "whole"  # numbers
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS, SUM = "partial sums", "sum"
 ALWAYS, FEW = "always sorted", "few rows"
@@ -36,15 +38,29 @@ SMALL_ROW, WARP = 4096, 32  # values of a row that one block sorts; columns of a
 _ALIGNED, _SEGMENTS, _LARGE = 256, 128, 1_000_000
 _SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
 # Elements of a tile by the bytes of a key and of what is sorted with it; from capability 9.0 on, from 8.0 on, and before
-_TILES = {(1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528}
-_TILES_OF_8 = {(4, 8): 3072, (8, 8): 3840, (4, 4): 6528}
-_TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776}
+_TILES = {
+    (1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (1, 0): 9728, (2, 0): 9728, (4, 0): 7296, (8, 0): 5760,
+}  # fmt: skip
+_TILES_OF_8 = {(4, 8): 3072, (8, 8): 3840, (4, 4): 6528, (4, 0): 8064, (8, 0): 3840}
+_TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776, (4, 0): 5888, (8, 0): 2816}
+_HALF_KEYS, _FLOAT_KEYS = 7680, 6912  # keys alone: of 2 bytes from 10.0 on, and in float32 from 9.0 on
 # Before 9.0 keys of less than 4 bytes are counted by blocks of threads, so many digits at a time
 _DIGITS = {1: 32, 2: 64}
 _BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
-_AT_ONCE = {(8, 8): 2304, (4, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
+# Elements that are sorted in one tile, without anything beside, by bytes of a key and of what is sorted with it
+_AT_ONCE = {
+    (8, 8): 2304, (4, 8): 2304, (2, 8): 2304, (1, 8): 2304, (4, 4): 4864, (1, 0): 4864, (2, 0): 4864, (4, 0): 4864, (8, 0): 2304,
+}  # fmt: skip
 _COUNTED_AT_ONCE, _COUNTING_THREADS = 4096, 256  # elements that one block sums, and its threads
 _SELECTED = {8: 2304, 9: 4224}  # elements of a tile of capabilities 8.0 and 9; later ones have 3,520
+# Elements of a tile that keeps one of each run of equal ones, by bytes of one; a number that is numbered has 4 bytes
+_UNIQUE = {
+    8: {1: 20480, 2: 8192, 4: 4608, 8: 1920},
+    9: {1: 5632, 2: 5632, 4: 6528, 8: 4224},
+    10: {1: 8448, 2: 5632, 4: 5760, 8: 4224},
+}
+_UNIQUE_BEFORE, _UNIQUE_HALF = {1: 1280, 2: 1280, 4: 1280, 8: 640}, 1280
+_RUNS, _NUMBERED, _NUMBERED_OF_8, _NUMBERED_BEFORE = 768, 3072, 3840, 1920
 # Rows, at least and at most, of which several blocks search one from so many values on.
 _ROWS_OF_BLOCKS = (
     (1, 20, 20000), (21, 40, 10000), (41, 80, 8000), (81, 199, 5000), (200, 799, 3000), (800, 4000, 800), (4001, 2**32, 400),
@@ -86,14 +102,38 @@ def counted(key: str, elements: int) -> int:
     return round_up(blocks * 4, _ALIGNED) + _ALIGNED - 1
 
 
-def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> int:
-    """Return the bytes that CUB holds while it sorts pairs on a GPU.
+def kept_of_runs(key: str, elements: int, itemsize: int, *, is_half: bool) -> int:
+    """Return the bytes that CUB holds while it keeps one of each run of equal elements on a GPU (DeviceSelect::Unique): descriptors
+    of its tiles and 32 more. Tiles are those that it answers for each generation."""
+    capability = HARDWARE[key].capability
+    generation = min(10, capability[0])
+    tiles = _UNIQUE[generation] if generation >= 9 or capability == (8, 0) else _UNIQUE_BEFORE
+    tile = _UNIQUE_HALF if is_half else tiles[itemsize]
+    return round_up((-(-elements // tile) + 32) * 8, _ALIGNED) + 2 * _ALIGNED - 1
+
+
+def counted_runs(elements: int) -> int:
+    """Return the bytes that CUB holds while it counts runs of equal elements (DeviceRunLengthEncode)."""
+    return round_up(-(-elements // _RUNS) * 16, _ALIGNED) + 3 * _ALIGNED - 1
+
+
+def numbered_runs(key: str, elements: int) -> int:
+    """Return the bytes that CUB holds while it numbers runs of equal elements on a GPU (a scan of int32 to int64)."""
+    capability = HARDWARE[key].capability
+    before = _NUMBERED_OF_8 if capability == (8, 0) else _NUMBERED_BEFORE
+    tile = _NUMBERED if capability >= (9, 0) else before
+    return round_up((-(-elements // tile) + 32) * 8, _ALIGNED) + 2 * _ALIGNED - 1
+
+
+def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int, *, is_float: bool = False) -> int:
+    """Return the bytes that CUB holds while it sorts pairs, or keys alone, on a GPU.
 
     Args:
         key: The GPU.
         elements: Pairs.
         sizes: Bytes of a key, and of what is sorted with it.
         passes: Passes of 8 bits; with several of them keys and values are there once more.
+        is_float: Whether keys are floating-point numbers.
     """
     hardware = HARDWARE[key]
     if elements <= _AT_ONCE.get(sizes, 0):
@@ -105,6 +145,10 @@ def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> 
     generation = hardware.capability
     tiles = _TILES if generation >= (9, 0) else _TILES_OF_8 if generation >= (8, 0) else _TILES_BEFORE
     tile = tiles.get(sizes) or tiles[8, 8]
+    if sizes == (2, 0) and generation >= (10, 0):
+        tile = _HALF_KEYS
+    elif sizes == (4, 0) and is_float and generation >= (9, 0):
+        tile = _FLOAT_KEYS
     return (copies if passes > 1 else 0) + (2 + 8 * passes) * _ALIGNED + 1024 * -(-elements // tile) - 1
 
 
@@ -133,8 +177,18 @@ def largest_block(key: str, which: str, itemsize: int, rows: int, row: int) -> i
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of random keys, by (keys, bytes of a
     key, bits); of rows of values, by bytes of a
-    value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value and elements."""
+    value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value and elements; of
+    `unique`, by the bytes of an element, its kind and elements."""
     name = words[0]
+    if name == RUNS:
+        return counted_runs(numbers[0])
+    if name == NUMBERED:
+        return numbered_runs(key, numbers[0])
+    if name in (KEYS, UNIQUE):
+        itemsize, kind, (elements,) = int(words[1]), words[2], numbers
+        if name == KEYS:
+            return sort_bytes(key, elements, (itemsize, 0), itemsize, is_float=kind == FLOAT)
+        return kept_of_runs(key, elements, itemsize, is_half=kind == FLOAT and itemsize == 2)
     if name == SCAN:
         return scanned(numbers[0], int(words[1]))
     if name == LARGEST:

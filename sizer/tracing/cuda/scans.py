@@ -13,7 +13,21 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies
-from sizer.tracing.cuda.by_hardware import INDICES, LARGEST, SCAN, SMALL_ROW, SORT
+from sizer.tracing.cuda.by_hardware import (
+    COUNT,
+    FLOAT,
+    INDICES,
+    KEYS,
+    LARGEST,
+    NUMBERED,
+    PERMUTED,
+    RUNS,
+    SCAN,
+    SMALL_ROW,
+    SORT,
+    UNIQUE,
+    WHOLE,
+)
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.operator_tables import listed
@@ -119,6 +133,49 @@ def _sorted_elements(input: Tensor) -> list[int]:
     return [input.nbytes, elements * 8, *sorted_rows(1, elements, input.itemsize)[0]]
 
 
+def unique(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """The elements sorted, alone or with their places; then the number of each one's run, one element of each run, and how many it
+    has (cuda/UniqueCub.cu, unique_cuda_template). Truth values are counted (UniqueCub<bool>)."""
+    return _unique(args[0], out, is_sorted=False)
+
+
+def unique_consecutive(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """What `unique` holds, without sorting (cuda/Unique.cu, unique_consecutive_cuda); along a dimension not counted."""
+    return [] if kwargs.get("dim") is not None or len(args) > 3 else _unique(args[0], out, is_sorted=True)
+
+
+def _unique(input: Tensor, out: Any, *, is_sorted: bool) -> Steps:
+    elements = input.numel()
+    if not elements:
+        return
+    values, inverse, *counts = out
+    words = (str(input.itemsize), FLOAT if input.dtype.is_floating_point else WHOLE)
+    yield tuple(copies(input))
+    if input.dtype == torch.bool and not is_sorted:
+        yield (4,)
+        yield [DeferredSize(0, SORT, (COUNT,), (elements,))]
+        yield values
+        yield from (part for part in counts if part.numel())
+        yield () if counts and counts[0].numel() else (16,)
+        yield from [inverse] if inverse.numel() else []
+        return
+    places = [elements * 8]
+    if not is_sorted:
+        yield (elements * input.itemsize, *(places if inverse.numel() else ()))
+        keys = DeferredSize(elements * input.itemsize, SORT, (KEYS, *words), (elements,))
+        numbers = elements, input.itemsize, 8 * input.itemsize
+        pairs = DeferredSize(elements * (input.itemsize + 8), SORT, (PERMUTED,), numbers)
+        yield [*places, pairs] if inverse.numel() else [keys]
+    if inverse.numel():
+        yield inverse
+        yield [*([elements * 4] if is_sorted else places), DeferredSize(0, SORT, (NUMBERED,), (elements,))]
+    yield values
+    yield (8,)
+    counted = [part for part in counts if part.numel()]
+    yield from counted
+    yield [DeferredSize(0, SORT, (RUNS,), (elements,)) if counted else DeferredSize(0, SORT, (UNIQUE, *words), (elements,))]
+
+
 def mode(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """The input with the dimension last and contiguous (TensorModeKernel.cpp)."""
     input, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", -1)
@@ -148,6 +205,8 @@ HELD: dict[Any, Held] = {
     **listed("bincount", counted),
     **listed("histc", histogram),
     **listed("mode", after_results(mode)),
+    **listed("_unique _unique2", unique),
+    **listed("unique_consecutive", unique_consecutive),
     **listed("median", median),
     **listed("nanmedian", nanmedian),
 }

@@ -119,7 +119,8 @@ def from_values(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) 
     real, assumption = recorder.values.run(func, args, kwargs), recorder.values.assumption(inputs)
     out = on_meta(real, recorder, assumption)
     if func.overloadpacket in _CUT and recorder.device.kind == "cuda":
-        out = tuple(_cut(recorder, part, inputs[0].numel(), assumption) for part in real)
+        made = 2 if inputs[0].dtype == torch.bool and func.overloadpacket is not _aten.unique_consecutive else inputs[0].numel()
+        out = tuple(_cut(recorder, part, max(made, part.numel()), assumption) for part in real)
     return out
 
 
@@ -127,7 +128,7 @@ _CUT = (_aten._unique, _aten._unique2, _aten.unique_consecutive)
 
 
 def _cut(recorder: HandlerContext, real: Tensor, elements: int, assumption: str | None) -> Tensor:
-    """Return a result of `unique`, which has the input's elements before it is cut (cuda/UniqueCub.cu, 2.15)."""
+    """Return a result of `unique`, which has so many elements before it is cut (cuda/UniqueCub.cu, 2.15)."""
     if not real.numel():
         return on_meta(real, recorder)
     out = torch.empty(elements, dtype=real.dtype, device="meta").resize_(real.shape)
