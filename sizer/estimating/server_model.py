@@ -13,13 +13,27 @@ from typing import Any
 from torch import nn
 
 from sizer.base.errors import RequestError
-from sizer.serving.architecture import CROSS, FULL, SLIDING, STATE, Architecture, Layer, Tower, Weight
+from sizer.serving.architecture import (
+    CHUNKED,
+    COMPRESSED,
+    CROSS,
+    FULL,
+    SLIDING,
+    STATE,
+    Architecture,
+    Layer,
+    Tower,
+    Weight,
+)
 
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
 _ENCODER = re.compile(r"(?:^|\.)(visual|vision|audio|image)|(?:^|\.)encoder\.")
 _GROUPED = re.compile(r"\.(?:experts)\.")
+# Parameters of DeepSeek V4 in float32; vllm/models/deepseek_v4/nvidia/model.py and compressor.py, 0.33.
+_IN_FLOAT = re.compile(r"\.(?:attn_hc|ffn_hc|hc_head)\.|\.compressor\..*position_bias$")
 SERVED_ITEMSIZE = 2  # vllm/config/model.py, dtype="auto": float32 checkpoints are served in a 16-bit dtype
 POOLERS = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta-v2", "modernbert", "mpnet")
+EXPERT_DTYPES = {"fp4"}  # of DeepSeek V4: experts in MXFP4 beside other matrices in FP8
 IMAGE_ROPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # model types whose rotations have sections for images
 ENCODER_DECODERS = ("t5", "bart", "mt5", "umt5", "mbart", "pegasus", "marian")
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -86,6 +100,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         deepstack=_deepstack(config),
         idle_weights=tuple(_idle_weights(weights, facts)),
         rotary_widths=tuple(_rotary_widths(ropes, weights, facts, head)),
+        rotary_itemsize=4 if "compress_rates" in facts else SERVED_ITEMSIZE,
         step_buffers=tuple(_step_buffers(config, facts, hidden)),
         uncounted=_uncounted(facts, None if tower is not None else encoder),
         lent=lent,
@@ -169,21 +184,18 @@ def _check_decoder(whole: str, model_type: str, facts: Mapping[str, Any]) -> Non
         raise _no_cache(model_type)
 
 
-_UNPLANNED = {"deepseek_v4": "other types: the plan lacks this one's cache of compressed tokens, windows and partial states"}
-
-
 def _no_cache(model_type: str) -> RequestError:
     return RequestError(
         "mode",
         given=f"'serve' with a model of type {model_type}",
-        allowed=_UNPLANNED.get(model_type, "serve with a decoder, which keeps keys and values of a request"),
+        allowed="serve with a decoder, which keeps keys and values of a request",
         todo="ask for mode=inference",
     )
 
 
 def _weights(module: nn.Module) -> list[Weight]:
     return [
-        Weight(name=name, shape=tuple(tensor.shape), itemsize=SERVED_ITEMSIZE)
+        Weight(name=name, shape=tuple(tensor.shape), itemsize=4 if _IN_FLOAT.search(name) else SERVED_ITEMSIZE)
         for name, tensor in module.named_parameters()
     ]
 
@@ -342,6 +354,10 @@ def _layer(
     norm = own.get("self_attn.q_norm.weight", (head,))[0]  # of one head, or of all: layers of Gemma 4 have heads of two sizes
     own_head = head if norm == head * heads else norm
     leaves = {name.split(".")[-2]: shape for name, shape in own.items() if "." in name}
+    if (rates := facts.get("compress_rates")) is not None:
+        ratio = int(rates.get(kind) or 1)
+        keys = _index_bytes(facts) if any(".indexer." in name for name in own) else 0
+        return [Layer(kind=COMPRESSED, elements=head, shared=True, window=window, ratio=ratio, index_bytes=keys)]
     if "kv_a_proj_with_mqa" in leaves:
         elements = int(facts["kv_lora_rank"]) + int(facts["qk_rope_head_dim"])
         return [Layer(kind=FULL, elements=elements, shared=True, index_bytes=_index_bytes(facts))]
@@ -357,9 +373,15 @@ def _layer(
             values = leaves["v_proj"][0] if "v_proj" in leaves else keys
             elements = keys + values
         slides = kind == "sliding_attention" and window > 0
+        chunk = int(facts.get("attention_chunk_size") or 0) if kind == "chunked_attention" else 0
         count = max(1, elements // (2 * own_head)) if elements % (2 * own_head) == 0 else kv_heads
         found.append(
-            Layer(kind=SLIDING if slides else FULL, elements=elements, kv_heads=count, window=window if slides else 0)
+            Layer(
+                kind=CHUNKED if chunk else SLIDING if slides else FULL,
+                elements=elements,
+                kv_heads=count,
+                window=chunk or (window if slides else 0),
+            )
         )
         if cross:
             found.append(Layer(kind=CROSS, elements=elements, kv_heads=count))
@@ -428,7 +450,9 @@ def _quantization(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             allowed="awq, gptq, fp8, mxfp4, compressed-tensors, modelopt",
             todo="ask for weights=full, or for the layout that comes closest",
         )
-    return {"quantization": layout, "group": group, "zero_points": zero, "unquantized": unquantized}
+    experts = "mxfp4" if layout == "fp8" and EXPERT_DTYPES & {found.get("expert_dtype"), checkpoint.get("expert_dtype")} else None
+    known = {"quantization": layout, "group": group, "zero_points": zero, "unquantized": unquantized}
+    return {**known, "expert_quantization": experts}
 
 
 def _compressed(found: Mapping[str, Any]) -> tuple[str | None, int]:

@@ -188,7 +188,7 @@ def _profiled(flags: Flags, architecture: Architecture) -> Flags:
     The longest request bounds how many images are encoded at once.
     """
     length = 1 if architecture.tower is None else flags.max_model_len
-    plain = replace(flags, layout=None, kv="auto", marlin=False, prefix_caching=True, kv_bytes=None, used_bytes=0)
+    plain = replace(flags, layout=None, experts=None, kv="auto", marlin=False, prefix_caching=True, kv_bytes=None, used_bytes=0)
     rank = flags.lora_rank if flags.loras else 1
     plain = replace(plain, loras=min(1, flags.loras), lora_rank=rank, lora_sharded=False, offload_bytes=0)
     return replace(plain, util=1.0, max_model_len=length, pp=1, total_bytes=0)

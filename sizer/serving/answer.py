@@ -123,5 +123,5 @@ def _contexts(plan: Plan, architecture: Architecture, want: tuple[int, int] | No
     flags = plan.flags
     for context in contexts_of(CONTEXTS, flags.max_model_len, want):
         each = blocks_of_request(plan.cache.groups, flags, context, architecture.encoder_tokens)
-        held = plan.cache.blocks // each * flags.dp if each else 0
+        held = plan.cache.usable // each * flags.dp if each else 0
         yield ContextRow(context=context, requests=min(held, flags.max_num_seqs * flags.dp))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-FULL, SLIDING, STATE, CROSS = "full", "sliding", "state", "cross"
+FULL, SLIDING, CHUNKED, STATE, CROSS, COMPRESSED = "full", "sliding", "chunked", "state", "cross", "compressed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,12 @@ class Weight:
 class Layer:
     """Memory that one layer keeps for a request.
 
-    `kind` is FULL or SLIDING attention of `window` tokens, CROSS attention to an encoder, or STATE, which has the same size for
-    each request. A token has `elements` in the cache, split among up to `kv_heads` ranks; all ranks hold them if `shared` (MLA).
+    `kind` is FULL or SLIDING attention of `window` tokens, CHUNKED attention within chunks of `window` tokens, CROSS attention to
+    an encoder, or STATE, which has the same size for each request. A token has `elements` in the cache, split among up to
+    `kv_heads` ranks; all ranks hold them if `shared` (MLA).
     A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks. The indexer of
-    sparse attention keeps `index_bytes` of a token on each rank, whatever the cache's dtype.
+    sparse attention keeps `index_bytes` of a token on each rank, whatever the cache's dtype. A COMPRESSED layer has an entry for
+    each `ratio` tokens and a window of the last ones; with a ratio of 1 it has the window alone.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class Layer:
     state_elements: int = 0
     conv_elements: int = 0
     index_bytes: int = 0
+    ratio: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +69,12 @@ class Architecture:
     `positions` are the tokens that its config allows, `rotary` the elements of each row of its tables of rotations, `rotary_rows`
     the rows of each table. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
     `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
-    its group size and the layers that it leaves as they are. `encoder` names what is not text, None if the model reads text alone.
+    its group size and the layers that it leaves as they are; `expert_quantization` is that of experts if it differs. `encoder`
+    names what is not text, None if the model reads text alone.
     `tower` is the encoder if the profile run of vLLM counts it. `deepstack` is how many layers get features of images of their own.
-    `rotary_widths` are the elements of a row of each table if they differ. `step_buffers` are the elements for each token of a step
-    that buffers made with the model hold, `idle_weights` what vLLM makes and no checkpoint fills.
+    `rotary_widths` are the elements of a row of each table if they differ, `rotary_itemsize` the bytes of one. `step_buffers` are
+    the elements for each token of a step that buffers made with the model hold, `idle_weights` what vLLM makes and no checkpoint
+    fills.
     `lent` is what the last layers would keep if they did not use the cache of earlier layers.
     `vision` are the layers and the hidden size of what reads images as its config names them, None if nothing does.
     """
@@ -91,6 +96,7 @@ class Architecture:
     experts_per_token: int = 0
     expert_width: int = 0
     quantization: str | None = None
+    expert_quantization: str | None = None
     group: int = 128
     zero_points: bool = False
     unquantized: tuple[str, ...] = ()
@@ -102,6 +108,7 @@ class Architecture:
     tower: Tower | None = None
     deepstack: int = 0
     rotary_widths: tuple[int, ...] = ()
+    rotary_itemsize: int = 2
     step_buffers: tuple[int, ...] = ()
     idle_weights: tuple[Weight, ...] = ()
     uncounted: tuple[str, ...] = ()
@@ -117,6 +124,11 @@ class Architecture:
         weights = tuple(weight for weight in self.weights if not ENCODER.search(weight.name))
         uncounted = tuple(words for words in self.uncounted if "encoder" not in words)
         return replace(self, weights=weights, encoder=None, tower=None, uncounted=uncounted)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Return whether layers keep compressed entries (DeepSeek V4)."""
+        return any(layer.kind == COMPRESSED for layer in self.layers)
 
     @property
     def has_states(self) -> bool:

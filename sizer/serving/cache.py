@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
-from sizer.serving.architecture import CROSS, SLIDING, STATE, Architecture, Layer
+from sizer.serving.architecture import CHUNKED, CROSS, FULL, SLIDING, STATE, Architecture, Layer
 from sizer.serving.flags import Flags
+from sizer.serving.groups import Group, compressed_groups
 from sizer.serving.layout import stage_layers
 
 _SPARSE_BYTES = 656  # kv_cache_interface.py, MLAAttentionSpec.real_page_size_bytes
@@ -18,19 +19,11 @@ STATE_STEP = 16  # tokens by which an attention block grows until its page holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Layers that share a block table. A block has `tokens` tokens, of a window if `window` is not 0."""
-
-    kind: str
-    window: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     """Capacity of a cache of a given size in bytes.
 
-    A block of a group takes `block_bytes`, `block_tokens` are those of full attention.
+    A block of a group takes `block_bytes`, `block_tokens` are those of full attention. Requests may have `usable` blocks, of
+    `checked_bytes` each when the server checks that one fits.
     """
 
     groups: tuple[Group, ...]
@@ -39,6 +32,8 @@ class CachePlan:
     blocks: int
     blocks_per_request: int
     kv_tokens: int
+    usable: int
+    checked_bytes: int
 
     @property
     def requests_at_once(self) -> float:
@@ -48,7 +43,7 @@ class CachePlan:
     @property
     def needed_bytes(self) -> int:
         """The bytes of one request of the longest allowed length."""
-        return self.blocks_per_request * self.block_bytes
+        return self.blocks_per_request * self.checked_bytes
 
 
 def page_elements(layer: Layer, tp: int) -> int:
@@ -74,13 +69,15 @@ def state_bytes(layer: Layer, architecture: Architecture, tp: int) -> int:
 
 def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: int = 0) -> CachePlan:
     """Return what `available` bytes of one rank of a stage hold."""
-    groups, block_bytes, block_tokens = _groups(architecture, flags, stage)
+    groups, block_bytes, block_tokens, checked = _groups(architecture, flags, stage)
     blocks = max(0, available) // block_bytes if block_bytes else 0
     each = blocks_of_request(groups, flags, flags.max_model_len, architecture.encoder_tokens)
     if flags.rules.tokens_of_requests:
-        tokens = blocks * flags.max_model_len // each if each else 0
+        logged = _logged_blocks(groups, flags) if flags.rules.weighted_groups and architecture.is_compressed else each
+        tokens = blocks * flags.max_model_len // logged if logged else 0
     else:
-        tokens = blocks // max(1, len(groups)) * block_tokens * flags.dcp
+        least = min((group.tokens for group in groups if group.page_bytes), default=block_tokens)
+        tokens = blocks // max(1, len(groups)) * least * flags.dcp
     return CachePlan(
         groups=groups,
         block_bytes=block_bytes,
@@ -88,7 +85,15 @@ def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: 
         blocks=blocks,
         blocks_per_request=each,
         kv_tokens=tokens,
+        usable=max(0, max(0, available) // checked - flags.rules.idle_block) if checked else 0,
+        checked_bytes=checked,
     )
+
+
+def _logged_blocks(groups: tuple[Group, ...], flags: Flags) -> int:
+    """Return the blocks of a request by which some logs count tokens: those of a group weigh as its pages do."""
+    needed = sum(group.page_bytes * blocks_of_request((group,), flags, flags.max_model_len) for group in groups)
+    return -(-needed // groups[0].page_bytes)
 
 
 def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, encoder_tokens: int = 0) -> int:
@@ -101,6 +106,8 @@ def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, enco
             total += -(-encoder_tokens // group.tokens)
         elif group.kind == SLIDING:
             total += -(-min(group.window - 1 + in_flight, length) // group.tokens) + 1
+        elif group.kind == CHUNKED:
+            total += -(-min(group.window + in_flight, length) // group.tokens)
         else:
             # FullAttentionSpec.max_memory_usage_bytes: each rank of decode context parallel has its share of the tokens
             own = -(-length // flags.dcp)
@@ -113,20 +120,25 @@ def longest_request(plan: CachePlan, flags: Flags, limit: int, encoder_tokens: i
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        fits = blocks_of_request(plan.groups, flags, middle, encoder_tokens) <= plan.blocks
+        fits = blocks_of_request(plan.groups, flags, middle, encoder_tokens) <= plan.usable
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
 
-def _groups(architecture: Architecture, flags: Flags, stage: int) -> tuple[tuple[Group, ...], int, int]:
-    """Return the groups of a stage's layers, the bytes of one block over a group's layers, and the tokens of a block."""
+def _groups(architecture: Architecture, flags: Flags, stage: int) -> tuple[tuple[Group, ...], int, int, int]:
+    """Return the groups of a stage's layers, the bytes and the tokens of a block over a group's layers, and `checked_bytes`."""
     layers = [architecture.layers[number] for number in stage_layers(len(architecture.layers), flags.pp)[stage]]
+    if architecture.is_compressed:
+        groups, block_bytes, checked = compressed_groups(layers, flags.rules.packing)
+        return groups, block_bytes, flags.block, checked
     kinds: dict[Layer, int] = {}
     for layer in layers:
+        if layer.kind == CHUNKED and not flags.rules.chunked:
+            layer = replace(layer, kind=FULL, window=0)
         if layer.elements or layer.state_elements or layer.conv_elements:
             kinds[layer] = kinds.get(layer, 0) + 1
     if not kinds:
-        return (), 0, flags.block
+        return (), 0, flags.block, 0
     attention = {layer: count for layer, count in kinds.items() if layer.kind != STATE}
     if not attention:
         return _states_alone(kinds, architecture, flags)
@@ -137,7 +149,7 @@ def _groups(architecture: Architecture, flags: Flags, stage: int) -> tuple[tuple
         for layer, count in sorted(kinds.items(), key=lambda item: item[0].kind == STATE)
         for _ in range(-(-count // size))
     )
-    return groups, page * size, next(iter(blocks.values()))
+    return groups, page * size, next(iter(blocks.values())), page * size
 
 
 def _pages(
@@ -163,11 +175,12 @@ def _pages(
 
 def _states_alone(
     kinds: Mapping[Layer, int], architecture: Architecture, flags: Flags
-) -> tuple[tuple[Group, ...], int, int]:
+) -> tuple[tuple[Group, ...], int, int, int]:
     """Return the one group of a model without attention: a block is the state of a request."""
     page = max(state_bytes(layer, architecture, flags.tp) for layer in kinds)
     group = Group(kind=STATE, window=0, tokens=flags.max_model_len)
-    return (group,), page * sum(kinds.values()), flags.max_model_len
+    size = page * sum(kinds.values())
+    return (group,), size, flags.max_model_len, size
 
 
 def _group_size(counts: Collection[int], padding: float) -> int:

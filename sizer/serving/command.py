@@ -6,6 +6,7 @@ import shlex
 
 from sizer.base.units import GIB
 from sizer.serving.flags import Flags
+from sizer.serving.groups import BLOCK as COMPRESSED_BLOCK
 
 NO_IMAGES = '{"image": 0, "video": 0, "audio": 0}'
 
@@ -39,6 +40,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
         words += [name, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if flags.ep else []
     words += ["--kv-cache-dtype", flags.kv] if flags.kv != "auto" else []
+    words += ["--block-size", str(flags.block)] if flags.block == COMPRESSED_BLOCK else []
     if flags.prefix_caching == has_states:
         words.append("--enable-prefix-caching" if flags.prefix_caching else "--no-enable-prefix-caching")
     if flags.loras:

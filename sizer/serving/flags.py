@@ -10,7 +10,8 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import TEXT
 from sizer.catalogue.serving import AUTO, ENGINES, LORA_RANK, LORA_RANKS, format_release
 from sizer.query.request import Request
-from sizer.serving.architecture import SLIDING, Architecture
+from sizer.serving.architecture import CHUNKED, COMPRESSED, SLIDING, Architecture
+from sizer.serving.groups import BLOCK as COMPRESSED_BLOCK
 from sizer.serving.rules import Release, Rules, rules_of
 
 LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_batch_defaults
@@ -18,6 +19,7 @@ UNNAMED_LENGTH = 2048  # vllm/config/model.py, _get_and_verify_max_len: of confi
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
+COMPRESSED_SINCE = (0, 20, 0)  # the first release with DeepSeek V4
 LATENT_CONTEXT, GROUPED_CONTEXT = (0, 10, 2), (0, 11, 1)  # first releases with decode context parallel of MLA, of other attention
 
 
@@ -25,12 +27,13 @@ LATENT_CONTEXT, GROUPED_CONTEXT = (0, 10, 2), (0, 11, 1)  # first releases with 
 class Flags:
     """Every flag of one vLLM server as resolved. Sizes are in bytes, lengths in tokens.
 
-    `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
-    Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
-    `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model runners runs, `text_alone`
-    that no prompt of a model that reads images may have any. `loras` are slots of adapters, 0 without --enable-lora, `lora_rank`
-    the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter. `offload_bytes` are the
-    weights that go to the host. `dcp` tensor-parallel ranks share the tokens of a request (decode context parallel).
+    `layout` is the layout of quantised weights, None for unquantised ones, `experts` that of experts if it differs. `marlin` says
+    whether MXFP4 experts are padded for Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the
+    device's multiprocessors. `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model
+    runners runs, `text_alone` that no prompt of a model that reads images may have any. `loras` are slots of adapters, 0 without
+    --enable-lora, `lora_rank` the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter.
+    `offload_bytes` are the weights that go to the host. `dcp` tensor-parallel ranks share the tokens of a request (decode context
+    parallel).
     """
 
     release: Release
@@ -41,6 +44,7 @@ class Flags:
     max_num_seqs: int
     max_num_batched_tokens: int
     layout: str | None = None
+    experts: str | None = None
     kv: str = "auto"
     tp: int = 1
     pp: int = 1
@@ -69,6 +73,11 @@ class Flags:
     def rules(self) -> Rules:
         """The rules of the version."""
         return rules_of(self.release)
+
+    @property
+    def expert_layout(self) -> str | None:
+        """Return the layout of the matrices of experts."""
+        return self.experts or self.layout
 
     @property
     def graphs_in_budget(self) -> bool:
@@ -177,6 +186,9 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     asked = request.max_model_len if isinstance(request.max_model_len, int) else None
     length = asked or architecture.positions or UNNAMED_LENGTH
     _check_length(length, architecture)
+    if architecture.is_compressed and release < COMPRESSED_SINCE:
+        allowed = f"{format_release(COMPRESSED_SINCE)} and later for a model of type {architecture.model_type}"
+        raise _refused("engine_version", format_release(release), allowed, "ask for a later version")
     check_ranks(request, architecture)
     if request.max_num_batched_tokens is None:
         tokens = min(tokens, (request.max_num_seqs or seqs) * length)
@@ -201,7 +213,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         max_num_seqs=request.max_num_seqs or min(seqs, tokens),
         max_num_batched_tokens=tokens,
         layout=layout,
-        kv=request.kv,
+        experts=architecture.expert_quantization if layout == architecture.quantization else None,
+        kv="fp8" if architecture.is_compressed else request.kv,  # models/deepseek_v4/attention.py: no other dtype
         tp=request.tp,
         pp=request.pp,
         dp=request.dp,
@@ -223,7 +236,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         outside_bytes=request.outside,
         graphs_bytes=request.graphs,
         vocabulary=architecture.vocabulary,
-        block=LATENT_BLOCK if architecture.latent else BLOCK_TOKENS,
+        block=COMPRESSED_BLOCK if architecture.is_compressed else LATENT_BLOCK if architecture.latent else BLOCK_TOKENS,
     )
 
 
@@ -242,6 +255,12 @@ def runs_second(rules: Rules, architecture: Architecture) -> bool:
 def _check_length(length: int, architecture: Architecture) -> None:
     if architecture.positions and length > architecture.positions:
         raise _refused("max_model_len", f"{length:,}", f"at most the config's {architecture.positions:,}", "ask for less")
+
+
+def check_engine(engine: str, architecture: Architecture) -> None:
+    """Raise RequestError for a model whose cache is known of vLLM alone."""
+    if architecture.is_compressed:
+        raise _refused("engine", f"{engine} with a model of type {architecture.model_type}", "vllm", "ask for engine=vllm")
 
 
 def check_ranks(request: Request, architecture: Architecture) -> None:
@@ -273,8 +292,8 @@ def _check_context(request: Request, architecture: Architecture, release: Releas
     if release < since:
         allowed = f"1 before {format_release(since)}, the first release that has it for this attention"
         raise _refused("dcp", f"{degree} with engine_version={format_release(release)}", allowed, "ask for a later version")
-    if any(layer.kind == SLIDING for layer in architecture.layers):
-        raise _refused("dcp", given, "1 for a model with sliding windows", "remove it")
+    if any(layer.kind in (SLIDING, CHUNKED, COMPRESSED) for layer in architecture.layers):
+        raise _refused("dcp", given, "1 for a model with sliding windows or chunks", "remove it")
     most = request.tp if architecture.latent else request.tp // architecture.kv_heads
     if request.tp % degree or degree > most:
         replicas = "tp" if architecture.latent else f"tp divided by the model's {architecture.kv_heads} key heads"

@@ -24,20 +24,24 @@ MERGED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
     **dict.fromkeys(("w1", "w3"), "w13"),
-    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj"),
+    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa", "kv_proj"), "fused_qkv_a_proj"),
 }
 JOINED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
 COLUMNS = frozenset(
     (
         *("q_proj", "k_proj", "v_proj", "qkv", "q_b_proj", "kv_b_proj", *JOINED),
         *("gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "linear_fc1", "input_linear"),
-        *("in_proj", "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_a", "in_proj_b", "conv1d"),
+        *("o_a_proj", "in_proj", "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_a", "in_proj_b", "conv1d"),
     )
 )
 ROWS = frozenset(
-    ("o_proj", "out_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "linear_fc2", "c_proj", "proj", "w2", "output_linear")
+    (
+        *("o_proj", "o_b_proj", "out_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "linear_fc2", "c_proj", "proj"),
+        *("w2", "output_linear"),
+    )
 )
-REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa"))
+REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa", "kv_proj"))
+COMPRESSOR = ".compressor."  # of DeepSeek V4: each rank has all of it, in the model's dtype but for the queries of its indexer
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 
 
@@ -75,7 +79,7 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
     if len(widths) != len(architecture.rotary_rows):
         widths = (architecture.rotary,) * len(architecture.rotary_rows)
     for rows, width in zip(architecture.rotary_rows, widths, strict=True):
-        yield rows * width * 2
+        yield rows * width * architecture.rotary_itemsize
 
 
 def weights_of(architecture: Architecture, flags: Flags, stage: int) -> Iterator[Weight]:
@@ -190,6 +194,8 @@ def matrix_of(weight: Weight, architecture: Architecture, flags: Flags) -> Matri
         return None
     transposed = leaf in ("c_attn", "c_fc", "c_proj")  # transformers' Conv1D
     outputs, inputs = reversed(weight.shape) if transposed else weight.shape
+    if COMPRESSOR in weight.name:
+        return Matrix(weight.name, inputs, outputs, weight.itemsize, quantised=leaf == "q_b_proj")
     if leaf in COLUMNS:
         outputs = _split_outputs(leaf, outputs, architecture, flags, encoder)
     elif leaf in ROWS:
@@ -250,7 +256,7 @@ def _whole(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator
     elif is_of_experts(weight):
         yield from _experts(weight, architecture, flags)
     elif "experts" in parts:
-        yield -(-size // flags.tp) * (4 if flags.layout == "mxfp4" else weight.itemsize)
+        yield -(-size // flags.tp) * (4 if flags.expert_layout == "mxfp4" else weight.itemsize)
     elif parts[-1] == "bias" and len(parts) > 1 and parts[-2] in COLUMNS and not ENCODER.search(weight.name):
         yield _split_outputs(parts[-2], size, architecture, flags, encoder=False) * weight.itemsize
     elif len(parts) > 1 and parts[-2] in COLUMNS:
@@ -263,13 +269,13 @@ def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterat
     """Yield the tensors of one matrix of all experts: [experts, outputs, inputs], split by experts or by their width."""
     down, gated = is_down(weight), is_gated(weight)
     here, width, hidden = expert_sizes(weight, architecture, flags)
-    if flags.layout == "mxfp4":
+    if flags.expert_layout == "mxfp4":
         elements = here * hidden * width * (2 if gated else 1)
         yield elements // 2
         yield elements // MXFP4_GROUP
         return
     inputs, outputs = (width, hidden) if down else (hidden, (2 if gated else 1) * width)
-    for size in _quantised(inputs, outputs, flags.layout, architecture, weight.itemsize):
+    for size in _quantised(inputs, outputs, flags.expert_layout, architecture, weight.itemsize):
         yield here * size
 
 
@@ -303,7 +309,7 @@ def expert_sizes(weight: Weight, architecture: Architecture, flags: Flags) -> tu
         hidden = next((size for size in weight.shape[1:] if size not in (width, 2 * width)), hidden)
     here = -(-experts // ranks) if flags.ep else experts
     width = architecture.expert_width if flags.ep else -(-architecture.expert_width // ranks)
-    if flags.layout != "mxfp4":
+    if flags.expert_layout != "mxfp4":
         return here, width, hidden
     padding = 128 if flags.marlin else MXFP4_GROUP
     hidden = -(-hidden // 256) * 256 if flags.marlin else hidden

@@ -17,7 +17,8 @@ from sizer.base.codec import Difference
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.gpus import Gpu
 from sizer.report.served import ContextRow, Served, Want
-from sizer.serving.architecture import SLIDING, STATE, Architecture
+from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture
+from sizer.serving.flags import check_engine
 
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)
 MICRO_BATCH = 512  # common/common.h, n_ubatch
@@ -35,6 +36,7 @@ class LlamaFlags:
 
 def resolve_llama(request: Any, architecture: Architecture) -> LlamaFlags:
     """Return the flags for a request. Raises RequestError for a length past the config's."""
+    check_engine("llama.cpp", architecture)
     length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
     if not length or (architecture.positions and length > architecture.positions):
         known = bool(architecture.positions)
@@ -51,7 +53,7 @@ def cache_bytes(architecture: Architecture, flags: LlamaFlags) -> int:
     for layer in architecture.layers:
         if layer.kind == STATE:
             total += (layer.state_elements + layer.conv_elements) * 4 * flags.slots
-        elif layer.kind == SLIDING:
+        elif layer.kind in (SLIDING, CHUNKED):
             total += layer.elements * 2 * min(cells, _cells(layer.window * flags.slots + MICRO_BATCH))
         else:
             total += layer.elements * 2 * cells

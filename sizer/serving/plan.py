@@ -201,7 +201,7 @@ def encoder_items(architecture: Architecture, flags: Flags) -> int:
 def _starts(plan: Plan, gpu: Gpu) -> Starts:
     """Return whether the server starts: the budget is free, and one request of the longest length has room."""
     def holds(cache: CachePlan) -> bool:
-        return 0 < cache.blocks_per_request <= cache.blocks
+        return 0 < cache.blocks_per_request <= cache.usable
 
     if not plan.is_free:
         unsure = plan.free_bytes + gpu.context_bytes - gpu.context_low_bytes >= plan.budget_bytes
@@ -225,10 +225,11 @@ def wanted(plan: Plan, architecture: Architecture, want: tuple[int, int]) -> Wan
     here = -(-requests // plan.flags.dp)
     each = blocks_of_request(plan.cache.groups, plan.flags, tokens, architecture.encoder_tokens)
     needed = here * each
-    missing = max(0, needed * plan.cache.block_bytes - max(0, plan.kv_cache_bytes)) if needed > plan.cache.blocks else 0
+    short, held = needed > plan.cache.usable, (needed + plan.flags.rules.idle_block) * plan.cache.checked_bytes
+    missing = max(0, held - max(0, plan.kv_cache_bytes)) if short else 0
     allowed = tokens <= plan.flags.max_model_len and here <= plan.flags.max_num_seqs
-    fits: Starts = plan.starts if needed <= plan.low.blocks and allowed else False
-    if fits is False and allowed and plan.starts is not False and needed <= plan.high.blocks:
+    fits: Starts = plan.starts if needed <= plan.low.usable and allowed else False
+    if fits is False and allowed and plan.starts is not False and needed <= plan.high.usable:
         fits = "uncertain"
     return Want(requests=requests, tokens=tokens, fits=fits, missing_bytes=missing)
 
@@ -253,14 +254,15 @@ def server_message(plan: Plan, architecture: Architecture) -> str:
         return (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
         )
-    if plan.cache.blocks >= plan.cache.blocks_per_request:
+    if plan.cache.usable >= plan.cache.blocks_per_request:
         return ""
     longest = longest_of(plan, architecture, flags.max_model_len)
+    available = plan.kv_cache_bytes - plan.cache.block_bytes * flags.rules.idle_block
     estimate = f"Based on the available memory, the estimated maximum model length is {longest}. " if longest else ""
     return (
         f"To serve at least one request with the model's max seq len ({flags.max_model_len}), "
         f"({_gib(plan.cache.needed_bytes)} GiB KV cache is needed, which is larger than the available KV cache memory "
-        f"({_gib(plan.kv_cache_bytes)} GiB). {estimate}Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+        f"({_gib(available)} GiB). {estimate}Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
         "initializing the engine."
     )
 

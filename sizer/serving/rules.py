@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sizer.base.units import GIB, MIB
+from sizer.serving.groups import GROUPS, SLOTS, TUPLES
 
 Release = tuple[int, int, int]
 
@@ -35,6 +36,9 @@ class Rules:
     experts and states, "all". `second_sampler` is the path of its profile run, `second_graphs` says whether it estimates graphs.
     `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes, `shared_keys` whether layers that use
     the cache of others have keys and values, `offloads_tower` whether encoders go to the host with cpu_offload_gb.
+    `chunked` says whether layers that attend within chunks keep these alone. `packing` is how pages of several sizes share a block
+    (sizer.serving.groups), `weighted_groups` whether the log weighs groups by their pages, `idle_block` whether a block is held
+    back from requests.
     Adapters: `lora_least_rank` is the least max_lora_rank, `lora_vocabularies` the types of models whose embedding and logits have
     slots beside those of sizer.serving.lora, `lora_vocabulary` the tokens that an adapter may add. `lora_tied_twice` says whether
     Qwen3's tied embedding has slots twice, `lora_experts` whether experts have slots, `lora_joined_experts` whether gate and up of
@@ -59,6 +63,10 @@ class Rules:
     benchmarks: bool
     shared_keys: bool
     offloads_tower: bool
+    chunked: bool
+    packing: str
+    weighted_groups: bool
+    idle_block: bool
     lora_least_rank: int
     lora_vocabularies: str
     lora_vocabulary: int
@@ -73,6 +81,8 @@ FITTED = "fitted on the startup logs in docs/serving.md"
 _FIRST = (0, 9, 0)
 _CONFIG, _RUNNER = "vllm/config/vllm.py", "vllm/v1/worker/gpu/model_runner.py"
 _EARLY, _LORA = "qwen3, llama, mistral", "vllm/lora/layers"
+_CHUNKED = "vllm/envs.py, VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
+_PAGES = "vllm/v1/core/kv_cache_utils.py"
 _QWEN3 = "qwen3, qwen3_moe, qwen3_vl_text, qwen3_vl_moe_text"
 
 RULES: tuple[Rule, ...] = (
@@ -156,6 +166,17 @@ RULES: tuple[Rule, ...] = (
         value=True,
         source="vllm/model_executor/models/interfaces.py, supports_tower_offload, 0.30.0",
     ),
+    Rule(name="chunked", since=_FIRST, value=False, source="vllm/attention/layers/chunked_local_attention.py, 0.10.0"),
+    Rule(name="chunked", since=(0, 10, 0), value=True, source="vllm/v1/kv_cache_interface.py, ChunkedLocalAttentionSpec, 0.10.0"),
+    Rule(name="chunked", since=(0, 10, 1), value=False, source=f"{_CHUNKED}, 0.10.1"),
+    Rule(name="chunked", since=(0, 14, 0), value=True, source=f"{_CHUNKED}, 0.14.0"),
+    Rule(name="packing", since=_FIRST, value=TUPLES, source=f"{_PAGES}, _get_kv_cache_config_deepseek_v4, 0.20.0"),
+    Rule(name="packing", since=(0, 24, 0), value=SLOTS, source=f"{_PAGES}, _get_kv_cache_config_packed, 0.24.0"),
+    Rule(name="packing", since=(0, 29, 0), value=GROUPS, source=f"{_PAGES}, _get_packed_kv_cache_groups, 0.29.0"),
+    Rule(name="weighted_groups", since=_FIRST, value=True, source=f"{_PAGES}, get_max_concurrency_for_kv_cache_config, 0.26.0"),
+    Rule(name="weighted_groups", since=(0, 27, 0), value=False, source=f"{_PAGES}, 0.27.0"),
+    Rule(name="idle_block", since=_FIRST, value=False, source=f"{_PAGES}, 0.28.0"),
+    Rule(name="idle_block", since=(0, 29, 0), value=True, source=f"{_PAGES}, check_enough_kv_cache_memory, 0.29.0"),
     Rule(name="lora_least_rank", since=_FIRST, value=8, source="vllm/config.py, possible_max_ranks, 0.9.0"),
     Rule(name="lora_least_rank", since=(0, 11, 1), value=1, source="vllm/config/lora.py, MaxLoRARanks, 0.11.1"),
     Rule(name="lora_vocabularies", since=_FIRST, value="mistral", source="vllm/model_executor/models/registry.py, 0.9.0"),

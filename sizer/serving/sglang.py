@@ -26,7 +26,7 @@ from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import contexts_of
 from sizer.serving.architecture import SLIDING, STATE, Architecture, Layer
 from sizer.serving.cache import state_bytes, token_bytes
-from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_ranks, layout_of, release_of
+from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_engine, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
 from sizer.serving.rules import Release, SglangRules, sglang_rules_of
@@ -165,6 +165,7 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
     Raises RequestError for values that this model or version does not take.
     """
     release = release_of("sglang", request.engine_version)
+    check_engine("sglang", architecture)
     check_ranks(request, architecture)
     total_mib = (gpu.total_bytes + DRIVER_BYTES) / MIB
     tokens, batch = _tier(sglang_rules_of(release), total_mib, request.tp)

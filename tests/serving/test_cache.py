@@ -8,7 +8,7 @@ import pytest
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.query.text import parse_query
-from sizer.serving.architecture import FULL, Layer
+from sizer.serving.architecture import CHUNKED, COMPRESSED, FULL, Layer
 from sizer.serving.cache import longest_request, plan_cache
 from sizer.serving.command import vllm_command
 from sizer.serving.flags import resolve_flags
@@ -51,6 +51,48 @@ def test_windows_have_groups_of_their_own():
     # full 8,192 / 16 = 512; a window keeps 99 tokens and a step of 1,000: 69 blocks, and one where it begins in the middle
     assert plan.blocks_per_request == 512 + 3 * 70
     assert plan.kv_tokens == 1000 // 4 * 16  # up to 0.20 the blocks of a group
+
+
+def test_chunks_are_kept_alone_in_versions_that_allow_it():
+    # 1 full and 3 chunked layers, in a group each; up to 0.9 and from 0.10.1 to 0.13 all four keep the whole request
+    layers = (*attention(1), *(replace(layer, kind=CHUNKED) for layer in attention(3, window=1000)))
+    releases = ((0, 9, 2), (0, 10, 0), (0, 13, 0), (0, 14, 0), (0, 26, 0))
+    plans = [plan_cache(decoder(layers=layers), flags(release=release), 2**30) for release in releases]
+    assert [len(plan.groups) for plan in plans] == [1, 4, 1, 4, 4]
+    # a chunk of 1,000 and a step of 2,048: 191 blocks; from 0.26 on two steps
+    assert [plan.blocks_per_request for plan in plans] == [512, 512 + 3 * 191, 512, 512 + 3 * 191, 512 + 3 * 319]
+
+
+# vLLM's own planners on the cache specs of both models in 20 GiB: 0.22.0, 0.26.0 and 0.33.0, max_in_flight_tokens of 8,192 or twice
+# as many. The first row of 0.22 with 30,000 tokens is a published error, too: 6.66 GiB are needed (vllm-project/vllm/issues/44376).
+COMPRESSED_PLANS = (
+    ("flash", "0.22.0", 1_048_576, 8192, 20_417, 7_835_731_200, 3_030_258),
+    ("flash", "0.22.0", 30_000, 16_384, 20_417, 7_152_076_800, 101_492),
+    ("pro", "0.22.0", 1_048_576, 8192, 14_489, 11_041_257_600, 2_133_523),
+    ("flash", "0.26.0", 30_000, 16_384, 20_655, 12_947_362_560, 56_754),
+    ("pro", "0.26.0", 1_048_576, 8192, 14_574, 15_973_513_344, 1_509_477),
+    ("flash", "0.33.0", 1_048_576, 8192, 21_426, 10_802_142_720, 2_084_504),
+    ("pro", "0.33.0", 30_000, 16_384, 14_954, 17_676_766_080, 36_443),
+)
+
+
+@pytest.mark.parametrize("row", COMPRESSED_PLANS, ids=lambda row: "-".join(map(str, row[:3])))
+def test_compressed_entries_windows_and_states_are_packed_as_vllm_does(row: tuple[str, str, int, int, int, int, int]):
+    model, version, length, step, blocks, needed, tokens = row
+    rates = [1, 1, *[4, 128] * 20, 4] if model == "flash" else [128, 128, *[4, 128] * 29, 4]
+    layers = tuple(
+        Layer(kind=COMPRESSED, elements=512, shared=True, window=128, ratio=rate, index_bytes=132 * (rate == 4)) for rate in rates
+    )
+    release = tuple(map(int, version.split(".")))
+    asked = flags(release=release, block=256, max_model_len=length, max_num_batched_tokens=step)
+    plan = plan_cache(decoder(layers=layers), asked, 20 * 2**30)
+    assert (len(plan.groups), plan.blocks, plan.needed_bytes, plan.kv_tokens) == (5, blocks, needed, tokens)
+
+
+def test_later_versions_hold_a_block_back():
+    # a request of 64 tokens needs four blocks: up to 0.28 they are enough, from 0.29 on the server asks for a fifth
+    usable = [plan_cache(decoder(), flags(release=(0, minor, 0)), 512 * KIB).usable for minor in (28, 29)]
+    assert usable == [4, 3]
 
 
 def test_later_versions_say_tokens_of_whole_requests():

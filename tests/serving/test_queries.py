@@ -66,6 +66,24 @@ def test_models_without_a_decoder_are_refused(preset: str):
         sizer.estimate(f"arch=hf:{preset}&mode=serve&gpu=l4")
 
 
+def test_deepseek_v4_is_planned_for_vllm_alone():
+    question = "arch=hf:deepseek-v4-flash&mode=serve&gpu=b200"
+    asked = f"{question}&tp=8&ep=1&engine_version=0.25.0&util=0.95&max_num_batched_tokens=8192&max_num_seqs=256"
+    served = sizer.estimate(asked).serve
+    # a published log: 19.82 GiB on each of eight ranks (wtdcode/vllm-backport/issues/41)
+    assert served.weights_bytes / 2**30 == pytest.approx(19.82, rel=0.006)
+    assert "--enable-expert-parallel --kv-cache-dtype fp8 --block-size 256" in served.command
+    refusals = (
+        ("engine=sglang", r"engine: given sglang with a model of type deepseek_v4, allowed vllm"),
+        ("engine=llama.cpp", r"engine: given llama.cpp with a model of type deepseek_v4, allowed vllm"),
+        ("tp=8&dcp=8", r"allowed 1 for a model with sliding windows or chunks"),
+        ("engine_version=0.19.0", r"engine_version: given 0.19.0, allowed 0.20.0 and later"),
+    )
+    for keys, words in refusals:
+        with pytest.raises(RequestError, match=words):
+            sizer.estimate(f"{question}&{keys}")
+
+
 def test_a_stage_without_a_cache_does_not_bound_the_others():
     served = sizer.estimate("arch=hf:gemma-4-e2b-it&mode=serve&gpu=l4&pp=2&max_model_len=4k").serve
     assert served.kv_tokens > 0 and served.starts is not False
