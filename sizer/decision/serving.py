@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 SEARCHES = {
     True: "It starts as it is.",
-    False: "It does not start. The rows are the smallest sets of changes with which it does.",
-    "uncertain": "It may not start. The rows are the smallest sets of changes with which it surely does.",
+    False: "It does not start. The rows are sets of changes with which it does, the smallest first.",
+    "uncertain": "It may not start. The rows are sets of changes with which it surely does, the smallest first.",
 }
 
 

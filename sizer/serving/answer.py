@@ -66,7 +66,8 @@ def answer_vllm(
 
     plan = planner(flags)
     copies = flags.dp
-    changes = [*vllm_changes(architecture, flags, plan.free_bytes, want)] if with_levers else []
+    longest = longest_of(replace(plan, cache=plan.low), architecture, flags.max_model_len) if plan.starts is not True else 0
+    changes = [*vllm_changes(architecture, flags, plan.free_bytes, want, longest)] if with_levers else []
 
     def at_once(requests: float) -> float:
         return round(requests * copies, 2)

@@ -37,14 +37,16 @@ class Outcome:
 
 FEWER_SEQS, FEWER_TOKENS, MORE_UTIL, LONGEST_SET = 32, 2048, 0.95, 3
 SHOWN = 8
+AWQ = "an AWQ checkpoint (4 bits)"
 
 
 def vllm_changes(
-    architecture: Architecture, flags: Flags, free_bytes: int, want: tuple[int, int] | None = None
+    architecture: Architecture, flags: Flags, free_bytes: int, want: tuple[int, int] | None = None, longest: int = 0
 ) -> Iterator[Change]:
     """Yield each change that flags of vLLM leave room for on a device with so many bytes free.
 
-    `want` is (requests, tokens of each): no change forbids them, and those that allow them come first.
+    `want` is (requests, tokens of each): no change forbids them, and those that allow them come first. `longest` are the tokens of
+    the longest request that surely fits, which a shorter max_model_len allows.
     """
     requests, tokens = want or (0, 0)
     here = -(-requests // flags.dp)
@@ -62,6 +64,13 @@ def vllm_changes(
             query=f"max_model_len={tokens}",
             fields={"max_model_len": tokens},
             note="longer requests are allowed",
+        )
+    if max(tokens, 1) <= longest < flags.max_model_len:
+        yield Change(
+            flag=f"--max-model-len {longest}",
+            query=f"max_model_len={longest}",
+            fields={"max_model_len": longest},
+            note="longer requests are refused; no memory is freed",
         )
     if flags.max_num_batched_tokens > FEWER_TOKENS:
         yield Change(
@@ -123,7 +132,7 @@ def shared_changes(architecture: Architecture, flags: Any, kv_flag: str, tp_flag
         note = "weights are rounded to 8 bits"
         yield Change(flag="--quantization fp8", query="weights=fp8", fields={"layout": "fp8"}, note=note)
         note = "another checkpoint, rounded to 4 bits"
-        yield Change(flag="an AWQ checkpoint (4 bits)", query="weights=awq", fields={"layout": "awq"}, note=note)
+        yield Change(flag=AWQ, query="weights=awq", fields={"layout": "awq"}, note=note)
 
 
 def gpu_with(gpu: Gpu, flags: Any, other: Any) -> Gpu:
@@ -135,8 +144,9 @@ def gpu_with(gpu: Gpu, flags: Any, other: Any) -> Gpu:
 def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], Outcome]) -> tuple[Lever, ...]:
     """Return what to change, the smallest sets first and of those with as many changes the one that gains most.
 
-    If the server fits, each change stands alone. If not, these are the smallest sets of up to three changes with which it does; if
-    none does and the server starts, each change that gains requests.
+    If the server fits, each change stands alone. If not, these are the smallest sets of up to three changes with which it does, and
+    the smallest for the same GPUs and the same requests if there are none among them. If none does and the server starts, each
+    change that gains requests.
 
     Args:
         changes: The changes that the flags leave room for.
@@ -148,23 +158,42 @@ def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], 
     def lever(chosen: tuple[Change, ...]) -> Lever:
         fields = {name: value for change in chosen for name, value in change.fields.items()}
         after = planner(replace(flags, **fields))
+        shorter = any(_is_shorter(change, flags) for change in chosen)
         return Lever(
-            flags=" ".join(change.flag for change in chosen),
+            flags=" ".join(change.flag for change in chosen).replace(f" {AWQ}", f" with {AWQ}"),
             query="&".join(change.query for change in chosen),
             starts=after.starts,
             fits=after.fits,
             kv_cache_bytes=Difference(after.kv_cache_bytes),
             requests_at_once=round(after.requests_at_once, 2),
-            gained=round(after.requests_at_once - before.requests_at_once, 2),
+            gained=0.0 if shorter else round(after.requests_at_once - before.requests_at_once, 2),
             note="; ".join(change.note for change in chosen),
         )
 
+    found: list[Lever] = []
+    left = list(changes)
     for size in range(1, LONGEST_SET + 1) if before.fits is not True else ():
-        tried = (lever(chosen) for chosen in combinations(changes, size) if _is_one(chosen))
-        found = sorted((one for one in tried if one.fits is True), key=lambda one: -one.gained)
-        if found:
-            return tuple(found[:SHOWN])
+        tried = [(chosen, lever(chosen)) for chosen in combinations(left, size) if _is_one(chosen)]
+        fitting = [(chosen, one) for chosen, one in tried if one.fits is True]
+        found += sorted((one for _, one in fitting), key=lambda one: -one.gained)
+        costly = {change.query for chosen, _ in fitting for change in chosen if _costs_more(change, flags)}
+        if any(costly.isdisjoint(change.query for change in chosen) for chosen, _ in fitting):
+            break
+        left = [change for change in left if change.query not in costly]
+    if found:
+        return tuple(found[:SHOWN])
     return tuple(_sorted(lever((change,)) for change in changes))[:SHOWN] if before.starts is True else ()
+
+
+def _costs_more(change: Change, flags: Any) -> bool:
+    """Return True for a change that needs more GPUs, or refuses requests that were allowed."""
+    return "tp" in change.fields or _is_shorter(change, flags)
+
+
+def _is_shorter(change: Change, flags: Any) -> bool:
+    """Return True for a change that allows shorter requests alone, of which the cache holds more in number."""
+    length = change.fields.get("max_model_len")
+    return isinstance(length, int) and length < flags.max_model_len
 
 
 def _is_one(chosen: tuple[Change, ...]) -> bool:

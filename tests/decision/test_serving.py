@@ -160,9 +160,9 @@ def test_levers_are_those_of_the_estimate(more: str):
 
 def test_what_cannot_start_says_so():
     *_, found = levers(parse_query(f"{MODEL}&kv_bytes=512MiB"))
-    assert found.search == "It does not start. The rows are the smallest sets of changes with which it does."
+    assert found.search == "It does not start. The rows are sets of changes with which it does, the smallest first."
     assert [row.serve.starts for row in found.rows] == [True] * len(found.rows) != []
-    *_, none = levers(parse_query(f"{MODEL}&kv_bytes=1MiB&kv=fp8"))
+    *_, none = levers(parse_query(f"{MODEL}&kv_bytes=1KiB&kv=fp8"))
     assert none.search == "It does not start, and with none of the changes that were tried."
     assert list(format_levers(none))[-1] == "Nothing that is known here makes room for more requests."
 

@@ -125,6 +125,25 @@ def test_the_smallest_sets_that_start_come_first():
     assert not any(" --max" in lever.flags for lever in found.levers)
 
 
+def test_a_shorter_length_is_offered_and_frees_nothing():
+    # a request of 8,192 tokens needs 64 MiB: 40 MiB hold 5,120 tokens, or all of them in 8 bits or on two GPUs
+    levers = answer(kv_bytes=40 * MIB, max_model_len=8192).levers
+    assert [lever.query for lever in levers] == ["kv=fp8", "tp=2", "max_model_len=5120"]
+    assert (levers[-1].gained, levers[-1].kv_cache_bytes) == (0.0, 40 * MIB)
+    assert not any("max_model_len" in lever.query for lever in answer(kv_bytes=40 * MIB, max_model_len=8192, want=(1, 8192)).levers)
+
+
+def test_larger_sets_follow_changes_that_need_more_gpus_or_shorter_requests():
+    # a request of 32,768 tokens needs 256 MiB: 100 MiB hold a shorter one, or all of it in 8 bits on two GPUs
+    levers = answer(kv_bytes=100 * MIB, max_model_len=32_768).levers
+    assert [lever.query for lever in levers] == ["max_model_len=12800", "kv=fp8&tp=2"]
+    # a device of 400 MiB holds 4,464 tokens, or in 8 bits with smaller weights all that were allowed
+    small = replace(GPU, total_bytes=400 * MIB, context_bytes=0, context_low_bytes=0)
+    tight = flags(total_bytes=400 * MIB, util=0.95, max_num_seqs=8, max_num_batched_tokens=128, max_model_len=16_384)
+    sets = [lever.query for lever in answer_vllm(decoder(), tight, profiler, small, model="org/model").levers]
+    assert sets == ["max_model_len=4464", "kv=fp8&weights=awq", "kv=fp8&weights=fp8"]
+
+
 def test_what_is_wanted_is_answered_with_what_is_missing():
     # 64 requests of 1,024 tokens are 64 * 64 blocks of 128 KiB, 512 MiB
     held = plan(kv_bytes=512 * MIB)
