@@ -17,7 +17,7 @@ from sizer.serving.lora import lora_bytes
 
 MM_LIMIT = 999  # vllm/config/multimodal.py, limit_per_prompt's default
 FIRST_IMAGES = (0, 11, 1)
-DENSE_BAND, OTHER_BAND, VISION_BAND = 15 * GIB // 100, GIB, 2 * GIB
+DENSE_BAND, OTHER_BAND, VISION_BAND, COMPRESSED_BAND = 15 * GIB // 100, GIB, 2 * GIB, 8 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,9 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
         band = OTHER_BAND
     elif architecture.encoder is not None:
         band, reasons = VISION_BAND, [*reasons, f"up to 2 GiB: the {architecture.encoder} encoder's profile run is not counted"]
+    if architecture.is_compressed:
+        said = "up to 8 GiB: its streams of hidden states and buffers of sparse attention are not counted; two logs held 7 more"
+        band, reasons = COMPRESSED_BAND, [*reasons, said]
     return band, tuple(reasons)
 
 

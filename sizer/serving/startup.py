@@ -36,7 +36,10 @@ _VLLM: dict[str, tuple[str, ...]] = {
         r"\]\s.{0,60}? version v?([0-9]+\.[0-9]+\.[0-9]+)",
     ),
     "model": (r"engine \(v[^)]{0,60}\) with config:\s.{0,40}?model='([^']{1,300})'", r"'model(?:_tag)?': '([^']{1,300})'"),
-    "max_model_len": (r"max_seq_len=([0-9]+)", r"Using max model len ([0-9]+)", r"'max_model_len': ([0-9]+)"),
+    "max_model_len": (
+        *(r"max_seq_len=([0-9]+)", r"Using max model len ([0-9]+)", r"'max_model_len': ([0-9]+)"),
+        r"models?'s max seq\s{1,80}len \(([0-9]+)\)",
+    ),
     "tp": (r"tensor_parallel_size'?[=:] ?([0-9]+)",),
     "pp": (r"pipeline_parallel_size'?[=:] ?([0-9]+)",),
     "dp": (r"data_parallel_size'?[=:] ?([0-9]+)",),
@@ -78,7 +81,10 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "sampler": (r"(Using FlashInfer for top-p)", r"(FlashInfer is not available)"),
     "needed_gib": (r"\(([0-9.]+) GiB KV\s+cache is needed",),
     "available_gib": (r"available KV cache\s+memory \((-?[0-9.]+) GiB\)",),
-    "longest": (r"estimated maximum model length is ([0-9]+)",),
+    "longest": (
+        r"estimated maximum model length is ([0-9]+)",
+        r"number of tokens that can be stored in KV cache \(([0-9]+)\)",
+    ),
     "free_gib": (r"Free memory on device[^(]{0,40}\(([0-9.]+)/[0-9.]+ GiB\)",),
     "total_gib": (r"Free memory on device[^(]{0,40}\([0-9.]+/([0-9.]+) GiB\)", r"total_gpu_memory \(([0-9.]+)GiB\)"),
     "share_gib": (r"memory utilization (?:is )?\([0-9.]+, ([0-9.]+) GiB\)",),
@@ -129,10 +135,14 @@ _UNCOUNTED = (
 )
 _FAILURES = (
     ("no memory for the cache", r"No available memory for the cache blocks"),
-    ("one request of the longest length does not fit", r"KV\s{1,80}cache is needed, which is larger"),
+    (
+        "one request of the longest length does not fit",
+        r"KV\s{1,80}cache is needed, which is larger|tokens that can be stored in KV cache \([0-9]",
+    ),
     ("the server's share of the memory was not free", r"Free memory on device.{0,60}?is less than"),
     ("the sampler ran out of memory", r"out of memory occurred when warming up sampler"),
     ("not enough memory for the pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
+    ("graphs ran out of memory", r"Capture (?:CUDA|cuda|piecewise CUDA) graph failed"),
     ("not enough memory for the pool", r"Loaded weights leave no GPU memory for the KV cache"),
     ("out of memory", r"CUDA out of memory"),
 )
@@ -293,7 +303,7 @@ def read_startup(text: str) -> StartupLog:
     engine = next((name for name, pattern in _SERVERS if re.search(pattern, text)), None)
     failure = next((said for said, pattern in _FAILURES if re.search(pattern, text)), "")
     if engine is None and failure and failure != "out of memory":
-        engine = "sglang" if "pool" in failure else "vllm"
+        engine = "sglang" if "pool" in failure or "graphs" in failure else "vllm"
     figures: dict[str, float | str] = {}
     for name, patterns in (_SGLANG if engine == "sglang" else _VLLM).items():
         for pattern in patterns:
@@ -404,6 +414,11 @@ def _lines_of_error(log: StartupLog, cache: float | None, served: Served) -> Ite
         yield (
             f"free when the server starts: {free:.2f} GiB in the log, {share:.2f} are its share: another program holds memory, or "
             "a server that has not ended; end it, or ask for a smaller util"
+        )
+    if "graphs" in log.failure:
+        yield (
+            f"CUDA graphs: they are captured in what the static share of {served.flags['mem_fraction_static']:g} leaves; a smaller "
+            f"--mem-fraction-static, or a --cuda-graph-max-bs below {served.flags['cuda_graph_max_bs']}, leaves room"
         )
     if "sampler" in log.failure:
         yield (

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from sizer.base.units import format_bytes
-from sizer.serving.plan import DENSE_BAND, OTHER_BAND, VISION_BAND
+from sizer.serving.plan import COMPRESSED_BAND, DENSE_BAND, OTHER_BAND, VISION_BAND
 from sizer.serving.rules import RULES, SGLANG_RULES
 
 ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
@@ -106,6 +106,7 @@ def bands() -> Iterator[str]:
         (DENSE_BAND, "a dense model on one card, graphs outside the budget"),
         (OTHER_BAND, "graphs inside the budget, experts, several ranks, or an encoder of Qwen-VL"),
         (VISION_BAND, "a model with another encoder of images or sound"),
+        (COMPRESSED_BAND, "DeepSeek V4"),
     ):
         yield f"- ±{format_bytes(size)}: {words}."
 

@@ -45,6 +45,7 @@ ERRORS = {
     "the server's share of the memory was not free": "ValueError: Free memory on device (21.07/23.52 GiB) on startup is less than "
     "desired GPU memory utilization (0.92, 21.64 GiB).",
     "the sampler ran out of memory": "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests.",
+    "graphs ran out of memory": "Exception: Capture CUDA graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "not enough memory for the pool": "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
 }
 
@@ -75,6 +76,12 @@ def test_errors_are_read_alone(failure: str):
 def test_an_error_has_its_figures():
     log = read_startup(ERRORS["one request of the longest length does not fit"])
     assert [log.number(name) for name in ("needed_gib", "available_gib", "longest")] == [5.62, 4.81, 35_040]
+    older = read_startup(
+        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in "
+        "KV cache (29520). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+    )
+    assert (older.engine, older.number("longest"), older.failure) == ("vllm", 29_520, log.failure)
+    assert (older.query(), log.query()) == ("mode=serve&max_model_len=131072", "mode=serve&max_model_len=40960")
     free = read_startup(ERRORS["the server's share of the memory was not free"])
     assert [free.number(name) for name in ("free_gib", "total_gib", "util")] == [21.07, 23.52, 0.92]
 
