@@ -29,6 +29,7 @@ ROWS = json.loads(Path(__file__).with_name("published_checkpoints.json").read_te
 # Presets of quantised checkpoints, of whose bytes no sum was found that others have read.
 UNREAD = {
     *("deepseek-r1", "deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4-pro", "kimi-k2-instruct", "kimi-k2.5", "minimax-m2.5"),
+    *("ministral-3-3b-instruct-2512", "ministral-3-8b-instruct-2512", "ministral-3-14b-instruct-2512"),
 }
 ALWAYS = (
     "Qwen/Qwen2.5-7B-Instruct-AWQ",

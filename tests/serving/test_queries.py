@@ -84,6 +84,13 @@ def test_deepseek_v4_is_planned_for_vllm_alone():
             sizer.estimate(f"{question}&{keys}")
 
 
+def test_ministral_3_is_served_in_the_8_bits_of_its_checkpoint():
+    # huggingface/transformers/pull/42715: FP8 but for the vision tower, the projector and the head; the embedding is in 16 bits
+    served = sizer.estimate("arch=hf:ministral-3-3b-instruct-2512&mode=serve&gpu=l4&max_model_len=8k").serve
+    assert served.flags["quantization"] == "fp8"
+    assert 4.3 < served.weights_bytes / 2**30 < 4.5
+
+
 def test_a_stage_without_a_cache_does_not_bound_the_others():
     served = sizer.estimate("arch=hf:gemma-4-e2b-it&mode=serve&gpu=l4&pp=2&max_model_len=4k").serve
     assert served.kv_tokens > 0 and served.starts is not False
