@@ -8,7 +8,7 @@ import pytest
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.query.text import parse_query
-from sizer.serving.architecture import CHUNKED, COMPRESSED, FULL, Layer
+from sizer.serving.architecture import CHUNKED, COMPRESSED, FULL, Architecture, Layer
 from sizer.serving.cache import longest_request, plan_cache
 from sizer.serving.command import vllm_command
 from sizer.serving.flags import resolve_flags
@@ -76,17 +76,31 @@ COMPRESSED_PLANS = (
 )
 
 
+def compressed(model: str) -> Architecture:
+    """A decoder with the layers of DeepSeek-V4-Flash or Pro."""
+    rates = [1, 1, *[4, 128] * 20, 4] if model == "flash" else [128, 128, *[4, 128] * 29, 4]
+    layers = (
+        Layer(kind=COMPRESSED, elements=512, shared=True, window=128, ratio=rate, index_bytes=132 * (rate == 4)) for rate in rates
+    )
+    return decoder(layers=tuple(layers))
+
+
 @pytest.mark.parametrize("row", COMPRESSED_PLANS, ids=lambda row: "-".join(map(str, row[:3])))
 def test_compressed_entries_windows_and_states_are_packed_as_vllm_does(row: tuple[str, str, int, int, int, int, int]):
     model, version, length, step, blocks, needed, tokens = row
-    rates = [1, 1, *[4, 128] * 20, 4] if model == "flash" else [128, 128, *[4, 128] * 29, 4]
-    layers = tuple(
-        Layer(kind=COMPRESSED, elements=512, shared=True, window=128, ratio=rate, index_bytes=132 * (rate == 4)) for rate in rates
-    )
     release = tuple(map(int, version.split(".")))
     asked = flags(release=release, block=256, max_model_len=length, max_num_batched_tokens=step)
-    plan = plan_cache(decoder(layers=layers), asked, 20 * 2**30)
+    plan = plan_cache(compressed(model), asked, 20 * 2**30)
     assert (len(plan.groups), plan.blocks, plan.needed_bytes, plan.kv_tokens) == (5, blocks, needed, tokens)
+
+
+def test_compressed_entries_are_those_of_published_logs():
+    # vllm-project/vllm/issues/51041, 0.26.0: "only 150K tokens in 7.7 GiB"; issues/44376, 0.22: the longest of 5.44 GiB is 13,528
+    asked = flags(release=(0, 26, 0), block=256, max_model_len=121_344, max_num_batched_tokens=8192)
+    assert plan_cache(compressed("flash"), asked, round(7.7 * 2**30)).kv_tokens == pytest.approx(150_000, rel=0.01)
+    asked = flags(release=(0, 22, 0), block=256, max_model_len=30_000, max_num_batched_tokens=16_384)
+    plan = plan_cache(compressed("flash"), asked, round(5.44 * 2**30))
+    assert longest_request(plan, asked, 30_000) == pytest.approx(13_528, abs=8)  # the log's memory has two decimals
 
 
 def test_later_versions_hold_a_block_back():
