@@ -15,7 +15,7 @@ from sizer.report.caveats import caveats
 from sizer.report.download import describe_download
 from sizer.report.estimate import Estimate
 from sizer.report.explanation import sections
-from sizer.report.kv_cache import PAGED_NOTE, describe_growth
+from sizer.report.kv_cache import SERVER_NOTE, describe_growth
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.words import graphs_line, headline, lever_lines, range_line, sum_line, want_line
@@ -197,19 +197,9 @@ def _kv_cache(report: Report, width: int | None) -> Iterator[str]:
     for cache in report.kv_caches:
         if report.focus is None or cache.dtype != report.focus.dtype:
             continue
-        said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
-        yield f"KV cache in {cache.dtype}, {describe_growth(cache)}; {said}:"
-        header = ("context", "one sequence", "in blocks", "sequences, paged")
-        rows = (
-            (
-                f"{row.context:,}",
-                format_bytes(row.sequence_bytes),
-                format_bytes(row.paged_bytes),
-                f"{row.paged_sequences:,}",
-            )
-            for row in cache.rows
-        )
-        yield from format_table(header, rows, width=width)
+        yield f"KV cache in {cache.dtype}, {describe_growth(cache)}; {SERVER_NOTE}:"
+        rows = ((f"{row.context:,}", format_bytes(row.sequence_bytes)) for row in cache.rows)
+        yield from format_table(("context", "one sequence"), rows, width=width)
 
 
 def _remarks(report: Report) -> Iterator[str]:

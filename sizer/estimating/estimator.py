@@ -429,7 +429,7 @@ class Estimator:
         )  # the last token is not in the cache
         of_dtypes = ((dtype, self._tracer.kv_segments(dtype), column.estimates) for dtype, column in columns.items())
         return tuple(
-            build_kv_cache(segments, dtype=dtype, weights_bytes=rows[0].weights_bytes, gpu=self.gpu, tokens=tokens)
+            build_kv_cache(segments, dtype=dtype, tokens=tokens)
             for dtype, segments, rows in of_dtypes
             if segments and rows
         )

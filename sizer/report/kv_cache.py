@@ -1,7 +1,7 @@
-"""Size of a generation's cache by context length, read from the architecture's own cache, and the effect of paging.
+"""Size of a generation's cache by context length, read from the architecture's own cache.
 
-transformers' cache has one tensor for each layer's keys and one for its values, of every token; a server with paged attention
-(vLLM, SGLang) gives each sequence blocks of a few tokens instead, out of what its share of the device leaves beside the weights.
+transformers' cache has one tensor for each layer's keys and one for its values, of every token. What a server with paged attention
+holds (vLLM, SGLang) is planned by `sizer.serving`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sizer.catalogue.gpus import Gpu
-
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072)
-BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size, and SGLang's page sizes are at most that; vLLM 0.11
-MEMORY_PERCENT = 90  # of the device: vllm/config/cache.py, CacheConfig.gpu_memory_utilization = 0.9; vLLM 0.11
-PAGED_NOTE = (
-    f"a server with paged attention (vLLM, SGLang) has at most {{budget}} for it on this device: {MEMORY_PERCENT} % of its memory "
-    f"without the weights, in blocks of {BLOCK_TOKENS} tokens. What its own forward pass takes is not subtracted"
-)
+SERVER_NOTE = "how many sequences a server with paged attention holds (vLLM, SGLang) is planned by mode=serve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,28 +27,22 @@ class KvSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRow:
-    """One sequence of `context` tokens: the bytes of its cache, the bytes of whole blocks for it, and how many such sequences a
-    server with paged attention holds at once."""
+    """One sequence of `context` tokens, and the bytes of its cache."""
 
     context: int
     sequence_bytes: int
-    paged_bytes: int
-    paged_sequences: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
     """The cache of one dtype. `token_bytes` is what each token adds to a sequence that fills no window yet.
 
-    `paged_budget_bytes` is what a server with paged attention has for caches on the device: MEMORY_PERCENT of its memory
-    without the weights. What its own profile of a forward pass takes comes off that, and is not counted here. `host_bytes` is what
-    of an offloaded cache one whole sequence has on the host, 0 of any other.
+    `host_bytes` is what of an offloaded cache one whole sequence has on the host, 0 of any other.
     """
 
     dtype: str
     token_bytes: int
     segments: tuple[KvSegment, ...]
-    paged_budget_bytes: int
     rows: tuple[KvRow, ...]
     host_bytes: int = 0
 
@@ -83,27 +70,13 @@ def _segment(segments: Iterable[KvSegment], context: int) -> KvSegment:
     return [one for one in segments if one.start <= context][-1]
 
 
-def build_kv_cache(
-    segments: tuple[KvSegment, ...], *, dtype: str, weights_bytes: int, gpu: Gpu, tokens: int = 0
-) -> KvCache:
-    """The cache of one dtype on a device, for contexts from 1,024 tokens on; `tokens` are those of a whole sequence."""
-    budget = max(0, gpu.total_bytes * MEMORY_PERCENT // 100 - weights_bytes)
-    rows = []
-    for context in CONTEXTS:
-        paged = sequence_bytes(segments, -(-context // BLOCK_TOKENS) * BLOCK_TOKENS)
-        rows.append(
-            KvRow(
-                context=context,
-                sequence_bytes=sequence_bytes(segments, context),
-                paged_bytes=paged,
-                paged_sequences=budget // paged if paged else 0,
-            )
-        )
+def build_kv_cache(segments: tuple[KvSegment, ...], *, dtype: str, tokens: int = 0) -> KvCache:
+    """Return the cache of one dtype for contexts from 1,024 tokens on; `tokens` are those of a whole sequence."""
+    rows = tuple(KvRow(context=context, sequence_bytes=sequence_bytes(segments, context)) for context in CONTEXTS)
     return KvCache(
         dtype=dtype,
         token_bytes=segments[0].token_bytes,
         segments=segments,
-        paged_budget_bytes=budget,
-        rows=tuple(rows),
+        rows=rows,
         host_bytes=host_bytes(segments, tokens),
     )

@@ -8,11 +8,11 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from sizer.base.units import format_bytes, format_more
+from sizer.base.units import format_more
 from sizer.query.request import Request
 from sizer.report.census import Census, TensorRow
 from sizer.report.estimate import Estimate
-from sizer.report.kv_cache import PAGED_NOTE, describe_growth
+from sizer.report.kv_cache import SERVER_NOTE, describe_growth
 from sizer.report.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.report.report import Report
 from sizer.ui import defaults
@@ -154,7 +154,7 @@ def show_phases(estimate: Estimate) -> None:
 
 @drawn_once
 def show_kv_cache(report: Report, focus: Estimate | None) -> None:
-    """Show what one sequence's cache takes by its context, in the dtype in focus, and how many a paged server would hold."""
+    """Show what one sequence's cache takes by its context, in the dtype in focus."""
     caches = {cache.dtype: cache for cache in report.kv_caches}
     cache = caches.get(focus.dtype if focus else "", report.kv_caches[0])
     scale = scale_for([row.sequence_bytes for row in cache.rows])
@@ -164,15 +164,13 @@ def show_kv_cache(report: Report, focus: Estimate | None) -> None:
             "Context": row.context,
             "One sequence": scale.of(row.sequence_bytes),
             **{f"{number} sequences": scale.of(number * row.sequence_bytes) for number in (8, 32, 128)},
-            "Sequences, paged": row.paged_sequences,
         }
         for row in cache.rows
     ]
     sizes = ("One sequence", *(f"{number} sequences" for number in (8, 32, 128)))
     columns = dict.fromkeys(sizes, st.column_config.NumberColumn(format="%.2f"))
     st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=columns)
-    said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
-    st.caption(f"In {scale.name}. Sequences, paged: {said}.")
+    st.caption(f"In {scale.name}. {SERVER_NOTE[0].upper()}{SERVER_NOTE[1:]}: choose the task Serve.")
 
 
 @drawn_once

@@ -11,7 +11,6 @@ from sizer.architecture import make_blueprint
 from sizer.base.codec import decode, encode
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError, TraceError
-from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
 from sizer.query.text import parse_query
 from sizer.report.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
@@ -305,18 +304,11 @@ def test_a_model_that_reads_images_has_the_lines_of_its_text(more: str) -> None:
     assert (line.token_bytes, line.constant_bytes) == (128, 0)
 
 
-def test_what_a_paged_server_holds_is_counted_in_blocks() -> None:
-    gpu = GPUS["a100-40gb"]
-    found = build_kv_cache(
-        (KvSegment(start=0, constant_bytes=100, token_bytes=10),), dtype="bfloat16", weights_bytes=2**30, gpu=gpu
-    )
-    budget = gpu.total_bytes * 90 // 100 - 2**30
-    first = found.rows[0]
-    assert (first.context, first.sequence_bytes, first.paged_bytes) == (1024, 10_340, 10_340)
-    assert (found.paged_budget_bytes, first.paged_sequences) == (budget, budget // 10_340)
+def test_a_cache_has_a_row_for_each_context_and_leaves_servers_to_their_plan() -> None:
+    found = build_kv_cache((KvSegment(start=0, constant_bytes=100, token_bytes=10),), dtype="bfloat16")
+    assert [(row.context, row.sequence_bytes) for row in found.rows[:2]] == [(1024, 10_340), (4096, 41_060)]
     assert decode(KvCache, json.loads(json.dumps(encode(found))), "cache") == found
-    none = build_kv_cache(found.segments, dtype="bfloat16", weights_bytes=2**50, gpu=gpu)
-    assert {row.paged_sequences for row in none.rows} == {0}
+    assert "paged" not in json.dumps(encode(found))
 
 
 def test_a_model_without_a_language_models_head_is_refused() -> None:
