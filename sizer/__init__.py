@@ -47,13 +47,19 @@ def estimate(query: str, /, **keys: Any) -> Report:
     *Known limitations*: the work runs in this process, without limits and sandbox. Page and command line use a child process.
     """
     from sizer.base.config_json import read_config
+    from sizer.base.errors import PipelineError
     from sizer.catalogue.sources import fetch
-    from sizer.query.several import with_keys
+    from sizer.query.several import as_pipeline, with_keys
     from sizer.query.text import parse_query
 
-    request, config = parse_query(with_keys(query, keys)), None
+    text = with_keys(query, keys)
+    request, config = parse_query(text), None
     if request.is_fetched:
-        config = read_config(fetch(request.source, request.name, request.revision))
+        try:
+            config = read_config(fetch(request.source, request.name, request.revision))
+        except PipelineError:
+            request = parse_query(as_pipeline(text))
+            config = read_config(fetch(request.source, request.name, request.revision))
     from sizer.estimating.estimator import estimate as estimate_request
 
     return estimate_request(request, config=config)

@@ -33,9 +33,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sizer.base.errors import RequestError, SizerError, suggest
+from sizer.base.errors import PipelineError, RequestError, SizerError, suggest
 from sizer.base.versions import SIZER
-from sizer.commands.arguments import describe_keys, print_link
+from sizer.commands.arguments import answer_as_pipeline, describe_keys, print_link
 from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient, start_client
 
@@ -77,7 +77,11 @@ def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = st
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
-        status = options.run(options, make_client)
+        try:
+            status = options.run(options, make_client)
+        except PipelineError as found:
+            answer_as_pipeline(options, found)
+            status = options.run(options, make_client)
         print_link(options)
         return status
     except SizerError as error:

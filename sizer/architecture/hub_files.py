@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from sizer.base.config_json import MAX_CONFIG_BYTES, query_of_adapter, read_config, read_object
-from sizer.base.errors import ConfigError, HubError
+from sizer.base.errors import ConfigError, HubError, PipelineError
 from sizer.base.errors import quote as quote_given
 from sizer.catalogue.sources import REPO_ID, REVISION
 
@@ -50,8 +50,8 @@ def fetch_config(
     repo_id: "org/name"; revision: branch, tag or commit, None for "main"; endpoint: None for HF_ENDPOINT, else the
     public hub. The whole exchange, name look-up and redirects included, ends within `total_seconds` of wall-clock time.
 
-    Raises HubError: malformed name, not found, an adapter or a pipeline instead (with the query that asks for it), gated or
-    private, redirected elsewhere, too slow, too large, not JSON.
+    Raises HubError: malformed name, not found, an adapter instead (with the query that asks for it), gated or private, redirected
+    elsewhere, too slow, too large, not JSON. Raises PipelineError if it holds a diffusion pipeline.
     *Known limitations*: proxies of the environment are not used; where there is no direct way out, paste the config.
     """
     folder = folder_address(repo_id, revision, endpoint)
@@ -64,7 +64,7 @@ def fetch_config(
         if _is_index(read_object(data)):
             at = "" if revision is None else f"@{revision}"
             what, todo = f"{repo_id} holds a diffusion pipeline", f"ask for arch=diffusers:{repo_id}{at}"
-            raise HubError(what, given=MODEL_INDEX, allowed=f"the {_CONFIG} of a model", todo=todo)
+            raise PipelineError(what, given=MODEL_INDEX, allowed=f"the {_CONFIG} of a model", todo=todo)
         if not read_config(data).keys() & {"quantization_config", "compression_config"}:
             exchange = _Exchange(repo_id, urlsplit(f"{folder}/{_QUANTIZATION}"), connect_seconds)
             if other := exchange.finish(max(end - time.monotonic(), 0)):

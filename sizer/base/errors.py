@@ -4,6 +4,7 @@
     ├── RequestError      a query has keys or values that are not understood, each one named    2
     ├── ConfigError       a config JSON is malformed, too large or asks for what is refused     2
     ├── HubError          a config could not be fetched from the hub                            2
+    │   └── PipelineError     a diffusion pipeline was found in the place of a model               2
     ├── BuildError        the architecture could not be built                                   2
     ├── TraceError        the model was counted, but its step could not be traced               3
     ├── DeviceError       a device was asked for that is not there or cannot do the work        4
@@ -95,6 +96,10 @@ class HubError(SizerError):
     """The config could not be fetched from the hub."""
 
     exit_status = 2
+
+
+class PipelineError(HubError):
+    """The repository holds a diffusion pipeline, which another query asks for."""
 
 
 class BuildError(SizerError):

@@ -30,6 +30,14 @@ def is_pipeline_preset(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and (PRESETS / f"{name}.json").is_file()
 
 
+def pipeline_preset_of(repository: str) -> str | None:
+    """Return the preset of a repository of the hub; of several the one with the shortest name."""
+    for file in sorted(PRESETS.glob("*.json"), key=lambda file: len(file.name)):
+        if json.loads(file.read_text(encoding="utf-8"))["repository"].lower() == repository.lower():
+            return file.name.removesuffix(".json")
+    return None
+
+
 @functools.cache
 def makes_images(name: str) -> bool:
     """Return True for a preset whose call takes no frames; False for a preset of videos, and for another name."""

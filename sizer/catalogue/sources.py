@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from sizer.base.config_json import canonical_config, decode_config
-from sizer.base.errors import ConfigError, HubError, RefusedValueError, RequestError
+from sizer.base.errors import ConfigError, HubError, PipelineError, RefusedValueError, RequestError
 from sizer.catalogue.adapters import SCRIPT
-from sizer.catalogue.pipelines import is_pipeline_preset
+from sizer.catalogue.pipelines import is_pipeline_preset, pipeline_preset_of
 from sizer.catalogue.presets import find_preset, list_presets
 
 Entry = Literal["names", "presets", "repository", "config"]
@@ -93,11 +93,16 @@ def fetch(source: str, name: str, revision: str | None) -> bytes:
     """Return the config of a repository of the hub as a source reads it. Raises HubError, which names a preset of that model."""
     try:
         return import_function(SOURCES[source].fetch or "")(name, revision)
+    except PipelineError:
+        raise
     except HubError as error:
-        try:
-            preset = f"ask for the preset arch=hf:{find_preset(name.rpartition('/')[2]).key}"
-        except RequestError:
-            raise error from None
+        if (pipeline := pipeline_preset_of(name)) is not None:
+            preset = f"ask for the preset arch=diffusers:{pipeline}"
+        else:
+            try:
+                preset = f"ask for the preset arch=hf:{find_preset(name.rpartition('/')[2]).key}"
+            except RequestError:
+                raise error from None
         todo = f"{error.todo}, or {preset}" if error.todo else preset
         raise HubError(error.what, given=error.given, allowed=error.allowed, todo=todo) from error
 

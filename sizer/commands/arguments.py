@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from pathlib import Path
 
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
-from sizer.base.errors import ConfigError, quote
-from sizer.query.several import with_keys
+from sizer.base.errors import ConfigError, PipelineError, quote
+from sizer.commands.terminal import to_printable
+from sizer.query.several import as_pipeline, with_keys
 from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 
 QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
@@ -52,6 +54,20 @@ def print_link(options: argparse.Namespace) -> None:
     given = vars(options)
     if "query" in given and not any(given.get(name) for name in ("json", "csv", "script", "snapshot")):
         print(f"\nLink: /?{format_query(parse_query(query_of(options)))}")
+
+
+def answer_as_pipeline(options: argparse.Namespace, found: PipelineError) -> None:
+    """Have a command ask for the diffusion pipeline that a repository holds, and say so on stderr.
+
+    Raises:
+        PipelineError: The command has no single query.
+    """
+    if "query" not in options:
+        raise found
+    options.query = as_pipeline(query_of(options))
+    for key in _flags():
+        setattr(options, f"key_{key.name}", None)  # they are in the query now
+    print(to_printable(f"{found.what}, which is answered"), file=sys.stderr)
 
 
 def _flags() -> list[QueryKey]:

@@ -805,9 +805,9 @@ KEYS: dict[str, Key] = {
     ),
     "vae": _field(
         "vae",
-        listed(choice(VAES)),
+        lambda text: listed(choice(VAES))(",".join(VAES) if text == "both" else text),
         format_list,
-        allowed=f"{', '.join(VAES)}, or both: how a pipeline's VAE decodes",
+        allowed=f"{', '.join(VAES)}, or both, {','.join(VAES)}: how a pipeline's VAE decodes",
         otherwise="whole images at once",
         needs=of_pipeline_calls,
     ),

@@ -35,6 +35,14 @@ def with_keys(text: str, values: Mapping[str, object]) -> str:
     return "&".join(filter(None, (as_query(text), *items)))
 
 
+def as_pipeline(text: str) -> str:
+    """Return a query of a repository of the hub as the query of a diffusion pipeline in that repository."""
+    request = parse_query(as_query(text))
+    name = request.name if request.revision is None else f"{request.name}@{request.revision}"
+    items = as_query(text).removeprefix("?").split("&")
+    return "&".join(f"arch=diffusers:{quote(name, safe='/@')}" if item.startswith("arch=") else item for item in items)
+
+
 def _as_text(value: object) -> str:
     if isinstance(value, bool):
         return "01"[value]

@@ -27,6 +27,8 @@ USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
 MAX_KEYS = 96
 KEYS_ALLOWED = "a key that `python -m sizer --help` describes"
+# Fields that only the call of a diffusion pipeline has: with one of them a repository of the hub is read as a pipeline.
+_OF_CALLS = frozenset(("offloading", "stream", "part_weights", "frames", "vae", "guidance", "output", "without", "cached"))
 
 
 def parse_query(text: str) -> Request:
@@ -60,6 +62,8 @@ def parse_query(text: str) -> Request:
         refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
     if values.get("parallel", "none") == "none" and values.get("mode") != "serve":
         values["parallel"] = next((key for key in ("pp", "tp") if values.get(key, 1) > 1), "none")
+    if values.get("source") == "hub" and _OF_CALLS & values.keys():
+        values["source"] = "diffusers"
     source = SOURCES.get(str(values.get("source", "")))
     if source is not None:
         values = {**source.defaults, **values}

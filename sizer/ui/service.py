@@ -11,11 +11,13 @@ from typing import Any
 import streamlit as st
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
-from sizer.base.errors import HubError, SizerError
+from sizer.base.errors import HubError, PipelineError, SizerError
 from sizer.base.units import counted
-from sizer.catalogue.presets import PRESETS, Preset
+from sizer.catalogue.pipelines import pipeline_preset_of
+from sizer.catalogue.presets import PRESETS
 from sizer.query.request import Request
-from sizer.query.text import format_query
+from sizer.query.several import as_pipeline
+from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
@@ -138,26 +140,35 @@ def begin(request: Request) -> Answer:
 
 
 def begin_or_preset(request: Request) -> tuple[Request, Answer]:
-    """Return the request and what is known on it. A repository that the hub does not give is answered by its preset, if it has one.
+    """Return the request and what is known on it. A repository that the hub does not give is answered by its preset, if it has one,
+    and a repository that holds a diffusion pipeline by that pipeline.
 
     Raises SizerError if nothing came of it.
     """
     try:
         return request, begin(request)
+    except PipelineError as error:
+        st.info(f"{error.what}. The answer is that of the pipeline's call.")
+        return begin_or_preset(parse_query(as_pipeline(format_query(replace(request, focus=None)))))
     except HubError as error:
         if (preset := _preset_of(request)) is None:
             raise
-        why = f"The config of {preset.hub_id} could not be fetched ({error.what})."
-        st.info(f"{why} The answer is that of the preset {preset.title}.")
-        request = replace(request, source="hf", name=preset.key, revision=None)
+        source, name, title = preset
+        why = f"The config of {request.name} could not be fetched ({error.what})."
+        st.info(f"{why} The answer is that of the preset {title}.")
+        request = replace(request, source=source, name=name, revision=None)
         return request, begin(request)
 
 
-def _preset_of(request: Request) -> Preset | None:
-    """Return the preset of the repository that a request names; None without one."""
-    if request.source != "hub" or request.revision is not None:
+def _preset_of(request: Request) -> tuple[str, str, str] | None:
+    """Return the source, the name and the title of the preset of the repository that a request names; None without one."""
+    if not request.is_fetched or request.revision is not None:
         return None
-    return next((preset for preset in PRESETS.values() if preset.hub_id.lower() == request.name.lower()), None)
+    if request.source == "diffusers":
+        pipeline = pipeline_preset_of(request.name)
+        return None if pipeline is None else ("diffusers", pipeline, pipeline)
+    name = request.name.lower()
+    return next((("hf", one.key, one.title) for one in PRESETS.values() if one.hub_id.lower() == name), None)
 
 
 def _remember(answer: Answer) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from urllib.parse import unquote
 
 import pytest
 
 import sizer
+from sizer.__main__ import main
 from sizer.architecture.hub_files import fetch_config
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.base.errors import HubError, RequestError
+from sizer.catalogue.sources import fetch
+from sizer.commands import estimate_command
+from sizer.commands.arguments import query_of
 from sizer.diffusion.bundle import INDEX, read_bundle, read_preset
 from sizer.diffusion.hub import fetch_bundle
+from sizer.estimating import estimator
+from sizer.query.several import as_pipeline
 from sizer.query.text import format_query, parse_query
 from tests.diffusion.test_bundle import files_of
 from tests.hub import REPO, Hub
@@ -98,6 +105,40 @@ def test_a_repository_takes_the_keys_of_a_pipeline() -> None:
     assert request.is_fetched
     assert not parse_query("arch=diffusers:sd1.5").is_fetched
     assert parse_query(format_query(request)) == request
+
+
+@pytest.mark.parametrize("key", ["offload=model", "vae=both", "frames=9", "weights=fp8-cast", "output=latent", "guidance=0"])
+def test_a_repository_that_is_asked_for_a_call_is_a_pipeline(key: str) -> None:
+    assert parse_query(f"arch=hub:org/name@v1&{key}") == parse_query(f"arch=diffusers:org/name@v1&{key}")
+
+
+def test_a_model_query_of_a_pipeline_is_answered_as_its_call(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(hub, files_of(NAME))
+    asked: list[str] = []
+    monkeypatch.setattr(estimator, "estimate", lambda request, config: asked.append(format_query(request)) or config)
+    assert INDEX in sizer.estimate(f"arch=hub:{REPO}&gpu=rtx-4090")
+    assert asked == [f"arch=diffusers:{REPO}&gpu=rtx-4090"]
+    assert as_pipeline(f"https://huggingface.co/{REPO}/tree/v1&batch=2") == f"arch=diffusers:{REPO}@v1&batch=2"
+
+    def run(options: argparse.Namespace, make_client: object) -> int:
+        if (request := parse_query(query_of(options))).source == "hub":
+            fetch_config(request.name)
+        return asked.append(query_of(options)) or 0
+
+    monkeypatch.setitem(estimate_command.COMMANDS, "estimate", (estimate_command.add_arguments, run))
+    assert main(["estimate", f"hub:{REPO}", "--gpu", "rtx-4090", "--json"]) == 0
+    assert asked[1:] == [f"arch=diffusers:{REPO}&gpu=rtx-4090"]
+    assert f"{REPO} holds a diffusion pipeline" in capsys.readouterr().err
+
+
+def test_a_gated_repository_names_its_preset(hub: Hub) -> None:
+    hub.routes["/black-forest-labs/FLUX.1-dev/resolve/main/model_index.json"] = lambda handler: handler.answer(
+        401, X_Error_Code="GatedRepo"
+    )
+    with pytest.raises(HubError, match=r"is gated.*ask for the preset arch=diffusers:flux\.1-dev"):
+        fetch("diffusers", "black-forest-labs/FLUX.1-dev", None)
 
 
 @pytest.mark.parametrize("value", ["org/", "org/name@", "org/name@..", "https://huggingface.co/org/name/blob/main/x.py"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sizer.base.errors import HubError
+from sizer.base.errors import HubError, PipelineError
 from sizer.catalogue.gpu_keys import CUSTOM, find_gpu
 from sizer.catalogue.gpus import GPUS, RANGED
 from sizer.catalogue.modes import MODES
@@ -167,6 +167,25 @@ def test_a_repository_with_a_preset_is_answered_without_the_hub(client, open_pag
     assert not page.error
     assert (client.requests[-1].source, client.requests[-1].name) == ("hf", preset)
     assert "The answer is that of the preset GPT-2" in page.info[0].value
+
+
+def test_a_repository_of_a_pipeline_is_answered_by_its_call(client, open_page, monkeypatch):
+    plain = client.submit
+
+    def submit(query: str, *, stops: bool):
+        if "arch=hub:" in query:
+
+            def refuse() -> None:
+                raise PipelineError("org/name holds a diffusion pipeline")
+
+            return ScriptedJob(refuse)
+        return plain(query, stops=stops)
+
+    monkeypatch.setattr(client, "submit", submit)
+    page = open_page(arch="hub:org/name")
+    assert not page.error
+    assert (client.requests[-1].source, client.requests[-1].mode) == ("diffusers", "inference")
+    assert page.info[0].value.startswith("org/name holds a diffusion pipeline. The answer is that")
 
 
 def test_a_choice_of_the_run_before_has_a_text_among_other_options():
