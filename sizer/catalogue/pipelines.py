@@ -14,11 +14,12 @@ PART_WEIGHTS = ("nf4", "nf4-dq", "int8", CAST)
 PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 TRAINS_OF_DENOISERS = ("all", "adapter")
 DENOISERS = ("transformer", "unet")  # the names of the part that denoises
+SECOND_DENOISER = "transformer_2"  # which denoises the last steps where there are two, as in Wan 2.2
 OFFLOADS = ("none", "model", "sequential", "group-leaf")  # and "group-block:N"
 MAX_BLOCKS = 999  # of a group
 VAES = ("tiling", "slicing")
 PIPELINE_OUTPUTS = ("image", "video", "latent")
-OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "transformer_2")
+OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", SECOND_DENOISER)
 MAX_FRAMES = 1_000
 FRAMES = ("frames", "video_length", "num_frames")  # what calls name the frames of a video
 # What diffusers' example scripts encode before the training: all, prompts (the VAE stays), latents (the text encoders stay), none.

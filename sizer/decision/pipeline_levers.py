@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 
 from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.catalogue.pipelines import CAST, DENOISERS
+from sizer.catalogue.pipelines import CAST, DENOISERS, SECOND_DENOISER
 from sizer.decision.lever_table import Change, Lever, row_of
 from sizer.query.request import Request
 from sizer.report.census import Counted
@@ -26,7 +26,7 @@ pipe.vae.to(device)"""
 _QUANTISED = """from diffusers import DiffusionPipeline
 from diffusers.quantizers import PipelineQuantizationConfig
 settings = {{"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.{dtype}}}
-config = PipelineQuantizationConfig("bitsandbytes_4bit", settings, components_to_quantize=["{part}"])
+config = PipelineQuantizationConfig("bitsandbytes_4bit", settings, components_to_quantize={parts})
 pipe = DiffusionPipeline.from_pretrained(name, quantization_config=config, torch_dtype=torch.{dtype})"""
 
 
@@ -65,10 +65,10 @@ def _decoded(how: str) -> Change:
 def _held(how: str) -> Change:
     def change(request: Request, known: Counted) -> Request | None:
         roots = {row.path.partition(".")[0] for row in known.census.modules}
-        part = next((name for name in DENOISERS if name in roots), None)
-        if part is None or {"", part} & _quantised(request).keys() or (how != CAST and not find_spec(BITSANDBYTES)):
+        parts = [name for name in (*DENOISERS, SECOND_DENOISER) if name in roots]
+        if not parts or {"", *parts} & _quantised(request).keys() or (how != CAST and not find_spec(BITSANDBYTES)):
             return None
-        return replace(request, part_weights=(*request.part_weights, (part, how)))
+        return replace(request, part_weights=(*request.part_weights, *((part, how) for part in parts)))
 
     return change
 
@@ -86,8 +86,18 @@ def _shorter(request: Request, known: Counted) -> Request | None:
     return replace(request, frames=(known.frames - 1) // 2 // FRAMES * FRAMES + 1)
 
 
-def _part_code(lines: str) -> Callable[[Request], str]:
-    return lambda request: lines.format(part=request.part_weights[-1][0], dtype=request.dtypes[0])
+def _denoisers(request: Request) -> list[str]:
+    """Return the denoisers whose weights a lever has changed."""
+    return [part for part, _ in request.part_weights if part in (*DENOISERS, SECOND_DENOISER)]
+
+
+def _cast_code(request: Request) -> str:
+    line = "pipe.{}.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.{})"
+    return "\n".join(line.format(part, request.dtypes[0]) for part in _denoisers(request))
+
+
+def _quantised_code(request: Request) -> str:
+    return _QUANTISED.format(parts=json.dumps(_denoisers(request)), dtype=request.dtypes[0])
 
 
 PIPELINE_LEVERS: tuple[Lever, ...] = (
@@ -113,12 +123,11 @@ PIPELINE_LEVERS: tuple[Lever, ...] = (
     ),
     row_of(
         CAST, "held", 3, "The denoiser's weights in float8", "precision of weights; time to cast each layer",
-        _part_code("pipe.{part}.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.{dtype})"),
-        _of_pipelines(_held(CAST)),
+        _cast_code, _of_pipelines(_held(CAST)),
     ),
     row_of(
         "nf4", "held", 4, "The denoiser's weights in 4 bits (NF4)", "more precision of weights; needs bitsandbytes",
-        _part_code(_QUANTISED), _of_pipelines(_held("nf4")),
+        _quantised_code, _of_pipelines(_held("nf4")),
     ),
     row_of(
         "smaller", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",
@@ -150,7 +159,7 @@ def remedies(part: str) -> tuple[Lever, ...]:
     """Return the levers that may lower a peak while a part works."""
     if part.startswith("vae"):
         keys: tuple[str, ...] = ("vae-tiling", "offload-model", "offload-sequential")
-    elif part in (*DENOISERS, "transformer_2"):
+    elif part in (*DENOISERS, SECOND_DENOISER):
         keys = (CAST, "nf4", "offload-model", "offload-sequential")
     else:  # text encoders, and the load
         keys = ("offload-model", "offload-sequential")

@@ -13,7 +13,7 @@ from torch import nn
 
 from sizer.architecture.beside import trained_part
 from sizer.base.errors import RequestError
-from sizer.catalogue.pipelines import CAST, DENOISERS
+from sizer.catalogue.pipelines import CAST, DENOISERS, SECOND_DENOISER
 from sizer.diffusion.building import is_of_transformers
 
 NF4, NF4_TWICE, INT8 = "nf4", "nf4-dq", "int8"
@@ -213,3 +213,12 @@ def denoiser_of(parts: Any) -> str:
             "weights", given="no part", allowed=f"part:value, parts {', '.join(parts)}", todo="name the part"
         )
     return found
+
+
+def denoisers_of(parts: Any) -> tuple[str, ...]:
+    """Return the names of the parts that denoise: one, or two that share the steps.
+
+    Raises:
+        RequestError: There is none, so that a value for it must name its part.
+    """
+    return (denoiser_of(parts), *([SECOND_DENOISER] if SECOND_DENOISER in parts else []))

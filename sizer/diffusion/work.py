@@ -22,7 +22,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.pipelines import CAST, FRAMES
 from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, has_guardrail, reads_images
 from sizer.diffusion.bundle import INDEX, Bundle, preset_names, read_bundle, read_preset
-from sizer.diffusion.placing import INT8, NF4, NF4_TWICE, NONE, denoiser_of, place
+from sizer.diffusion.placing import INT8, NF4, NF4_TWICE, NONE, denoisers_of, place
 from sizer.diffusion.tokens import UnknownWords
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
@@ -30,6 +30,7 @@ from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.tape import AFTER, PIPELINE_PHASES, Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
+from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import explained, recording, repeatable
 from sizer.tracing.watch import StepWatcher
@@ -63,7 +64,7 @@ def count(
         parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
         call = call_of(pipe, bundle, request, batch=1)
         taken = sizes_taken(pipe, bundle, request, call)
-    weights_of(request, parts)
+    weights = weights_of(request, parts)
     census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
     told = ", ".join(
         [f"{name}={value}" for name, value in call.items() if isinstance(value, int | float)]
@@ -79,7 +80,7 @@ def count(
         notes.append("The safety checker is left out: its weights are those of the package cosmos_guardrail.")
     if "image_encoder" in parts and not reads_images(bundle):
         notes.append("image_encoder is built, and not called: it is of an IP-Adapter, which is not built.")
-    if INT8 in dict(request.part_weights).values():
+    if INT8 in weights.values():
         notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
     return census, tuple(notes), taken
 
@@ -172,11 +173,12 @@ def bundle_of(request: Request, config: dict | None) -> Bundle:
 
 
 def weights_of(request: Request, parts: Any) -> dict[str, str]:
-    """Return how single parts' weights are held, by the part's name; a value without a part is the denoiser's."""
+    """Return how single parts' weights are held, by the part's name; a value without a part is the denoisers'."""
     asked = dict(request.part_weights)
     if request.weights not in ("checkpoint", "full"):
         asked[""] = request.weights
-    found = {name or denoiser_of(parts): how for name, how in asked.items()}
+    of_denoisers = {} if "" not in asked else dict.fromkeys(denoisers_of(parts), asked.pop(""))
+    found = of_denoisers | asked
     for name, how in found.items():
         if name not in parts:
             raise RequestError(
@@ -639,17 +641,19 @@ def _note_end(recorder: Recorder, phase: str) -> None:
 def _watch(
     stack: ExitStack, part: nn.Module, begin: Callable[[], None], begin_encoding: Callable[[], None], recorder: Recorder
 ) -> None:
+    starts = _Starts(stack, part, recorder.host)
+
     def classify(*args: Any) -> None:
         recorder.classify(part.parameters(), "parameter")
         recorder.classify(part.buffers(), "buffer")
 
-    stack.callback(part.register_forward_pre_hook(lambda *args: begin(), prepend=True).remove)
+    stack.callback(part.register_forward_pre_hook(lambda *args: starts.call(begin), prepend=True).remove)
     stack.callback(part.register_forward_hook(classify).remove)
     for name in _CALLED:
         if (own := getattr(part, name, None)) is not None:
 
             def called(*args: Any, own: Any = own, encodes: bool = name == "encode", **kwargs: Any) -> Any:
-                begin_encoding() if encodes else begin()
+                starts.call(begin_encoding if encodes else begin)
                 try:
                     return own(*args, **kwargs)
                 finally:
@@ -657,6 +661,34 @@ def _watch(
 
             setattr(part, name, called)
             stack.callback(delattr, part, name)
+
+
+class _Starts:
+    """When the phase of a part begins: at its call, or with model offload as soon as the part before it has left the device.
+
+    A hook of accelerate moves that part away, and then this one to the device, in one call (accelerate/hooks.py, CpuOffload).
+    """
+
+    def __init__(self, stack: ExitStack, part: nn.Module, host: HostMemory) -> None:
+        self._begin: Callable[[], None] | None = None
+        self._host = host
+        self._before = getattr(getattr(part, "_hf_hook", None), "prev_module_hook", None)
+        if self._before is not None:
+            own = self._before.offload
+
+            def offload() -> None:
+                own()
+                if self._begin is not None:
+                    self._begin()
+
+            self._before.offload = offload
+            stack.callback(delattr, self._before, "offload")
+
+    def call(self, begin: Callable[[], None]) -> None:
+        """Have the part's phase begin."""
+        self._begin = begin
+        if self._before is None or next(self._before.model.parameters()) in self._host:
+            begin()
 
 
 def accelerator(gpu: Gpu) -> Any:

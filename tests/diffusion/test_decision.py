@@ -55,6 +55,15 @@ def test_a_lever_changes_a_call_once(key: str, asked: str, part: str, found: dic
     assert changed == (None if found is None else replace(request, **found))
 
 
+def test_a_lever_of_weights_changes_both_denoisers() -> None:
+    two = known("transformer")
+    two.census.modules = (*two.census.modules, type("Row", (), {"path": "transformer_2.blocks"})())
+    changed = BY_KEY["fp8-cast"].change(parse_query("arch=diffusers:wan2.2-t2v-a14b"), two)
+    assert changed.part_weights == (("transformer", "fp8-cast"), ("transformer_2", "fp8-cast"))
+    assert BY_KEY["fp8-cast"].code(changed).count("enable_layerwise_casting") == 2
+    assert '["transformer", "transformer_2"]' in BY_KEY["nf4"].code(changed)
+
+
 def test_half_a_video_has_frames_and_sides_that_every_vae_divides() -> None:
     request = parse_query("arch=diffusers:wan2.1-t2v-14b")
     video = known("transformer", (720, 1280), 81)

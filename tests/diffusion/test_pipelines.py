@@ -210,6 +210,26 @@ def test_phases_are_the_parts_in_the_order_of_their_use() -> None:
     assert row.phases[-1].allocated_bytes < row.phases[0].allocated_bytes + 2**20
 
 
+def test_sample_the_phase_of_a_part_begins_when_the_part_before_it_has_left_the_device() -> None:
+    row = estimated(f"{CASES['image-sd1.5']}&offload=model&gpu={GPU}")
+    peaks = {use.phase: use.peak_allocated_bytes for use in row.phases}
+    assert list(peaks) == ["load", "text_encoder", "vae_encode", "unet", "vae", "after"]
+    weights = 1_719_041_416  # bytes of the UNet
+    assert max(peaks["text_encoder"], peaks["vae_encode"], peaks["vae"]) < weights < peaks["unet"]
+
+
+def test_a_value_without_a_part_is_of_both_denoisers() -> None:
+    parts = dict.fromkeys(("text_encoder", "transformer", "transformer_2"))
+    held = [work.weights_of(parse_query(f"arch=diffusers:wan2.2-t2v-a14b&weights={value}"), parts) for value in ("nf4", CAST)]
+    assert held == [dict.fromkeys(("transformer", "transformer_2"), how) for how in ("nf4", CAST)]
+
+
+@pytest.mark.parametrize("value", ["int8", "unet:int8"])
+def test_weights_in_int8_are_said_to_be_a_lower_bound(value: str) -> None:
+    _, notes, _ = count(parse_query(f"arch=diffusers:sd1.5&weights={value}"))
+    assert [note for note in notes if note.startswith("int8 is a lower bound")]
+
+
 def test_a_call_that_starts_from_an_image_encodes_it_and_denoises_two_steps() -> None:
     query = f"{CASES['image-sd1.5']}&gpu={GPU}"
     row = estimated(query)
