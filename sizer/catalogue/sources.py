@@ -47,8 +47,8 @@ class Source:
     "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
     beside `package` and the blueprint's.
     `count` and `trace` are the functions that do the work of a source that names several modules, except for training, which is
-    of one of them; None for other sources. `defaults`
-    are fields of Request that have other defaults with this source.
+    of one of them; `script` is the function (request, config, estimate) -> str that writes a program of that work. They are None
+    for other sources. `defaults` are fields of Request that have other defaults with this source.
     `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetch` is the function
     (repository, revision) -> bytes that gets a config from the hub, if a name is a repository; `required` says that the package is
     installed wherever Sizer is.
@@ -66,6 +66,7 @@ class Source:
     preload: tuple[str, ...] = ()
     count: str | None = None
     trace: str | None = None
+    script: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     refuses: tuple[str, ...] = ()
     refuses_modes: tuple[str, ...] = ()
@@ -302,6 +303,7 @@ _ROWS = (
         names="sizer.diffusion.work:list_names",
         count="sizer.diffusion.work:count",
         trace="sizer.diffusion.work:trace",
+        script="sizer.diffusion.script:write_script",
         fetch="sizer.diffusion.hub:fetch_bundle",
         defaults={
             "mode": "inference",

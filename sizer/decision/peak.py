@@ -11,6 +11,7 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.recipes import TORCH, TRL
+from sizer.catalogue.sources import SOURCES, import_function
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import SAME
 from sizer.decision.pipeline_levers import describe_part, remedies
@@ -38,7 +39,7 @@ def peak(
 ) -> Iterator[PeakReport]:
     """Yield what is alive at the peak of the one dtype and batch size of a request; then with the script that does the work.
 
-    A pipeline has no script: its report names the part that has the peak, with its remedies. Raises RequestError for a request of
+    The report of a pipeline names the part that has the peak, with its remedies. Raises RequestError for a request of
     several, and what an estimate raises where the work itself has none.
     """
     request = one_cell(request)
@@ -55,7 +56,8 @@ def peak(
     )
     yield report
     if request.is_pipeline:
-        yield from _with_remedies(report, request, cells)
+        program = _pipeline_script(request, config, cells)
+        yield from _with_remedies(replace(report, script=program), request, cells)
         return
     report = replace(report, remedy=describe_logits(report, cells.counted(request)))
     try:
@@ -79,7 +81,6 @@ def describe_logits(report: PeakReport, known: Counted) -> str:
 def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterator[PeakReport]:
     """Yield the report of a pipeline with the part that has the peak, and what each of its remedies makes of the peak."""
     sentences = [describe_part(report)]
-    report = replace(report, no_script="a script is of one module, not of a pipeline")
     for lever in remedies(report.phase):
         changed = lever.change(request, cells.counted(request))
         if changed is None:
@@ -96,6 +97,11 @@ def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterat
     yield replace(report, remedy=" ".join(sentences))
 
 
+def _pipeline_script(request: Request, config: dict | None, cells: Cells) -> str:
+    write = import_function(SOURCES[request.source].script or "")
+    return write(request, config, cells.estimate(request))
+
+
 def script(
     request: Request,
     *,
@@ -110,6 +116,8 @@ def script(
     request = one_cell(request)
     check_scripted(request)
     cells = Cells(request, config=config, kept=kept, progress=progress)
+    if request.is_pipeline:
+        return _pipeline_script(request, config, cells)
     return write_script(request, cells.tracer(request), estimate=cells.estimate(request))
 
 

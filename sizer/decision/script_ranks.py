@@ -63,6 +63,8 @@ if __name__ == "__main__":
 
 def check_scripted(request: Request) -> None:
     """Raise BuildError for a way of working together that no plain program is written for."""
+    if request.parallel == "none":
+        return
     if request.offload or not MODES[request.mode].trains:
         raise BuildError(
             "scripts of several ranks train, and keep everything on their devices",

@@ -172,6 +172,10 @@ def test_a_model_that_nothing_steps_has_no_optimizer():
     assert "torch.optim" not in script_of(f"arch=config:{SMALL_GPT2}&seq=8&batch=1&dtype=float32&optimizer=none").script
 
 
+def test_a_script_of_inference_is_printed_alone():
+    assert "model(*args, **kwargs)" in script(parse_query("arch=torchvision:resnet18&mode=inference&dtype=float32&batch=1"))
+
+
 def test_what_cannot_be_written_is_said():
     config = encode_config('{"model_type": "sam2_video"}')
     request = parse_query(f"arch=config:{config}&mode=inference&dtype=float32&batch=1&gpu=cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from sizer.diffusion.bundle import INDEX
@@ -309,3 +311,28 @@ def small_files(kind: str) -> dict[str, Any]:
         index |= {"safety_checker": [None, None], "feature_extractor": [None, None], "requires_safety_checker": False}
     files = {f"{name}/{'scheduler_' if name == 'scheduler' else ''}config.json": config for name, (_, _, config) in parts.items()}
     return {INDEX: index} | files
+
+
+def save_pipeline(folder: str | Path) -> dict[str, dict]:
+    """Save a small Stable Diffusion with random weights and a tokenizer of letters; return its JSON files, by path."""
+    import diffusers
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    files = small_files("LatentConsistencyModelPipeline")
+    letters = [chr(code) for code in range(33, 127)]
+    words = [*letters, *(f"{one}</w>" for one in letters)]
+    words += [f"word{number}</w>" for number in range(_CLIP["vocab_size"] - 2 - len(words))]
+    vocabulary = {word: number for number, word in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+    pipe = diffusers.StableDiffusionPipeline(
+        vae=diffusers.AutoencoderKL.from_config(files["vae/config.json"]),
+        text_encoder=CLIPTextModel(CLIPTextConfig(**files["text_encoder/config.json"], max_position_embeddings=77)),
+        tokenizer=CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77),
+        unet=diffusers.UNet2DConditionModel.from_config(files["unet/config.json"]),
+        scheduler=diffusers.DDIMScheduler.from_config(files["scheduler/scheduler_config.json"]),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipe.save_pretrained(folder)
+    paths = [path for path in Path(folder).rglob("*.json") if path.name.endswith("config.json") or path.name == INDEX]
+    return {str(path.relative_to(folder)): json.loads(path.read_text(encoding="utf-8")) for path in paths}

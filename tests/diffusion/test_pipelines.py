@@ -8,26 +8,33 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import statistics
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sizer.allocator.timeline import PhaseUse
 from sizer.architecture import quantizers
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
 from sizer.catalogue.pipelines import CAST
+from sizer.decision import peak
 from sizer.diffusion import work
 from sizer.diffusion.building import as_loaded, build_pipeline, diffusers_installed, reads_images
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import BITSANDBYTES, _quantised
+from sizer.diffusion.script import write_script
 from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
-from tests.diffusion.small import small_files
+from tests.diffusion.small import save_pipeline, small_files
 from tests.diffusion.test_bundle import files_of
 from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)
 
@@ -444,6 +451,51 @@ def test_a_package_that_a_pipeline_lacks_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(diffusers_installed(), "KolorsPipeline", _Lacking)
     with pytest.raises(BuildError, match="sentencepiece"):
         build_pipeline(read_bundle({INDEX: {"_class_name": "KolorsPipeline"}}), torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A small pipeline in a folder, and the query of its files."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    return folder, f"arch=config:{encode_config(json.dumps(save_pipeline(folder)))}&dtype=float16&gpu={GPU}"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param("weights=unet:nf4,text_encoder:nf4&offload=model&batch=2&vae=both", id="sample-nf4"),
+        "offload=sequential",
+        "offload=group-block:1&stream=1",
+        "weights=fp8-cast&output=latent&guidance=0",
+    ],
+)
+def test_the_script_of_a_call_measures_what_it_says_of_the_estimate(saved: tuple[Path, str], asked: str, tmp_path: Path) -> None:
+    folder, query = saved
+    text = peak.script(parse_query(f"{query}&{asked}"))
+    (file := tmp_path / "call.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "sizer", "run", "--gpu", GPU, "--route", "driver", "--", str(file), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    found = re.findall(r"^(\w[\w ]+): ([\d,]+) bytes .* estimated ([\d,]+) bytes", done.stdout, re.MULTILINE)
+    assert len(found) == 5, done.stderr[-2000:]
+    assert {name: size for name, size, _ in found} == {name: size for name, _, size in found}
+
+
+@pytest.mark.parametrize(
+    ("query", "lines"),
+    [
+        ("wan2.1-i2v-14b&frames=5", ['"vae": torch.float32', 'image=Image.new("RGB", (832, 480))', "transformer_2=None"]),
+        ("sd3-medium&without=text_encoder_3&batch=2", ["text_encoder_3=None", "tokenizer_3=None", "num_images_per_prompt=2"]),
+        ("flux.1-dev&weights=nf4,text_encoder_2:int8", ['"transformer": diffusers.Bits', '"text_encoder_2": transformers.Bits']),
+        ("wan2.2-t2v-a14b&weights=fp8-cast&frames=5", ["pipe.transformer.enable_layer", "pipe.transformer_2.enable_layer"]),
+        ("sd1.5&weights=text_encoder:fp8-cast", ["apply_layerwise_casting(pipe.text_encoder, "]),
+    ],
+)
+def test_a_script_has_the_lines_of_what_is_asked(query: str, lines: list[str]) -> None:
+    phases = [PhaseUse(phase=name, allocated_bytes=0, peak_allocated_bytes=0, reserved_bytes=0) for name in ("load", "vae")]
+    request = parse_query(f"arch=diffusers:{query}")
+    text = write_script(request, None, SimpleNamespace(phases=phases, peak_reserved_bytes=0))
+    compile(text, "call.py", "exec")
+    assert [line for line in lines if line not in text] == []
 
 
 def measured() -> list[dict[str, str]]:
