@@ -13,7 +13,7 @@ from sizer.commands.terminal import format_table, to_printable
 from sizer.report.advice import PHRASES, advise
 from sizer.report.caveats import caveats
 from sizer.report.download import describe_download
-from sizer.report.estimate import Estimate
+from sizer.report.estimate import Estimate, describe_copies
 from sizer.report.explanation import sections
 from sizer.report.kv_cache import SERVER_NOTE, describe_growth
 from sizer.report.report import Report
@@ -108,7 +108,8 @@ def _headline(report: Report) -> Iterator[str]:
             ranks = ", for each rank" if report.request.get("parallel", "none") != "none" else ""
             loads = focus.phases[-1].phase == AFTER and report.request.get("offloading") == "none"
             held = "at most, while parts are loaded" if loads else f"of what is offloaded{ranks}"
-            yield f"The host holds {format_bytes(focus.host_bytes)} {held}."
+            copies = describe_copies(focus)
+            yield f"The host holds {format_bytes(focus.host_bytes)} {held}{f': {copies}' if copies else ''}."
     for caveat in caveats(report):
         yield f"Note: {caveat}"
     for dtype, reason in report.failures.items():

@@ -26,7 +26,7 @@ from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.census import Counted
 from sizer.report.decision import LeverReport, LeverRow, LeverSet
-from sizer.report.estimate import Estimate
+from sizer.report.estimate import Estimate, describe_copies
 
 if TYPE_CHECKING:
     from sizer.estimating.model import Progress
@@ -98,20 +98,26 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: E
         found = cells.estimate(changed)
         cell, reason, effect = cells.cell(changed), "", describe_effect(lever.key, base, found)
         moves = any(getattr(changed, name) != getattr(request, name) for name in MOVES)
-        host_bytes = found.host_bytes if moves else 0
+        paid = _paid(found) if moves else []
     except CANNOT as error:
-        cell, reason, effect, host_bytes = None, why(error), "", 0
-    cost = lever.cost(changed, cells.counted(request))
+        cell, reason, effect, paid = None, why(error), "", []
     return LeverRow(
         key=lever.key,
         title=lever.title(changed),
-        cost=f"{format_bytes(host_bytes)} of host memory; {cost}" if host_bytes else cost,
+        cost="; ".join([*paid, lever.cost(changed, cells.counted(request))]),
         code=lever.code(changed),
         query=format_query(changed),
         cell=cell,
         reason=reason,
         effect=effect,
     )
+
+
+def _paid(found: Estimate) -> list[str]:
+    """Return what offloading costs: memory of the host, and bytes that are copied to the device."""
+    if not found.host_bytes:
+        return []
+    return [f"{format_bytes(found.host_bytes)} of host memory", *filter(None, [describe_copies(found)])]
 
 
 def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:

@@ -110,15 +110,15 @@ PIPELINE_LEVERS: tuple[Lever, ...] = (
         "pipe.vae.enable_tiling()", _of_pipelines(_decoded("tiling")),
     ),
     row_of(
-        "offload-model", "offload", 2, "Model offload", "time: each part is copied to the device once a call",
+        "offload-model", "offload", 2, "Model offload", "time: the device waits for each part",
         "pipe.enable_model_cpu_offload()  # instead of pipe.to('cuda')", _of_pipelines(_offloaded("model")),
     ),
     row_of(
-        "offload-group", "offload", 2, "Group offload, layer by layer", "time: each layer is copied at each denoising step",
+        "offload-group", "offload", 2, "Group offload, layer by layer", "time: the device waits for each layer",
         _GROUPS, _of_pipelines(_offloaded("group-leaf")),
     ),
     row_of(
-        "offload-sequential", "offload", 3, "Sequential offload", "much time: each layer is copied at each denoising step",
+        "offload-sequential", "offload", 3, "Sequential offload", "much time: the device waits for each layer",
         "pipe.enable_sequential_cpu_offload()  # instead of pipe.to('cuda')", _of_pipelines(_offloaded("sequential")),
     ),
     row_of(

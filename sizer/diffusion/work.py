@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -19,10 +21,10 @@ from torch import nn
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import ConfigError, RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.pipelines import CAST, FRAMES
+from sizer.catalogue.pipelines import CAST, DENOISERS, FRAMES, SECOND_DENOISER
 from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, has_guardrail, reads_images
 from sizer.diffusion.bundle import INDEX, Bundle, preset_names, read_bundle, read_preset
-from sizer.diffusion.placing import INT8, NF4, NF4_TWICE, NONE, denoisers_of, place
+from sizer.diffusion.placing import INT8, MODEL, NF4, NF4_TWICE, NONE, denoisers_of, place
 from sizer.diffusion.tokens import UnknownWords
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
@@ -138,7 +140,7 @@ def trace(
                 weights=weights_of(request, parts),
             )
             call = call_of(pipe, bundle, request, batch)
-        host.setting_up = False
+        host.setting_up, host.copied_bytes = False, 0
         watcher.loaded()
         _note_end(recorder, "load")
         with (
@@ -147,13 +149,17 @@ def trace(
             devices_told(host, deferred),
             _phases_marked(pipe, recorder),
             _blending_twice(pipe),
+            _copies_counted(pipe, host) as of_steps,
             torch.no_grad(),
             _remedied(bundle, request, pipe, call, recorder),
         ):
             pipe(**call)
         recorder.log.mark(AFTER)
         _note_end(recorder, AFTER)
-    return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=host.peak_bytes)
+    tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=host.peak_bytes)
+    steps, bytes_of_steps = of_steps
+    each = 0 if request.offloading in (NONE, MODEL) else bytes_of_steps // max(steps, 1)
+    return replace(tape, copied=(host.copied_bytes - each * steps, each))
 
 
 def list_names() -> list[dict[str, str]]:
@@ -516,6 +522,36 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
         yield
     if begun:
         end()
+
+
+@contextmanager
+def _copies_counted(pipe: Any, host: HostMemory) -> Iterator[list[int]]:
+    """Yield the number of denoising steps so far, and the bytes that parts which work at each step have copied to the device."""
+    found, before = [0, 0], 0
+
+    def begin(*args: Any) -> None:
+        nonlocal before
+        before = host.copied_bytes
+
+    def end(*args: Any) -> None:
+        found[1] += host.copied_bytes - before
+
+    kind = type(getattr(pipe, "scheduler", None))
+    own: Any = getattr(kind, "step", None)
+
+    @functools.wraps(own or begin)  # pipelines read its signature
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found[0] += 1
+        return own(*args, **kwargs)
+
+    with ExitStack() as stack:
+        if own is not None:
+            stack.enter_context(mock.patch.object(kind, "step", step))
+        for name in (*DENOISERS, SECOND_DENOISER, "controlnet"):
+            if isinstance(part := pipe.components.get(name), nn.Module):
+                stack.callback(part.register_forward_pre_hook(begin, prepend=True).remove)
+                stack.callback(part.register_forward_hook(end).remove)
+        yield found
 
 
 _BLENDED_ROWS = 2

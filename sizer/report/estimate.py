@@ -23,8 +23,9 @@ class Estimate:
     `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes; `frozen_bytes` are those weights that are not trained,
     where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive, `kv_cache_bytes` what a
     generation's cache holds at its end, `host_bytes` the most that the host holds of what is offloaded, which no other figure has a
-    part of. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi
-    would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see
+    part of. A pipeline's call copies `copied_bytes` of that to the device once, and `step_copied_bytes` at each denoising step.
+    `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi would show
+    for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see
     sizer.report.fit); `communication` is what one of several ranks tells the others in a step. Where `out_of_memory` is not None it
     says what would fail on this device; all else is for a device large enough. `verdict` follows from `fits` and `returned_bytes`
     (see sizer.report.fit).
@@ -58,6 +59,8 @@ class Estimate:
     kv_cache_bytes: int = 0
     communication: tuple[Volume, ...] = ()
     host_bytes: int = 0
+    copied_bytes: int = 0
+    step_copied_bytes: int = 0
     returned_bytes: int = 0
     verdict: Verdict = field(init=False)
 
@@ -96,6 +99,8 @@ def estimate_tape(
         activations_bytes=_activations(tape, live, training),
         communication=volumes_of_step(tape.collectives, passes=passes),
         host_bytes=tape.host_bytes,
+        copied_bytes=tape.copied[0],
+        step_copied_bytes=tape.copied[1],
         kv_cache_bytes=live[tape.marks[-1][1]][KV_CACHE] if tape.marks else 0,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,
@@ -145,6 +150,13 @@ def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
 def has_range(estimate: Estimate) -> bool:
     """Return whether anything is known of how far the process may be off: not on MPS, nor on the CPU."""
     return estimate.process_low_bytes < estimate.process_high_bytes
+
+
+def describe_copies(estimate: Estimate) -> str:
+    """Return how much a pipeline's call copies to the device, empty if it copies nothing."""
+    once, each = estimate.copied_bytes, estimate.step_copied_bytes
+    parts = [f"{format_bytes(once)} copied to the device a call"] if once else []
+    return ", ".join([*parts, *([f"{format_bytes(each)} a denoising step"] if each else [])])
 
 
 def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, category: str) -> int:

@@ -30,7 +30,10 @@ Scalar = bool | int | float | str | None
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 _OF_EACH_ROW = ("dtypes", "batches")  # of the query; a row has its own
-_OPTIONAL = ("frozen_bytes", "kv_cache_bytes", "host_bytes", "returned_bytes", "retries")  # in CSV only if any estimate has some
+# In CSV only if any estimate has some
+_OPTIONAL = (
+    *("frozen_bytes", "kv_cache_bytes", "host_bytes", "copied_bytes", "step_copied_bytes", "returned_bytes", "retries"),
+)
 LONGEST_LINK = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
 _NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins", "communication")
 

@@ -140,6 +140,7 @@ class _Writer:
             "settled": tape.settled,
             "outputs": [tape.outputs, tape.graphs, sorted(tape.half_outputs)],
             "host_bytes": tape.host_bytes,
+            "copied": tape.copied,
             "by_address": tape.by_address,
             "collectives": [list(astuple(row)) for row in tape.collectives],
         }
@@ -215,6 +216,7 @@ class _Reader:
             half_outputs=frozenset(header["outputs"][2]),
             collectives=tuple(_collective(*row) for row in header["collectives"]),
             host_bytes=header["host_bytes"],
+            copied=tuple(header["copied"]),
             by_address=header["by_address"],
         )
 

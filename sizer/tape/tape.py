@@ -77,6 +77,7 @@ class Tape:
     graphs: by forward pass, the blocks that after the backward pass are kept by its graph alone, which lives as long as outputs.
     half_outputs: those of `outputs` that hold 16-bit floats.
     host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
+    copied: bytes of the host's weights that a pipeline's call copies to the device once, and at each denoising step.
     by_address: whether the CUDA allocator goes by address between free blocks of equal size (`sizer.base.versions.by_address`).
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
     a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one. On a stream from PRIVATE on the pool is deleted
@@ -105,6 +106,7 @@ class Tape:
     graphs: tuple[tuple[int, ...], ...] = ()
     half_outputs: frozenset[int] = frozenset()
     host_bytes: int = 0
+    copied: tuple[int, int] = (0, 0)
     by_address: bool = False
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:

@@ -106,6 +106,10 @@ def show_figures(report: Report, estimate: Estimate) -> None:
         _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
         if estimate.host_bytes:
             held = "offloaded, for each rank" if "parallel" in report.request else "at most at once"
+            if estimate.step_copied_bytes:
+                held = f"{format_bytes(estimate.step_copied_bytes)} copied each step"
+            elif estimate.copied_bytes:
+                held = f"{format_bytes(estimate.copied_bytes)} copied a call"
             _metric("Host", estimate.host_bytes, held, HOST_HELP)
         _show_parameters(report, describe_download(report, estimate))
 

@@ -96,6 +96,8 @@ def test_levers_are_traced_with_the_bytes_of_the_host(found: LeverReport) -> Non
         (own,) = estimate(parse_query(rows[key].query)).estimates
         assert own.process_bytes == rows[key].cell.process_bytes
     assert "1.99 GiB of host memory" in rows["offload-sequential"].cost
+    assert "563.83 MiB copied to the device a call, 1.60 GiB a denoising step" in rows["offload-sequential"].cost
+    assert "1.99 GiB copied to the device a call; " in rows["offload-model"].cost
     assert not saves(rows["vae-tiling"], found.base)  # 512 x 512 is one tile
     assert found.smallest.keys == ("offload-sequential",)
 

@@ -260,6 +260,24 @@ def test_what_is_offloaded_is_in_the_memory_of_the_host() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "copied"),
+    [
+        ("", [False, False]),
+        ("&offload=model", [True, False]),
+        ("&offload=sequential", [True, True]),
+        ("&offload=group-leaf&stream=1", [True, True]),
+    ],
+)
+def test_sample_offloading_copies_the_weights_once_or_at_each_step(asked: str, copied: list[bool]) -> None:
+    row = estimated(f"{CASES['image-sd1.5']}{asked}&gpu={GPU}")
+    assert [row.copied_bytes > 0, row.step_copied_bytes > 0] == copied
+    if row.step_copied_bytes:
+        assert row.step_copied_bytes == pytest.approx(1_719_041_416, abs=1024)  # the UNet
+    elif row.copied_bytes:
+        assert row.copied_bytes == pytest.approx(row.host_bytes, rel=0.001)
+
+
+@pytest.mark.parametrize(
     ("query", "key"),
     [
         ("arch=diffusers:flux.1-dev&frames=9", "frames"),

@@ -262,6 +262,7 @@ class OnMeta(TorchFunctionMode):
     def _to_device(self, tensor: Tensor) -> Tensor:
         if tensor not in self._host:
             return tensor.to("meta")
+        self._host.copied_bytes += tensor.nbytes
         with self._host.told(False):
             return Tensor.to(tensor, "meta", copy=True)
 
@@ -356,6 +357,7 @@ class OnMeta(TorchFunctionMode):
         how = (dtype or tensor.dtype, non_blocking)
         if device is None or device.type == "cpu":
             return Tensor.to(tensor, *how, copy=copy, memory_format=memory_format)
+        self._host.copied_bytes += tensor.nbytes
         with self._host.told(False):
             return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format)
 

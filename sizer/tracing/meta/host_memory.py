@@ -61,6 +61,7 @@ class HostMemory:
         self.tells = False  # whether a user's code sees devices as on a real host
         self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
         self.peak_bytes = 0
+        self.copied_bytes = 0  # of tensors that were copied from here to the device
         self.making: bool | None = (
             None  # whether what is made now is on the host; None where that follows from what it is made of
         )
