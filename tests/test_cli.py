@@ -25,6 +25,7 @@ from sizer.commands.report_text import format_explanation, format_report
 from sizer.commands.terminal import format_table
 from sizer.query.keys import KEYS
 from sizer.query.text import format_query, parse_query, query_keys
+from sizer.report.phases import PHASE_TITLES
 from sizer.report.report import Report
 from sizer.service.client import JobClient
 from sizer.service.messages import COMPILED, STOPS
@@ -159,6 +160,21 @@ def test_what_the_host_holds_follows_the_headline():
     ranks = replace(report, estimates=held, request=report.request | {"parallel": "ddp"})
     assert f"{said}, for each rank." in format_report(ranks).splitlines()
     assert said not in format_report(report)
+
+
+@pytest.mark.parametrize(("asked", "has"), [({}, False), ({"evaluate": "loss"}, True), ({"step": "in_backward"}, True)])
+def test_a_training_recipe_has_a_row_for_each_phase(asked, has):
+    report = report_for(parse_query("arch=hf:gpt2&dtype=float32&batch=32"))
+    report = replace(report, request=report.request | asked)
+    lines = format_report(report).splitlines()
+    begun = "Allocated in each phase, and what is allocated and reserved when it ends, float32:"
+    assert (begun in lines) is has
+    if has:
+        row = report.estimates[0]
+        rows = lines[lines.index(begun) + 2 :][: len(row.phases)]
+        assert [line.split()[0] for line in rows] == [PHASE_TITLES[use.phase].split()[0] for use in row.phases]
+        assert ["(the peak)" in line for line in rows] == [use.phase == row.peak_phase for use in row.phases]
+        assert all(line.endswith(format_bytes(use.reserved_bytes)) for line, use in zip(rows, row.phases, strict=True))
 
 
 def test_estimate_as_json_is_the_report(run):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sizer.base.units import counted, format_bytes, format_count, format_more
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import AFTER as STEP_AFTER
+from sizer.catalogue.recipes import FULL, KEEP, LM, NONE
 from sizer.commands.terminal import format_table, to_printable
 from sizer.report.advice import PHRASES, advise
 from sizer.report.caveats import caveats
@@ -16,6 +18,7 @@ from sizer.report.download import describe_download
 from sizer.report.estimate import Estimate, describe_copies
 from sizer.report.explanation import sections
 from sizer.report.kv_cache import SERVER_NOTE, describe_growth
+from sizer.report.phases import PHASE_TITLES
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.words import graphs_line, headline, lever_lines, range_line, sum_line, want_line
@@ -155,12 +158,32 @@ def _peaks(report: Report, width: int | None) -> Iterator[str]:
         phase, op, module = place
         dtypes = [row.dtype for row in columns if (row.peak_phase, row.peak_op, row.peak_module) == place]
         yield f"peak of {', '.join(dtypes)}: {op}{f' in {module}' if module else ''} ({phase})"
+    if any(report.request.get(key, usual) != usual for key, usual in _RECIPES.items()):
+        yield from _phases_of_recipe(columns, width)
     if not columns or columns[0].phases[-1].phase != AFTER:
         return
     for row in columns:
         yield f"Allocated while each part works, and when it ends, {row.dtype}:"
         parts = [(use.phase, *map(format_bytes, (use.peak_allocated_bytes, use.allocated_bytes))) for use in row.phases]
         yield from format_table(("", "peak", "end"), parts, width=width)
+
+
+# Keys of training recipes that move the peak from one phase to another, with their defaults.
+_RECIPES = {"loss": FULL, "step": STEP_AFTER, "evaluate": NONE, "objective": LM, "activations": KEEP, "optimizer_offload": False}
+
+
+def _phases_of_recipe(columns: Sequence[Estimate], width: int | None) -> Iterator[str]:
+    """Yield a row for each phase of a training recipe, and mark the phase that has the peak."""
+    for row in columns:
+        yield f"Allocated in each phase, and what is allocated and reserved when it ends, {row.dtype}:"
+        phases = [
+            (
+                f"{PHASE_TITLES.get(use.phase, use.phase)}{' (the peak)' if use.phase == row.peak_phase else ''}",
+                *map(format_bytes, (use.peak_allocated_bytes, use.allocated_bytes, use.reserved_bytes)),
+            )
+            for use in row.phases
+        ]
+        yield from format_table(("", "peak", "end", "reserved"), phases, width=width)
 
 
 def _largest(report: Report) -> Iterator[str]:
