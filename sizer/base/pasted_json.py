@@ -111,7 +111,16 @@ def _has(*keys: str) -> Callable[[dict], bool]:
 
 
 _GENERATION = {"eos_token_id", "transformers_version", "do_sample"}
-_TRANSFORMER = "paste the config.json of its transformer or unet folder, or ask for arch=hub: with a transformers model"
+_BUNDLE = (
+    'put the files of its pipeline into one JSON object by their paths, {"model_index.json": {...}, "vae/config.json": {...}}, '
+    "or ask for arch=diffusers:<org/name>"
+)
+
+
+def _is_index(value: dict) -> bool:
+    return str(value.get("_class_name", "")).endswith("Pipeline") and "model_type" not in value
+
+
 OTHER_FILES = (
     OtherFile(name="the index of sharded weights (safetensors.index.json)", matches=_has("weight_map")),
     OtherFile(name="tokenizer_config.json", matches=_has("tokenizer_class")),
@@ -124,7 +133,8 @@ OTHER_FILES = (
     OtherFile(name="preprocessor_config.json", matches=_has("image_processor_type")),
     OtherFile(name="preprocessor_config.json", matches=_has("feature_extractor_type")),
     OtherFile(name="processor_config.json", matches=_has("processor_class")),
-    OtherFile(name="model_index.json of diffusers", matches=lambda value: "_diffusers_version" in value, todo=_TRANSFORMER),
+    OtherFile(name="model_index.json of diffusers, without the configs of its parts", matches=_is_index, todo=_BUNDLE),
+    OtherFile(name="one part of a pipeline of diffusers", matches=_has("_diffusers_version"), todo=_BUNDLE),
     OtherFile(
         name="the files of a pipeline without model_index.json",
         matches=lambda value: "model_index.json" not in value and any(key.endswith("/config.json") for key in value),
