@@ -26,11 +26,12 @@ TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(?:\.[a-z0-9_]{1,63})?", re.ASCII)
 # A repository of the hub always has an owner here; no part begins or ends with "-" or ".", none holds "--" or "..".
 REPO_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]{0,94}\w)?/)\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 REVISION = re.compile(r"(?!.*(?:\.\.|//))\w(?:[\w./-]{0,126}[\w-])?", re.ASCII)
-# The address of a repository's page, of a branch of it, or of its config.json.
+# The address of a repository's page, of a branch of it, or of its config.json or model_index.json.
 HUB_ADDRESS = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)/?(.*)", re.ASCII | re.IGNORECASE
 )
-_OF_REVISION = re.compile(r"(?:tree|(?:blob|resolve|raw)(?=/.+/config\.json$))/(.+?)(?:/config\.json)?/?", re.ASCII)
+_FILE = r"/(?:config|model_index)\.json"
+_OF_REVISION = re.compile(rf"(?:tree|(?:blob|resolve|raw)(?=/.+{_FILE}$))/(.+?)(?:{_FILE})?/?", re.ASCII)
 _TUNED = re.compile(r"-(?:instruct|chat|it|base)$")
 _QUANTISED = re.compile(r"[-_](?:fp8(?:-dynamic)?|awq|gptq(?:-int[48])?|w8a8)$")
 EXAMPLE = "write for example arch=torchvision:resnet50"

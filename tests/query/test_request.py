@@ -894,6 +894,7 @@ def test_bad_json_in_a_config_is_refused_under_arch():
         ("https://huggingface.co/org/name/", "hub:org/name"),
         ("huggingface.co/org/name/tree/v1.0", "hub:org/name@v1.0"),
         ("https://huggingface.co/org/name/blob/main/config.json", "hub:org/name@main"),
+        ("https://huggingface.co/org/name/blob/main/model_index.json", "hub:org/name@main"),
         ("hub:https://huggingface.co/org/name/tree/main", "hub:org/name@main"),
     ],
 )
