@@ -129,7 +129,7 @@ def test_bounds_are_inclusive():
         ("v", "2", "allowed 1;"),
         ("arch", "ResNet 50", "torchvision:<name>"),
         ("arch", "torchvision:", "lower-case letters"),
-        ("arch", "torchvision:ResNet50", "lower-case letters"),
+        ("arch", "torchvision:ResNet 50!", "lower-case letters"),
         ("arch", "torchvision:../../etc/passwd", "lower-case letters"),
         ("arch", "hf:no-such-preset", "a key of the presets"),
         ("arch", "hub:gpt2", "org/name"),
