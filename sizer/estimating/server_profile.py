@@ -24,6 +24,10 @@ from sizer.tracing.trace import build, trace
 
 GUMBEL_BLOCK = 1024
 CHUNK_TOKENS = 32_768  # vllm/envs.py, VLLM_FUSED_MOE_CHUNK_SIZE
+# Experts on Marlin's kernel; vLLM 0.11 and 0.33, layers/fused_moe/fused_marlin_moe.py and csrc/moe/marlin_moe_wna16/ops.cu
+MARLIN_BLOCKS, MARLIN_WIDTH, MARLIN_PER_PROCESSOR = (8, 16, 32, 48, 64), 256, 4
+MARLIN_LAYOUTS = ("awq", "gptq")
+MODULAR = (0, 12, 0)  # from here on its output exists before its caches
 DTYPE = torch.bfloat16
 
 
@@ -99,6 +103,9 @@ class DecoderLayer(nn.Module):
         self.expert_width = -(-architecture.expert_width // ranks)
         if self.experts:
             self.width = 0
+        self.on_marlin = flags.marlin or flags.expert_layout in MARLIN_LAYOUTS
+        self.own_experts = -(-self.experts // (flags.tp * flags.dp)) if flags.ep else self.experts
+        self.processors, self.is_modular = flags.processors, flags.release >= MODULAR
         self.rank = flags.lora_rank if flags.loras else 0
         self.anchor = nn.Parameter(torch.empty(1), requires_grad=False)
 
@@ -150,10 +157,31 @@ class DecoderLayer(nn.Module):
             product = made(self.width)
             del gates
             return self._project(product, made)
+        if self.on_marlin:
+            return self._feed_marlin(made, size)
         rows = min(size, CHUNK_TOKENS) * self.chosen
         out = made(self.hidden)
         first = made(max(2 * self.expert_width, self.hidden), rows)
         second = made(self.expert_width, rows)
+        del first, second
+        return out
+
+
+    def _feed_marlin(self, made, size: int) -> Tensor:
+        """Marlin's two caches for all tokens at once, and while a product runs float32 sums of its blocks of threads."""
+        rows = size * self.chosen
+        block = next((block for block in MARLIN_BLOCKS if rows / self.own_experts / block < 0.9), MARLIN_BLOCKS[-1])
+        out = made(self.hidden) if self.is_modular else None
+        first = made(max(2 * self.expert_width, self.hidden), rows)
+        second = made(self.expert_width, rows)
+        for width in (2 * self.expert_width, self.hidden):
+            sums = min(
+                width * (rows + self.own_experts * (block - 1)),
+                self.processors * MARLIN_PER_PROCESSOR * block * MARLIN_WIDTH,
+            ) * (2 if block == MARLIN_BLOCKS[0] else 1)
+            summed = torch.empty(sums, dtype=torch.float32, device=self.anchor.device)
+            del summed
+        out = made(self.hidden) if out is None else out
         del first, second
         return out
 

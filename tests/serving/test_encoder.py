@@ -1,4 +1,4 @@
-"""The encoder's dummy run in vLLM's profile, by hand."""
+"""The encoder's dummy run in vLLM's profile, and experts on Marlin's kernel, by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.estimating.server_profile import trace_encoder
+from sizer.estimating.server_profile import trace_encoder, trace_profile
 from sizer.serving.architecture import CROSS, Layer, Tower, Weight
 from sizer.serving.command import vllm_command
 from sizer.serving.layout import tensors
@@ -43,6 +43,19 @@ def test_the_encoder_holds_what_its_source_says(changes: dict, version: tuple[in
     tower = replace(TOWER, **changes)
     assert trace_encoder(tower, flags(release=version, tp=tp), 1, GPU) == rows * ROW
     assert trace_encoder(tower, flags(release=version, tp=tp), 3, GPU) == 3 * rows * ROW
+
+
+@pytest.mark.parametrize(("release", "out"), [((0, 11, 0), 0), ((0, 33, 0), 1)])
+def test_experts_on_marlin_have_caches_of_all_tokens_and_sums(release: tuple[int, int, int], out: int):
+    """Of 40,960 tokens two experts each: caches of twice the width and of the width, and 128 × 4 × 64 × 256 sums of 4 bytes."""
+    tokens, width = 40_960, 512
+    model = replace(decoder(), hidden=256, heads=1, kv_heads=1, head_size=64, experts=8, experts_per_token=2, expert_width=width)
+    asked = flags(release=release, layout="awq", processors=128, max_num_batched_tokens=tokens, max_num_seqs=1, eager=True)
+    row = 2 * tokens  # bytes of an element for each token
+    caches = 2 * 3 * width * row
+    held = (2 + out) * 256 * row  # the residual, what is fed, and the output
+    sums = 128 * 4 * 64 * 256 * 4
+    assert trace_profile(model, asked, GPU).forward_bytes == held + caches + sums
 
 
 @pytest.mark.parametrize(
