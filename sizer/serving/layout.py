@@ -41,7 +41,7 @@ ROWS = frozenset(
     )
 )
 REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa", "kv_proj"))
-COMPRESSOR = ".compressor."  # of DeepSeek V4: each rank has all of it, in the model's dtype but for the queries of its indexer
+COMPRESSOR = ".compressor."  # DeepSeek V4: each rank has all of it, in 16 bits except the queries of its indexer
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 
 

@@ -319,7 +319,7 @@ def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What traces of a module cost: of all of it, and for each list of layers of one layer of it, in parts or in blocks."""
+    """Costs of traces of a module, in parts or in blocks: of the whole, and of one layer of each list."""
 
     whole: float
     of_layer: dict[str, float]

@@ -47,7 +47,7 @@ def test_the_encoder_holds_what_its_source_says(changes: dict, version: tuple[in
 
 @pytest.mark.parametrize(("release", "out"), [((0, 11, 0), 0), ((0, 33, 0), 1)])
 def test_experts_on_marlin_have_caches_of_all_tokens_and_sums(release: tuple[int, int, int], out: int):
-    """Of 40,960 tokens two experts each: caches of twice the width and of the width, and 128 × 4 × 64 × 256 sums of 4 bytes."""
+    """Expect caches of 40,960 tokens with two experts each, and 128 × 4 × 64 × 256 sums of 4 bytes."""
     tokens, width = 40_960, 512
     model = replace(decoder(), hidden=256, heads=1, kv_heads=1, head_size=64, experts=8, experts_per_token=2, expert_width=width)
     asked = flags(release=release, layout="awq", processors=128, max_num_batched_tokens=tokens, max_num_seqs=1, eager=True)

@@ -85,7 +85,7 @@ def test_deepseek_v4_is_planned_for_vllm_alone():
 
 
 def test_ministral_3_is_served_in_the_8_bits_of_its_checkpoint():
-    # huggingface/transformers/pull/42715: FP8 but for the vision tower, the projector and the head; the embedding is in 16 bits
+    # huggingface/transformers/pull/42715: FP8 except the vision tower, the projector and the head; the embedding has 16 bits
     served = sizer.estimate("arch=hf:ministral-3-3b-instruct-2512&mode=serve&gpu=l4&max_model_len=8k").serve
     assert served.flags["quantization"] == "fp8"
     assert 4.3 < served.weights_bytes / 2**30 < 4.5

@@ -140,7 +140,7 @@ def unique(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def unique_consecutive(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """What `unique` holds, without sorting (cuda/Unique.cu, unique_consecutive_cuda); along a dimension not counted."""
+    """aten.unique_consecutive: as `unique`, without a sort; a dimension of its own is not counted (cuda/UniqueCub.cu)."""
     return [] if kwargs.get("dim") is not None or len(args) > 3 else _unique(args[0], out, is_sorted=True)
 
 
