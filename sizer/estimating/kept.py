@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sizer.base.codec import DecodeError, decode, encode
@@ -146,20 +146,21 @@ class KeptTapes:
 
 def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
     """Keep a few depths of a model."""
-    note = json.dumps([depths.stacks, depths.attempt])
+    note = json.dumps([[asdict(one) for one in depths.candidate], depths.attempt])
     kept.put(name, pack(Traced(family=TapeFamily(exact=depths.tapes), note=note)))
 
 
 def read_depths(kept: Kept, name: str) -> Depths | None:
     """The depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
-    from sizer.tracing.depth import Depths  # imports torch
+    from sizer.tracing.depth import Depths, Repeated  # import torch
 
     if (data := kept.get(name)) is None:
         return None
-    with contextlib.suppress(DecodeError, ValueError):
+    with contextlib.suppress(DecodeError, ValueError, TypeError, KeyError):
         traced = unpack(data)
-        stacks, attempt = json.loads(traced.note)
-        return Depths(tapes=traced.family.exact, stacks=tuple(map(tuple, stacks)), attempt=tuple(attempt))
+        lists, attempt = json.loads(traced.note)
+        candidate = tuple(Repeated(**{**one, "stacks": tuple(one["stacks"])}) for one in lists)
+        return Depths(tapes=traced.family.exact, candidate=candidate, attempt=tuple(attempt))
     return None
 
 

@@ -39,10 +39,10 @@ FEWEST = 2  # layers that are left at least: one that is the first, one that is 
 # The last is for models whose first layers do more, such as adding what a vision tower has found.
 ATTEMPTS = (0, 0), (1, 0), (1, 1), (3, 0)
 WORTH = 0.8  # of what traces of the whole model cost, what those of models with fewer layers may
-PERHAPS_WORTH = 1.2  # of that, where the cost is guessed from the number of parts: the forward pass shows what it is
-FORWARD = 1 / 3  # of what a trace costs, what the forward pass of the whole model does
-BACKWARD = 2  # blocks of a backward pass for one of the forward pass
-PARTS = 3  # of a model, which each trace goes through, that cost as much as a block of its first step
+PERHAPS_WORTH = 1.2  # the same as long as the number of parts is all that is known of the cost
+FORWARD = 1 / 3  # cost of the forward pass of the whole model, of that of its trace
+BACKWARD = 2  # blocks of a backward pass for each of the forward pass
+PARTS = 3  # parts of a model that cost each trace as much as one block of the first step
 FIXED = 40  # parts of a model that cost about as much as what each trace costs however few layers it has
 TRACES = 3  # of a question as a rule: two of a line over the batch size, and one of batch 1
 _OF_LAYERS = re.compile("layer|block|ind|idx|attn|attention")  # in the name of what a config says of layers by their numbers
@@ -81,7 +81,8 @@ class Repeated:
     def like(self, path: str) -> Iterator[str]:
         """The dotted paths in the whole model of the modules that are as the one with this path."""
         for stack in self.stacks:
-            match, alike = re.match(rf"{re.escape(stack)}\.(\d+)(?=\.|$)", path), range(self.alike_from, self.layers - self.tail)
+            match = re.match(rf"{re.escape(stack)}\.(\d+)(?=\.|$)", path)
+            alike = range(self.alike_from, self.layers - self.tail)
             if match and int(match[1]) in alike:
                 for number in alike[(int(match[1]) - self.alike_from) % self.period :: self.period]:
                     yield f"{stack}.{number}{path[match.end() :]}"
@@ -125,10 +126,10 @@ def shortened(module: nn.Module, candidate: Sequence[Repeated], more: Sequence[i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depths:
     """The tapes of a few depths of a model that tell those of all others: a deeper one and the forward pass of the whole model have
-    shown it. `stacks` are the paths of the lists of layers, of each Repeated; `attempt` is one of ATTEMPTS."""
+    shown it. `candidate` are the lists of layers that were shortened; `attempt` is one of ATTEMPTS."""
 
     tapes: tuple[Tape, ...]
-    stacks: tuple[tuple[str, ...], ...]
+    candidate: tuple[Repeated, ...]
     attempt: tuple[int, int]
 
 
@@ -154,11 +155,10 @@ class DeepTraces:
         self._known: list[Unfolded] = []
         self._shallower: list[Shallower] = []  # of what is known, where other events may come and go around the layers
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
-        stacks = [_paths(one) for one in self._candidates]
-        if shown is not None and shown.stacks in stacks:
-            self._candidates = self._candidates[stacks.index(shown.stacks) :]
+        if shown is not None and shown.candidate in self._candidates:
+            self._candidates = self._candidates[self._candidates.index(shown.candidate) :]
             self._attempt = shown.attempt
-            candidate, last = self._candidates[0], len(shown.tapes) - 1
+            candidate, last = shown.candidate, len(shown.tapes) - 1
             self._known.append(self._unfolded(candidate, shown.tapes))
             with suppress(LayersDifferError):
                 apart = [shown.tapes[last - (1 << later)] for later in range(len(candidate) - 1, 0, -1)]
@@ -240,7 +240,7 @@ class DeepTraces:
                 if self._attempt == attempts[-1]:
                     raise
         found.check(forward)
-        self._show(Depths(tapes=tapes, stacks=_paths(candidate), attempt=self._attempt))
+        self._show(Depths(tapes=tapes, candidate=candidate, attempt=self._attempt))
         return found
 
     def _unfold(
@@ -293,7 +293,7 @@ def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
 def _worthwhile(
     candidates: Sequence[tuple[Repeated, ...]], costs: _Costs, *, apart: bool, most: float
 ) -> tuple[tuple[Repeated, ...], ...]:
-    """Return the choices of lists whose traces cost so much at most, of those of the whole model, the cheapest first."""
+    """Return the choices of lists whose traces cost at most this share of traces of the whole model, the cheapest first."""
     cost = {one: costs.of(one, TRACES, apart=apart) for one in candidates}
     return tuple(sorted((one for one in cost if cost[one] <= most * TRACES), key=cost.__getitem__))
 
@@ -326,10 +326,10 @@ class _Costs:
     fixed: float = 0.0  # of each trace, however few layers it has
 
     def of(self, candidate: tuple[Repeated, ...], traces: int, *, apart: bool) -> float:
-        """Return what so many traces cost, of those of the whole model.
+        """Return the cost of a question with this number of traces, in traces of the whole model.
 
-        They are the depths, and one for each further trace. Of several lists, each but one is told apart by a depth of its own.
-        With `apart` a further trace has one for each of them.
+        The first trace needs several depths, and for each list but one a depth without its additional layers. A further trace
+        needs one depth. With `apart` it needs one for each combination of the lists.
         """
         lists, beginning = range(len(candidate)), _first_attempt(candidate)[0]
         deepest = beginning + 2  # the one that the others are checked with
@@ -352,7 +352,7 @@ class _Costs:
 
 
 def _cost_in_parts(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]]) -> _Costs:
-    """Return what traces cost by the number of parts that are traced: known before there is any trace."""
+    """Return the costs by the number of parts, which are known before any trace."""
     of_layer = {
         path: sum(1 for _ in module.get_submodule(path).modules()) / one.layers
         for candidate in candidates
@@ -363,8 +363,8 @@ def _cost_in_parts(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]]
 
 
 def _cost_in_blocks(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]], forward: Tape) -> _Costs:
-    """Return what traces cost by the blocks of a forward pass: those with a gradient come with a backward pass, BACKWARD as
-    large."""
+    """Return the costs by the blocks of a forward pass. Lists that are trained have a backward pass, too, with BACKWARD times as
+    many."""
     paths = {path: one.layers for candidate in candidates for one in candidate for path in one.stacks}
     numbered = re.compile(rf"({'|'.join(map(re.escape, paths))})\.\d+(?=\.|$)")
     lists = [match and match[1] for match in map(numbered.match, forward.module_names)]
@@ -377,10 +377,6 @@ def _cost_in_blocks(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]
     of_layer = {path: cost[path] / layers for path, layers in paths.items()}
     parts = sum(1 for _ in module.modules())
     return _Costs(whole=sum(cost.values()), of_layer=of_layer, fixed=parts / PARTS)
-
-
-def _paths(candidate: tuple[Repeated, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(one.stacks for one in candidate)
 
 
 @contextmanager
@@ -418,7 +414,8 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
     if described is None:
         return None
     layers = len(described)
-    for tail, period in product(range(1 if kinds else LONGEST_TAIL + 1), range(1, 2 if kinds else LONGEST_PERIOD + 1)):
+    tails, periods = (range(1), range(1, 2)) if kinds else (range(LONGEST_TAIL + 1), range(1, LONGEST_PERIOD + 1))
+    for tail, period in product(tails, periods):
         kept = layers - tail
         while kept > period and described[kept - 1] == described[kept - 1 - period]:
             kept -= 1
@@ -429,8 +426,9 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
         if kinds:  # one of each, between the first and the last
             fewest = first + kinds + 1
         if fewest + 3 * period <= layers:
-            found = {"layers": layers, "period": period, "alike_from": first, "fewest": fewest, "kinds": kinds}
-            return Repeated(stacks=(path,), **found, tail=tail)
+            return Repeated(
+                stacks=(path,), layers=layers, period=period, alike_from=first, fewest=fewest, kinds=kinds, tail=tail
+            )
     return None
 
 

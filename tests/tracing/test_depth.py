@@ -227,6 +227,23 @@ def test_what_was_shown_once_is_kept_for_later_questions(monkeypatch):
 
 
 @pytest.mark.exhaustive
+def test_kept_depths_are_those_of_the_choice_that_was_shown(monkeypatch):
+    """Two choices shorten the same list: one by single layers, whose windows differ here, and one by periods of four."""
+    kept, config = KeptInMemory(), {**WINDOWS, "sliding_window": 8}
+    tracer_of(config, "&seq=32&optimizer=sgd", kept).trace("bfloat16", (2,))
+    depths: list[int] = []
+
+    def noted(blueprint, module: nn.Module, *told, **more) -> Tape:
+        depths.append(len(module.model.layers))
+        return trace(blueprint, module, *told, **more)
+
+    monkeypatch.setattr("sizer.tracing.trace.trace", noted)
+    tape = tracer_of(config, "&seq=32", kept).trace("bfloat16", (2,)).family.at(2)
+    assert max(depths) == 12
+    assert_same(tape, Traces(config, "&seq=32").at(2))
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("more", ["", "&train=adapter&weights=int8"])
 def test_what_one_dtype_has_shown_is_not_shown_again_for_others(more: str):
     traces = Traces(LINEAR, more)
@@ -237,7 +254,7 @@ def test_what_one_dtype_has_shown_is_not_shown_again_for_others(more: str):
         tape = deep.trace(traces.built(dtype)[0], partial(traces.at, dtype=dtype), traces.device)
         depths.append([layers for layers, _ in traces.layers])
         assert_same(tape, traces.at(dtype=dtype))
-    assert depths[0] == [2, 3, 4, 14]
+    assert depths[0] == [14, 2, 3, 4]
     assert max(map(max, depths[1:])) == 3
     assert depths[3] == [3]  # float16 has bfloat16's kernels; LLM.int8() casts its input to it, outside the layers
 
@@ -326,6 +343,23 @@ def test_numbers_of_layers_in_a_config_make_them_differ():
     model.config.global_layers = [4, 9, 14, 19, 24, 29, 34, 39]
     found = [one for (one,) in find_repeated(model)]
     assert {(one.period, one.kinds) for one in found} == {(1, 5), (5, 0)}
+    model.config.global_layers, model.config.durations = [], [0, 1, 2, 3, 4]  # Parakeet's, of its decoder
+    ((found,),) = find_repeated(model)
+    assert (found.period, found.alike_from) == (1, 0)
+
+
+def test_layers_that_cost_little_are_left_in():
+    """The number of parts says little: here nearly all blocks are made beside the layers, which the forward pass shows."""
+    traces = Traces({**LLAMA, **DEEP})
+    forward = traces.at(forward_alone=True)
+    beside = forward.module_names.index("") if "" in forward.module_names else 0
+    heavy = replace(forward, modules=array("l", [*forward.modules, *[beside] * 100_000]))
+    tapes = {True: heavy, False: traces.at()}
+    traces.layers.clear()
+    deep = DeepTraces(find_repeated(traces.module))
+    tape = deep.trace(traces.module, lambda *, forward_alone=False: tapes[forward_alone], traces.device)
+    assert tape is tapes[False]
+    assert traces.layers == []
 
 
 def test_one_depth_of_two_lists_is_enough_at_another_batch_size():
