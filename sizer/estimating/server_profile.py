@@ -7,6 +7,8 @@ v1/sample/ops/topk_topp_sampler.py; vLLM 0.33, and 0.9.2 for the sort.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,6 @@ GUMBEL_BLOCK = 1024
 CHUNK_TOKENS = 32_768  # vllm/envs.py, VLLM_FUSED_MOE_CHUNK_SIZE
 # Experts on Marlin's kernel; vLLM 0.11 and 0.33, layers/fused_moe/fused_marlin_moe.py and csrc/moe/marlin_moe_wna16/ops.cu
 MARLIN_BLOCKS, MARLIN_WIDTH, MARLIN_PER_PROCESSOR = (8, 16, 32, 48, 64), 256, 4
-MARLIN_LAYOUTS = ("awq", "gptq")
 MODULAR = (0, 12, 0)  # from here on its output exists before its caches
 DTYPE = torch.bfloat16
 
@@ -103,7 +104,7 @@ class DecoderLayer(nn.Module):
         self.expert_width = -(-architecture.expert_width // ranks)
         if self.experts:
             self.width = 0
-        self.on_marlin = flags.marlin or flags.expert_layout in MARLIN_LAYOUTS
+        self.on_marlin = flags.experts_on_marlin
         self.own_experts = -(-self.experts // (flags.tp * flags.dp)) if flags.ep else self.experts
         self.processors, self.is_modular = flags.processors, flags.release >= MODULAR
         self.rank = flags.lora_rank if flags.loras else 0
@@ -166,21 +167,18 @@ class DecoderLayer(nn.Module):
         del first, second
         return out
 
-
-    def _feed_marlin(self, made, size: int) -> Tensor:
-        """Marlin's two caches for all tokens at once, and while a product runs float32 sums of its blocks of threads."""
+    def _feed_marlin(self, made: Callable[..., Tensor], size: int) -> Tensor:
+        """Allocate Marlin's two caches for all tokens at once, and beside them float32 sums while each product runs."""
         rows = size * self.chosen
         block = next((block for block in MARLIN_BLOCKS if rows / self.own_experts / block < 0.9), MARLIN_BLOCKS[-1])
+        partial_sums = self.processors * MARLIN_PER_PROCESSOR * block * MARLIN_WIDTH
         out = made(self.hidden) if self.is_modular else None
         first = made(max(2 * self.expert_width, self.hidden), rows)
         second = made(self.expert_width, rows)
         for width in (2 * self.expert_width, self.hidden):
-            sums = min(
-                width * (rows + self.own_experts * (block - 1)),
-                self.processors * MARLIN_PER_PROCESSOR * block * MARLIN_WIDTH,
-            ) * (2 if block == MARLIN_BLOCKS[0] else 1)
-            summed = torch.empty(sums, dtype=torch.float32, device=self.anchor.device)
-            del summed
+            sums = min(width * (rows + self.own_experts * (block - 1)), partial_sums)
+            times = 2 if block == MARLIN_BLOCKS[0] else 1
+            torch.empty(times * sums, dtype=torch.float32, device=self.anchor.device)
         out = made(self.hidden) if out is None else out
         del first, second
         return out

@@ -143,7 +143,7 @@ class Planner:
 
     def _profile(self, architecture: Architecture, gpu: Gpu, flags: Flags) -> Profile:
         """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
-        profiled = _profiled(flags, architecture)
+        profiled = profiled_flags(flags, architecture)
         name = f"served profile {gpu.backend} {gpu.capability} {profiled}"
         if name not in self._profiles:
             found = read_kept(self._store, name, Profile, "profile")
@@ -182,13 +182,14 @@ def _checkpoint(request: Request, config: Mapping[str, Any] | None) -> Mapping[s
     return config or {}
 
 
-def _profiled(flags: Flags, architecture: Architecture) -> Flags:
+def profiled_flags(flags: Flags, architecture: Architecture) -> Flags:
     """Return the flags with those at one value that the profile run does not depend on.
 
     The longest request bounds how many images are encoded at once.
     """
     length = 1 if architecture.tower is None else flags.max_model_len
-    plain = replace(flags, layout=None, experts=None, kv="auto", marlin=False, prefix_caching=True, kv_bytes=None, used_bytes=0)
+    marlin = architecture.experts > 0 and flags.experts_on_marlin
+    plain = replace(flags, layout=None, experts=None, kv="auto", marlin=marlin, prefix_caching=True, kv_bytes=None, used_bytes=0)
     rank = flags.lora_rank if flags.loras else 1
     plain = replace(plain, loras=min(1, flags.loras), lora_rank=rank, lora_sharded=False, offload_bytes=0)
     return replace(plain, util=1.0, max_model_len=length, pp=1, total_bytes=0)

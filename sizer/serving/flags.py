@@ -23,6 +23,9 @@ COMPRESSED_SINCE = (0, 20, 0)  # the first release with DeepSeek V4
 LATENT_CONTEXT, GROUPED_CONTEXT = (0, 10, 2), (0, 11, 1)  # first releases with decode context parallel of MLA, of other attention
 
 
+MARLIN_LAYOUTS = ("awq", "gptq")  # vllm/model_executor/layers/quantization/awq_marlin.py and gptq_marlin.py
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """Every flag of one vLLM server as resolved. Sizes are in bytes, lengths in tokens.
@@ -78,6 +81,11 @@ class Flags:
     def expert_layout(self) -> str | None:
         """Return the layout of the matrices of experts."""
         return self.experts or self.layout
+
+    @property
+    def experts_on_marlin(self) -> bool:
+        """Return whether Marlin's kernel multiplies the matrices of experts."""
+        return self.marlin or self.expert_layout in MARLIN_LAYOUTS
 
     @property
     def graphs_in_budget(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.server_profile import trace_encoder, trace_profile
+from sizer.estimating.server_report import profiled_flags
 from sizer.serving.architecture import CROSS, Layer, Tower, Weight
 from sizer.serving.command import vllm_command
 from sizer.serving.layout import tensors
@@ -56,6 +57,7 @@ def test_experts_on_marlin_have_caches_of_all_tokens_and_sums(release: tuple[int
     held = (2 + out) * 256 * row  # the residual, what is fed, and the output
     sums = 128 * 4 * 64 * 256 * 4
     assert trace_profile(model, asked, GPU).forward_bytes == held + caches + sums
+    assert trace_profile(model, profiled_flags(asked, model), GPU).forward_bytes == held + caches + sums, "as a query asks"
 
 
 @pytest.mark.parametrize(
