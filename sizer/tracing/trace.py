@@ -149,7 +149,9 @@ def _last_phase(work: Work, short: bool, forward_alone: bool, first_step: bool) 
     """Return the phase of the first step after which a trace ends, None where it has both steps."""
     if forward_alone or (short and not work.trains):
         return "forward"
-    return ("backward" if short else "optimizer" if first_step else None) if work.trains else None
+    if short:
+        return "backward"
+    return "optimizer" if first_step and work.trains else None
 
 
 _WITH_UNUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with parameters that have no gradient

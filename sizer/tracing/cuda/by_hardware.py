@@ -28,7 +28,7 @@ DROPOUT = "cuDNN's dropout state"
 INDICES, PERMUTED = "indices", "permuted"
 COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
 KEYS, UNIQUE, RUNS, NUMBERED = "keys alone", "unique", "runs", "numbered runs"
-FLOAT, WHOLE = "float", "whole"  # numbers
+FLOAT, WHOLE = "float", "whole"  # kinds of numbers
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS, SUM = "partial sums", "sum"
 ALWAYS, FEW = "always sorted", "few rows"
@@ -53,7 +53,7 @@ _AT_ONCE = {
 }  # fmt: skip
 _COUNTED_AT_ONCE, _COUNTING_THREADS = 4096, 256  # elements that one block sums, and its threads
 _SELECTED = {8: 2304, 9: 4224}  # elements of a tile of capabilities 8.0 and 9; later ones have 3,520
-# Elements of a tile that keeps one of each run of equal ones, by bytes of one; a number that is numbered has 4 bytes
+# Elements of a tile that keeps one of each run, by capability and by bytes of an element; then those that count and number runs
 _UNIQUE = {
     8: {1: 20480, 2: 8192, 4: 4608, 8: 1920},
     9: {1: 5632, 2: 5632, 4: 6528, 8: 4224},
@@ -80,17 +80,21 @@ def dropout_state(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) ->
 
 
 def scanned(elements: int, itemsize: int) -> int:
-    """Return the bytes that CUB holds for an inclusive scan: descriptors of its tiles and 32 more."""
-    tile, descriptor = _SCAN.get(itemsize, _SCAN[8])
+    """Return the bytes that CUB holds for an inclusive scan."""
+    return _scanned_tiles(elements, *_SCAN.get(itemsize, _SCAN[8]))
+
+
+def _scanned_tiles(elements: int, tile: int, descriptor: int) -> int:
+    """Return the bytes of the descriptors of all tiles, and of 32 more."""
     return round_up((-(-elements // tile) + 32) * descriptor, _ALIGNED) + 2 * _ALIGNED - 1
 
 
 def selected(key: str, elements: int) -> int:
-    """Return the bytes that CUB holds while it selects the places of a mask on a GPU (DeviceSelect): descriptors of its tiles and
-    32 more. Tiles are those that it answers for each generation."""
+    """Return the bytes that CUB holds while it selects the places of a mask on a GPU (DeviceSelect). Its tiles are read off its
+    answers for each generation."""
     capability = HARDWARE[key].capability
     tile = 640 if capability[0] < 9 and capability != (8, 0) else _SELECTED.get(capability[0], 3520)
-    return round_up((-(-elements // tile) + 32) * 8, _ALIGNED) + 2 * _ALIGNED - 1
+    return _scanned_tiles(elements, tile, 8)
 
 
 def counted(key: str, elements: int) -> int:
@@ -103,13 +107,11 @@ def counted(key: str, elements: int) -> int:
 
 
 def kept_of_runs(key: str, elements: int, itemsize: int, *, is_half: bool) -> int:
-    """Return the bytes that CUB holds while it keeps one of each run of equal elements on a GPU (DeviceSelect::Unique): descriptors
-    of its tiles and 32 more. Tiles are those that it answers for each generation."""
+    """Return the bytes that CUB holds while it keeps one of each run of equal elements on a GPU (DeviceSelect::Unique)."""
     capability = HARDWARE[key].capability
     generation = min(10, capability[0])
     tiles = _UNIQUE[generation] if generation >= 9 or capability == (8, 0) else _UNIQUE_BEFORE
-    tile = _UNIQUE_HALF if is_half else tiles[itemsize]
-    return round_up((-(-elements // tile) + 32) * 8, _ALIGNED) + 2 * _ALIGNED - 1
+    return _scanned_tiles(elements, _UNIQUE_HALF if is_half else tiles[itemsize], 8)
 
 
 def counted_runs(elements: int) -> int:
@@ -121,8 +123,7 @@ def numbered_runs(key: str, elements: int) -> int:
     """Return the bytes that CUB holds while it numbers runs of equal elements on a GPU (a scan of int32 to int64)."""
     capability = HARDWARE[key].capability
     before = _NUMBERED_OF_8 if capability == (8, 0) else _NUMBERED_BEFORE
-    tile = _NUMBERED if capability >= (9, 0) else before
-    return round_up((-(-elements // tile) + 32) * 8, _ALIGNED) + 2 * _ALIGNED - 1
+    return _scanned_tiles(elements, _NUMBERED if capability >= (9, 0) else before, 8)
 
 
 def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int, *, is_float: bool = False) -> int:

@@ -134,46 +134,60 @@ def _sorted_elements(input: Tensor) -> list[int]:
 
 
 def unique(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The elements sorted, alone or with their places; then the number of each one's run, one element of each run, and how many it
-    has (cuda/UniqueCub.cu, unique_cuda_template). Truth values are counted (UniqueCub<bool>)."""
-    return _unique(args[0], out, is_sorted=False)
-
-
-def unique_consecutive(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten.unique_consecutive: as `unique`, without a sort; a dimension of its own is not counted (cuda/UniqueCub.cu)."""
-    return [] if kwargs.get("dim") is not None or len(args) > 3 else _unique(args[0], out, is_sorted=True)
-
-
-def _unique(input: Tensor, out: Any, *, is_sorted: bool) -> Steps:
-    elements = input.numel()
+    """aten._unique and _unique2: the sorted elements, with their places if the result has the inverse; then what `_runs` holds.
+    Booleans are counted instead (cuda/UniqueCub.cu, unique_cuda_template and UniqueCub<bool>)."""
+    input, (values, inverse, *counts) = args[0], out
+    elements, itemsize = input.numel(), input.itemsize
     if not elements:
         return
-    values, inverse, *counts = out
-    words = (str(input.itemsize), FLOAT if input.dtype.is_floating_point else WHOLE)
     yield tuple(copies(input))
-    if input.dtype == torch.bool and not is_sorted:
+    if input.dtype == torch.bool:
         yield (4,)
         yield [DeferredSize(0, SORT, (COUNT,), (elements,))]
         yield values
-        yield from (part for part in counts if part.numel())
-        yield () if counts and counts[0].numel() else (16,)
-        yield from [inverse] if inverse.numel() else []
-        return
-    places = [elements * 8]
-    if not is_sorted:
-        yield (elements * input.itemsize, *(places if inverse.numel() else ()))
-        keys = DeferredSize(elements * input.itemsize, SORT, (KEYS, *words), (elements,))
-        numbers = elements, input.itemsize, 8 * input.itemsize
-        pairs = DeferredSize(elements * (input.itemsize + 8), SORT, (PERMUTED,), numbers)
-        yield [*places, pairs] if inverse.numel() else [keys]
+        if counts and counts[0].numel():
+            yield counts[0]
+        else:
+            yield (16,)
+        if inverse.numel():
+            yield inverse
+    elif inverse.numel():
+        yield (elements * itemsize, elements * 8)
+        yield [elements * 8, DeferredSize(elements * (itemsize + 8), SORT, (PERMUTED,), (elements, itemsize, 8 * itemsize))]
+        yield from _runs(input, out, number_bytes=8)
+    else:
+        yield (elements * itemsize,)
+        yield [DeferredSize(elements * itemsize, SORT, (KEYS, *_words(input)), (elements,))]
+        yield from _runs(input, out, number_bytes=8)
+
+
+def unique_consecutive(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """aten.unique_consecutive: what `_runs` holds; along one dimension nothing is counted (cuda/UniqueCub.cu)."""
+    dim = kwargs.get("dim", args[3] if len(args) > 3 else None)
+    if dim is None and args[0].numel():
+        yield tuple(copies(args[0]))
+        yield from _runs(args[0], out, number_bytes=4)
+
+
+def _words(input: Tensor) -> tuple[str, str]:
+    return str(input.itemsize), FLOAT if input.dtype.is_floating_point else WHOLE
+
+
+def _runs(input: Tensor, out: Any, *, number_bytes: int) -> Steps:
+    """Yield what runs of equal elements take: the number of each element's run if the result has the inverse, one element of each
+    run, and its length if the result has the counts (cuda/UniqueCub.cu, compute_unique)."""
+    elements = (input.numel(),)
+    values, inverse, *counts = out
     if inverse.numel():
         yield inverse
-        yield [*([elements * 4] if is_sorted else places), DeferredSize(0, SORT, (NUMBERED,), (elements,))]
+        yield [input.numel() * number_bytes, DeferredSize(0, SORT, (NUMBERED,), elements)]
     yield values
     yield (8,)
-    counted = [part for part in counts if part.numel()]
-    yield from counted
-    yield [DeferredSize(0, SORT, (RUNS,), (elements,)) if counted else DeferredSize(0, SORT, (UNIQUE, *words), (elements,))]
+    if counts and counts[0].numel():
+        yield counts[0]
+        yield [DeferredSize(0, SORT, (RUNS,), elements)]
+    else:
+        yield [DeferredSize(0, SORT, (UNIQUE, *_words(input)), elements)]
 
 
 def mode(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

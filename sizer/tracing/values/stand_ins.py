@@ -119,7 +119,8 @@ def from_values(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) 
     real, assumption = recorder.values.run(func, args, kwargs), recorder.values.assumption(inputs)
     out = on_meta(real, recorder, assumption)
     if func.overloadpacket in _CUT and recorder.device.kind == "cuda":
-        made = 2 if inputs[0].dtype == torch.bool and func.overloadpacket is not _aten.unique_consecutive else inputs[0].numel()
+        counts_booleans = inputs[0].dtype == torch.bool and func.overloadpacket is not _aten.unique_consecutive
+        made = 2 if counts_booleans else inputs[0].numel()
         out = tuple(_cut(recorder, part, max(made, part.numel()), assumption) for part in real)
     return out
 
