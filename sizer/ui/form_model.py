@@ -96,21 +96,20 @@ def _ask_preset(source: Source, names: Names) -> str:
 
 
 def _take_preset(before: str) -> None:
-    """Take a name on the hub for its preset, or for a repository where none has it; keep the model `before` for other words."""
+    """Take what was typed for a preset, or for a repository that has none. Keep the model `before` for other words."""
     state = st.session_state
     state.pop(UNKNOWN, None)
-    typed = (state["hf_name"] or before).strip()
+    typed, state["hf_name"] = (state["hf_name"] or before).strip(), before
     owner, _, name = typed.rpartition("/")
     try:
         preset = find_preset(name)
     except RequestError as error:
-        preset = PRESETS[before]
-        if not owner:
-            state[UNKNOWN] = error
-    if owner and preset.hub_id.lower() != typed.lower():
+        preset, state[UNKNOWN] = None, error
+    if owner and (preset is None or preset.hub_id.lower() != typed.lower()):
+        state.pop(UNKNOWN, None)
         state["source"], state["hub_name"] = "hub", typed
-    state["hf_name"] = preset.key
-    if preset.key != before:
+    elif preset is not None and preset.key != before:
+        state["hf_name"] = preset.key
         _forget_what_does_not_fit()
 
 
