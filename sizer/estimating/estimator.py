@@ -116,7 +116,7 @@ class Estimator:
         """The report as it grows: the counts, of the first dtype the first batch size, all of them, and the largest that fits, the
         batch sizes of the others, dtype by dtype, and the largest of each.
 
-        A batch of 1 that is looked at first stands there before anything else is traced.
+        If a batch of 1 is asked for, it is there before anything else is traced, unless another batch size is in focus.
 
         The dtype in focus comes first, and what a report proposes to look at is its own choice, so that whoever asks the same with
         another focus can share it. The last report is whole. Raises what `estimate` raises.
@@ -168,7 +168,7 @@ class Estimator:
     def _growing(self, dtype: str, batches: tuple[int, ...], pending: list[str]) -> Iterator[Report]:
         """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
         in focus first."""
-        shown = None
+        begun, shown = self._columns.get(dtype), None  # of a batch of 1 alone
         focus = self.request.focus
         in_turn = sorted(batches, key=lambda batch: focus is not None and focus[0] == dtype and batch != focus[1])
         for traced in self._tracer.traces(dtype, in_turn):
@@ -177,7 +177,11 @@ class Estimator:
                 continue
             known = () if shown is None else {row.batch for row in shown.estimates}
             for column in self._cells(dtype, traced, tuple(batch for batch in there if batch not in known)):
-                self._columns[dtype] = column if shown is None else shown.with_cells(column, batches)
+                if shown is not None:
+                    column = shown.with_cells(column, batches)
+                elif begun is not None and all(row.batch != 1 for row in column.estimates):
+                    column = begun.with_cells(column, batches)
+                self._columns[dtype] = column
                 self._growth = dtype if len(there) < len(batches) and not traced.failure else None
                 yield self._report(pending)
             shown = self._columns[dtype]
@@ -231,12 +235,8 @@ class Estimator:
         return "bfloat16" if language and "bfloat16" in dtypes else dtypes[0]
 
     def _looks_at_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
-        """Return whether a batch of 1 is what is looked at first: where the weights alone are more than the device holds, too."""
-        if 1 not in batches:
-            return False
-        if self.request.focus is not None:
-            return self.request.focus == (dtype, 1)
-        return batches == (1,) or self._weights_bytes(dtype) > self.gpu.total_bytes
+        """Return whether a batch of 1 is looked at first: one trace answers it, and the lines over the batch use it."""
+        return 1 in batches and self.request.focus in (None, (dtype, 1))
 
     def _begin(self, dtype: str, batches: tuple[int, ...]) -> Traced | None:
         """Return the tape at batch 1: the only one, if that is all that was asked for and will not fit."""
@@ -298,7 +298,8 @@ class Estimator:
         """Return the batch sizes of a dtype to look at first: the one in focus, which may have to be found."""
         if (focus := self.request.focus) is not None:
             return (focus[1],) if focus[0] == dtype and focus[1] in batches else ()
-        return likely_largest(traced.family, batches, self.gpu, self._oracle) if not self._columns else ()
+        others = self._columns.keys() - {dtype}
+        return () if others else likely_largest(traced.family, batches, self.gpu, self._oracle)
 
     def _possible_batches(self) -> tuple[int, ...]:
         """The batch sizes asked for, without 1 where the model refuses it. Raises the model's RequestError where none is left."""

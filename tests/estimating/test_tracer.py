@@ -270,9 +270,15 @@ HUGE = f"arch=config:{encode_config(json.dumps({'model_type': 'gpt2', 'n_layer':
 
 
 @pytest.mark.parametrize(
-    "query", [f"{GPT2}&batch=1,4&focus=bfloat16:1", f"{GPT2}&batch=1", f"{HUGE}&seq=8&batch=1,4&gpu=custom:2GiB@8.0"]
+    "query",
+    [
+        f"{GPT2}&batch=1,4&focus=bfloat16:1",
+        f"{GPT2}&batch=1",
+        f"{GPT2}&batch=1,2,4",
+        f"{HUGE}&seq=8&batch=1,4&gpu=custom:2GiB@8.0",
+    ],
 )
-def test_a_batch_of_one_that_is_looked_at_stands_before_the_others_are_traced(traces, query):
+def test_a_batch_of_one_stands_before_the_others_are_traced(traces, query):
     reports = Estimator(parse_query(f"{query}&dtype=bfloat16")).reports()
     next(reports)
     first = next(reports)
@@ -286,8 +292,10 @@ def test_a_batch_of_one_that_is_looked_at_stands_before_the_others_are_traced(tr
 @pytest.mark.parametrize("gpu", ["a100-80gb", "custom:2GiB@8.0", "custom:4GiB@8.0"])
 def test_what_is_looked_at_stands_before_the_other_batch_sizes_are_replayed(gpu):
     query = f"{GPT2}&dtype=bfloat16&batch=1,2,4,8,64,512&gpu={gpu}"
-    _, first, *_, last = Estimator(parse_query(query)).reports()
+    _, one, first, *_, last = Estimator(parse_query(query)).reports()
+    assert [row.batch for row in one.estimates] == [1]
     assert first.focus == last.focus
+    assert one.estimates[0] == first.estimates[0]
     assert len(first.estimates) < len(last.estimates)
 
 
@@ -297,7 +305,7 @@ def test_what_a_module_keeps_from_its_first_step_is_in_no_tape():
     # Its memory of the video is made in the first step that it ever does.
     config = encode_config(json.dumps({"model_type": "sam2_video", **RARE["sam2_video"]}))
     query = f"arch=config:{config}&mode=inference&dtype=bfloat16&batch="
-    begun, anew = (estimate(parse_query(f"{query}{batches}")) for batches in ("1,2&focus=bfloat16:1", "1,2"))
+    begun, anew = (estimate(parse_query(f"{query}{batches}")) for batches in ("1,2", "1,2&focus=bfloat16:2"))
     assert begun.estimates == anew.estimates
 
 
