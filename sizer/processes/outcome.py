@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from sizer.base.errors import SizerError
@@ -14,32 +15,41 @@ class Outcome:
 
     def __init__(self, progress: str = "starting"):
         self.progress = progress
-        self._finished = threading.Event()
+        self._finished = False
+        self._changed = threading.Condition()
         self._value: Any = None
         self._failure: dict | None = None
 
     @property
     def done(self) -> bool:
         """Return whether there is a value or an error."""
-        return self._finished.is_set()
+        return self._finished
 
     def finish(self, value: object = None, failure: SizerError | None = None) -> None:
         """Set the value, or the error; the first one stays."""
-        if not self._finished.is_set():
-            self._value, self._failure = value, None if failure is None else error_to_wire(failure)
-            self.progress = "failed" if failure else "done"
-            self._finished.set()
+        with self._changed:
+            if not self._finished:
+                self._value, self._failure = value, None if failure is None else error_to_wire(failure)
+                self.progress = "failed" if failure else "done"
+                self._finished = True
+                self._changed.notify_all()
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the job is done, or for `timeout` seconds."""
-        self._finished.wait(timeout)
+    def tell_change(self) -> None:
+        """Have those that wait look again whether they are ready."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None, ready: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the job is done, until a caller is `ready`, or for `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished or ready(), timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """The value, or None while there is none after `timeout` seconds (None: waits to the end).
 
         Raises the error, a fresh copy for each caller.
         """
-        self._finished.wait(timeout)
-        if self._finished.is_set() and self._failure is not None:
+        self.wait(timeout)
+        if self._finished and self._failure is not None:
             raise error_from_wire(self._failure)
         return self._value

@@ -63,10 +63,10 @@ class Job:
         value = self.shared.result(0)
         return None if value is None else self._view(value)
 
-    def waited(self, timeout: float) -> bool:
-        """Return whether the job is done, after waiting for that for at most `timeout` seconds."""
+    def waited(self, timeout: float, ready: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether the job is done, after waiting for that, or until the caller is `ready`, for at most `timeout` seconds."""
         if not self.cancelled:
-            self.shared.wait(timeout)
+            self.shared.wait(timeout, ready)
         return self.done
 
     def leave(self) -> None:
@@ -113,6 +113,7 @@ class SharedJob(Outcome):
             value = value.after(self.partial)
         self.partial = value
         self.parts += 1
+        self.tell_change()
 
 
 # ---------------------------------------------------------------------------------------------------------- joined job

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -29,7 +30,7 @@ from sizer.ui.turns import give_back, result_of
 LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 0.5  # each poll of a waiting page is a message to its browser
-REDRAW_SECONDS = 1.0  # before which a page waits for its whole answer, rather than draw a part of it
+REDRAW_SECONDS = 1.0  # before which a page that has figures waits for its whole answer, rather than draw more of it
 MODELS_SECONDS = 20.0
 STALLED_SECONDS = 30.0  # without a new sign of a job, after which the page says what it waits for
 REPORTED = "reported"  # session state: the last query and its report
@@ -233,7 +234,8 @@ def _follow(answer: Answer) -> None:
             line = st.empty()
         give_back()
         watch, drawn = Watch(), time.monotonic()
-        while not job.waited(_poll_seconds(drawn)) and not _has_more(answer, drawn):
+        more = partial(_has_more, answer, drawn)
+        while not job.waited(_poll_seconds(drawn), more) and not more():
             line.text(f"{how_far(answer, time.monotonic() - since)}{watch.stalled(job)}")
     if (settled := answer.settled()).job is None:
         _remember(settled)
@@ -246,9 +248,12 @@ def _poll_seconds(since: float) -> float:
 
 
 def _has_more(answer: Answer, drawn: float) -> bool:
-    """Return True if the job has more to show than the page, which was drawn long enough ago."""
-    said_more = answer.job is not None and answer.job.parts != answer.parts
-    return said_more and time.monotonic() - drawn >= REDRAW_SECONDS
+    """Return True if the job has more to show than the page: its first figures, or more after the page has stood for a while."""
+    if answer.job is None or answer.job.parts == answer.parts:
+        return False
+    has_figures = answer.report is not None and answer.report.estimates
+    first = not has_figures and answer.job.partial is not None and answer.job.partial.estimates
+    return bool(first) or time.monotonic() - drawn >= REDRAW_SECONDS
 
 
 def proposed_focus(request: Request) -> Cell | None:

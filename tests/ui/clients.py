@@ -48,7 +48,7 @@ class ScriptedJob:
         self.done = True
         return self._make()
 
-    def waited(self, timeout: float) -> bool:
+    def waited(self, timeout: float, ready: Callable[[], bool] = lambda: False) -> bool:
         if self._texts:
             self.progress = self._texts.pop(0)
         else:

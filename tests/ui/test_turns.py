@@ -75,10 +75,10 @@ def test_a_page_that_waits_for_its_answer_lets_others_draw(one_at_a_time: None, 
     drawn_meanwhile = []
 
     class Job(ScriptedJob):
-        def waited(self, timeout: float) -> bool:
+        def waited(self, timeout: float, *ready: Callable[[], bool]) -> bool:
             with ThreadPoolExecutor(1) as threads:
                 drawn_meanwhile.append(threads.submit(drawn, lambda: True).result(5))
-            return super().waited(timeout)
+            return super().waited(timeout, *ready)
 
     with turns.drawing():
         wait(Job(dict, ["working", "working"]))
