@@ -8,6 +8,9 @@ So nobody starves anybody: who has used nothing goes before who has used much, a
 long before everybody. A job that has had a turn is paused for one whose rank is far lower, wherever it is, and goes on from there
 later. A paused job holds its memory: where there are too many, the one that loses least by it is stopped, and begins again from
 what it has kept, the cells that were done.
+
+First figures come before whole answers. A job that has shown its first figures is paused, before its turn is over, for a job of a
+lower rank that has not begun, while there is memory for both.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
 # of one that was stopped, for which another may have to be stopped.
 NEW_LEAD, PAUSED_LEAD, STOPPED_LEAD = 2.0, 1.5, 4.0
 TURN_SECONDS = 2.0  # before which no job is paused
-STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run
+STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run, those aside that were paused early
 SESSION_JOBS = 8  # that one session may have in the queue
 MAX_VISITORS = 10_000  # whose use is remembered
 
@@ -70,6 +73,8 @@ class _Entry:
     started: bool = False  # it holds memory, running or paused
     stopped: bool = False  # it held memory once, which was needed for others
     wanted: bool = True
+    shown: bool = False  # its first figures have come
+    early: bool = False  # it was paused for the first figures of others, before its turn was over
     had_seconds: float = 0.0
     unkept_seconds: float = 0.0  # of those, what would be lost if it were stopped
 
@@ -84,6 +89,7 @@ class FairQueue:
             tuple[str, ...], tuple[float, float]
         ] = {}  # seconds and when they were right, by address, session
         self._now = 0.0
+        self.roomy = False  # whether there is memory for jobs that are paused early
 
     def put(self, number: int, visitor: Visitor, cells: int, now: float) -> None:
         """Add a job that asks for so many cells. Raises JobError where there is no room for it."""
@@ -115,6 +121,10 @@ class FairQueue:
         entry = self._entries[number]
         entry.started, entry.stopped, entry.unkept_seconds = False, True, 0.0
 
+    def show(self, number: int) -> None:
+        """Take note that the first figures of a job have come."""
+        self._entries[number].shown = True
+
     def running(self, number: int) -> bool:
         """Return whether it is this job's turn."""
         return self._entries[number].running
@@ -126,10 +136,11 @@ class FairQueue:
         overtaken = self._overtaken(after=max(free, 0))
         begun = [*self._waiting()[: max(free, 0)], *overtaken.values()]
         for number in overtaken:
-            self._entries[number].running, self._entries[number].since = False, now
+            entry = self._entries[number]
+            entry.running, entry.early, entry.since = False, not self._is_over(entry), now
         for number in begun:
             entry = self._entries[number]
-            entry.running, entry.started, entry.since = True, True, now
+            entry.running, entry.started, entry.early, entry.since = True, True, False, now
         stopped = self._too_many()
         for number in stopped:
             self.stop(number)
@@ -141,17 +152,28 @@ class FairQueue:
         return {number: place for place, number in enumerate(self._waiting())}
 
     def _overtaken(self, *, after: int) -> dict[int, int]:
-        """The jobs whose turn is over, with those that they give their places to; the first `after` that wait need none."""
+        """The jobs whose turn is over, or whose first figures have come, with those that they give their places to; the first
+        `after` that wait need none."""
         running = [number for number, entry in self._entries.items() if entry.running and entry.wanted]
-        over = [number for number in running if self._now - self._entries[number].since >= TURN_SECONDS]
         waiting = self._waiting()[after:]
         found: dict[int, int] = {}
-        for number in sorted(over, key=self._rank, reverse=True):
-            first = next((one for one in waiting if self._leads(one, number)), None)
+        for number in sorted(running, key=self._rank, reverse=True):
+            leads = self._leads if self._is_over(self._entries[number]) else self._is_new_to
+            first = next((one for one in waiting if leads(one, number)), None)
             if first is not None:
                 waiting.remove(first)
                 found[number] = first
         return found
+
+    def _is_over(self, entry: _Entry) -> bool:
+        """Return whether the turn of a job that runs is over."""
+        return self._now - entry.since >= TURN_SECONDS
+
+    def _is_new_to(self, first: int, number: int) -> bool:
+        """Return whether the first job, of a lower rank, has not begun, and the other has shown its first figures."""
+        entry = self._entries[first]
+        new = self.roomy and not (entry.started or entry.stopped or entry.shown)
+        return new and self._entries[number].shown and self._rank(first) < self._rank(number)
 
     def _leads(self, first: int, number: int) -> bool:
         """Return whether the rank of the first is lower by enough, what both visitors have used together aside."""
@@ -163,8 +185,9 @@ class FairQueue:
 
     def _too_many(self) -> list[int]:
         """The paused jobs that may not hold their memory any longer, those that lose least by it."""
-        count = sum(entry.started for entry in self._entries.values()) - STARTED_PER_PLACE * self._places
-        paused = [number for number, entry in self._entries.items() if entry.started and not entry.running]
+        started = [number for number, entry in self._entries.items() if entry.started and not entry.early]
+        count = len(started) - STARTED_PER_PLACE * self._places
+        paused = [number for number in started if not self._entries[number].running]
         return sorted(paused, key=lambda number: self._entries[number].unkept_seconds)[: max(count, 0)]
 
     def _waiting(self) -> list[int]:

@@ -42,6 +42,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from sizer.base.errors import JobError, SizerError
+from sizer.base.units import MIB
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
@@ -70,6 +71,8 @@ from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore
 
 LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
+FORKED_BYTES = 96 * MIB  # of a small job: pages of the template that it has written to do not count as its own
+ROOMY = 0.75  # of the budget, below which jobs that have shown their first figures hold memory while others begin
 
 
 class Server:
@@ -192,7 +195,9 @@ class Server:
             for number, job in self._jobs.items()
             if job.process is not None
         }
-        if not self._settings.budget_bytes or sum(held.values()) <= self._settings.budget_bytes:
+        budget = self._settings.budget_bytes
+        self._queue.roomy = sum(max(one, FORKED_BYTES) for one in held.values()) <= ROOMY * budget
+        if not budget or sum(held.values()) <= budget:
             return
         paused = [number for number in held if not self._queue.running(number)]
         number = max(paused or held, key=lambda number: held[number])
@@ -289,9 +294,13 @@ class Server:
                 raise ValueError
             if key == "progress":
                 self._jobs[number].progress = clip_progress(value)
-        except (ValueError, TypeError, KeyError):
+            figures = key == "partial" and bool(value.get("estimates"))
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise JobError("the job wrote something that is not an answer", todo="try again") from None
         self._send(b'{"id":%d,%s' % (number, line.lstrip()[1:]))
+        if figures:
+            self._queue.show(number)
+            self._give_turns()
         return key
 
     def _keep(self, number: int, name: str, data: bytes, access: Access) -> None:

@@ -38,6 +38,7 @@ class Work:
     in_cell: float = 0.0
     lost: float = 0.0
     started: float | None = None
+    shown: float | None = None  # the first cell
     ended: float | None = None
 
 
@@ -47,6 +48,7 @@ class Simulation:
 
     places: int
     works: list[Work]
+    roomy: bool = False
     queue: FairQueue = field(init=False)
     running: set[int] = field(default_factory=set)
     holding: set[int] = field(default_factory=set)  # memory, running or paused
@@ -54,6 +56,7 @@ class Simulation:
 
     def __post_init__(self):
         self.queue = FairQueue(self.places, limit=1000)
+        self.queue.roomy = self.roomy
 
     def run(self, until: float = 10_000.0) -> None:
         there: set[int] = set()
@@ -65,7 +68,7 @@ class Simulation:
             self._turn()
             waiting = [n for n in there if self.works[n].ended is None and n not in self.running]
             assert len(self.running) <= self.places
-            assert len(self.holding) <= STARTED_PER_PLACE * self.places
+            assert self.roomy or len(self.holding) <= STARTED_PER_PLACE * self.places
             assert not (waiting and len(self.running) < self.places), "a place is free while somebody waits"
             assert sorted(self.queue.ahead(self.now).values()) == list(range(len(waiting)))
             self.now += STEP
@@ -90,7 +93,9 @@ class Simulation:
         work.in_cell += STEP
         if work.in_cell >= work.cell_seconds:
             work.done, work.in_cell = work.done + 1, 0.0
+            work.shown = work.shown or self.now
             self.queue.keep(number, self.now)
+            self.queue.show(number)
             if work.done == work.cells:
                 work.ended = self.now
                 self.running.remove(number)
@@ -98,8 +103,9 @@ class Simulation:
                 self.queue.remove(number, self.now)
 
 
+@pytest.mark.parametrize("roomy", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_everybody_is_served_and_no_place_is_idle(seed):
+def test_everybody_is_served_and_no_place_is_idle(seed, roomy):
     chance = random.Random(seed)
     works = [
         Work(
@@ -110,7 +116,7 @@ def test_everybody_is_served_and_no_place_is_idle(seed):
         )
         for _ in range(25)
     ]
-    simulation = Simulation(chance.choice((1, 2, 4)), works)
+    simulation = Simulation(chance.choice((1, 2, 4)), works, roomy)
     simulation.run(until=100_000)
     assert all(work.ended is not None for work in works)
 
@@ -125,6 +131,25 @@ def test_small_question_goes_through_beside_six_long_grids():
     assert small.ended - small.at <= TURN_SECONDS + 40 * STEP + STEP
     # What grids lose where too many are paused: little beside the 60 s.
     assert sum(work.lost for work in grids) <= 2 * 60 * 0.25
+
+
+@pytest.mark.parametrize(("roomy", "seconds"), [(True, 20 * STEP), (False, 20 * 4 * STEP - 3 * STEP)])
+def test_first_figures_of_all_come_before_whole_answers(roomy, seconds):
+    # Twenty small questions of four cells, each of a step: a step each for the first figures. One after the other the last one
+    # begins when 19 have ended.
+    crowd = [Work(visitor=visitor(number), cells=4, cell_seconds=STEP) for number in range(20)]
+    simulation = Simulation(1, crowd, roomy)
+    simulation.run()
+    assert max(work.shown for work in crowd) == seconds
+    assert max(work.ended for work in crowd) == 20 * 4 * STEP
+    assert sum(work.lost for work in crowd) == 0
+
+
+def test_a_long_question_is_not_paused_early_for_one_that_is_longer():
+    first = Work(visitor=visitor(0), cells=4, cell_seconds=STEP)
+    longer = Work(visitor=visitor(1), cells=40, cell_seconds=STEP)
+    Simulation(1, [first, longer], roomy=True).run()
+    assert first.ended == 4 * STEP
 
 
 def test_cell_that_takes_long_gets_done_beside_many_small_ones():

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from sizer.estimating.estimator import estimate
 from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
 from sizer.query.text import parse_query
+from sizer.service.server import FORKED_BYTES, LOOK_SECONDS
 from sizer.service.settings import PUBLIC_VARIABLE, UNWALLED_VARIABLE, Settings
 from tests.processes.running import TESTS, is_running, template_of, wait_until
 from tests.service import poisoner
@@ -363,6 +365,20 @@ def test_long_job_is_paused_for_another_and_goes_on_where_it_was(start, launch):
     assert server.read_until(1, "progress") == "waiting for a free place (0 before this one)"
     assert server.read_until(2, "result")["argument"] is None
     assert server.read_until(1, "result")["given"] == 0  # the same process did all of it
+
+
+@pytest.mark.parametrize(("budget_bytes", "order"), [(2**40, [1, 2, 2, 1]), (FORKED_BYTES, [1, 1, 2, 2])])
+def test_first_figures_of_a_new_job_come_before_the_rest_of_another_while_there_is_memory(start, budget_bytes, order):
+    server = start(max_jobs=1, budget_bytes=budget_bytes)
+    time.sleep(2 * LOOK_SECONDS)  # until it has looked at the memory
+    for number in (1, 2):
+        server.submit(number, "figures", address=f"10.0.0.{number}")
+    told = []
+    while len(told) < len(order):
+        message = server.read()
+        if message.get("partial", {}).get("estimates") or "result" in message:
+            told.append(message["id"])
+    assert told == order
 
 
 @pytest.mark.exhaustive
