@@ -77,6 +77,7 @@ def test_the_supported_floor_is_required():
 
 def test_what_the_tests_require_beside():
     assert set(requirements("tests/requirements.txt")) - requirements("deploy/requirements-broker.txt").keys() == {
+        "altair",
         "axe-playwright-python",
         "expecttest",
         "hatchling",
@@ -91,6 +92,7 @@ def test_what_the_tests_require_beside():
     known = {
         *requirements("requirements.txt"),
         "accelerate",  # which peft brings
+        "altair",
         "torchao",  # which .ci/run installs for its own tests
         "triton",  # which torch brings on Linux
         "lightning",  # these five by .ci/full

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
-import pandas as pd
 import streamlit as st
 
 from sizer.base.units import format_both, format_bytes, format_range
@@ -11,10 +9,12 @@ from sizer.catalogue.gpus import Gpu
 from sizer.report.advice import describe_process
 from sizer.report.estimate import Estimate, has_range
 from sizer.report.report import Report
+from sizer.ui import vega
 from sizer.ui.charts import draw, legend
 from sizer.ui.focus import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.once import drawn_once
 from sizer.ui.styling import COLOURS, FREE, INK, Scale, scale_for
+from sizer.ui.vega import Spec, nominal, quantitative
 
 RANGE_Y, BAR_TOP, BAR_BOTTOM, BOTTOM = 6, 14, 42, 46  # pixels from the chart's upper end
 RANGE_END = 5  # pixels, half the height of the marks at the range's ends
@@ -29,74 +29,67 @@ def capacity_parts(estimate: Estimate, gpu: Gpu) -> dict[str, int]:
     return {name: size for name, size in {**ordered, CACHE: cache, FREE: free}.items() if size}
 
 
-def capacity_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
+def capacity_chart(estimate: Estimate, gpu: Gpu) -> Spec:
     """The parts side by side against the device's memory (dashed line), with the range of the process above them."""
     end = max(gpu.total_bytes, estimate.process_high_bytes)
     scale = scale_for([end])
-    frame = _segments(capacity_parts(estimate, gpu), scale)
-    names = list(frame["part"])
-    colours = alt.Scale(domain=names, range=[COLOURS.get(name, "transparent") for name in names])
-    bars = (
-        alt.Chart(frame)
-        .mark_rect(stroke=INK, strokeWidth=0.5)
-        .encode(
-            x=alt.X("start:Q", title=scale.name, scale=alt.Scale(domain=[0, scale.of(end)], nice=False), axis=None),
-            x2="end:Q",
-            y=alt.value(BAR_TOP),
-            y2=alt.value(BAR_BOTTOM),
-            color=alt.Color("part:N", scale=colours, legend=None),
-            tooltip=[alt.Tooltip("part:N"), alt.Tooltip("size:N"), alt.Tooltip("bytes:Q", format=",")],
-        )
+    rows = _segments(capacity_parts(estimate, gpu), scale)
+    colours = {row["part"]: COLOURS.get(row["part"], "transparent") for row in rows}
+    across = {"domain": [0, scale.of(end)], "nice": False}
+    bars = vega.layer(
+        vega.rows(*rows),
+        {"type": "rect", "stroke": INK, "strokeWidth": 0.5},
+        x=quantitative("start", title=scale.name, scale=across, axis=None),
+        x2={"field": "end"},
+        y={"value": BAR_TOP},
+        y2={"value": BAR_BOTTOM},
+        color=nominal("part", scale=vega.scale_of(colours), legend=None),
+        tooltip=[nominal("part"), nominal("size"), quantitative("bytes", format=",")],
     )
-    return alt.layer(
-        bars,
-        *_range(estimate, scale),
-        _capacity(gpu, scale),
+    return vega.layered(
+        [bars, *_range(estimate, scale), _capacity(gpu, scale)],
+        f"The process against the memory of {gpu.name}, in {scale.name}",
         height=BOTTOM,
-        description=f"The process against the memory of {gpu.name}, in {scale.name}",
         padding={"top": 2, "left": 4, "right": 12, "bottom": 2},
-        config=alt.Config(view=alt.ViewConfig(stroke=None)),
+        config=vega.PLAIN,
     )
 
 
-def _segments(sizes: dict[str, int], scale: Scale) -> pd.DataFrame:
+def _segments(sizes: dict[str, int], scale: Scale) -> list[Spec]:
     rows, start = [], 0
     for name, size in sizes.items():
         ends = {"start": scale.of(start), "end": scale.of(start + size)}
         rows.append({"part": name, "size": scale.text(size), "bytes": size, **ends})
         start += size
-    return pd.DataFrame(rows)
+    return rows
 
 
-def _range(estimate: Estimate, scale: Scale) -> list[alt.Chart]:
+def _range(estimate: Estimate, scale: Scale) -> list[Spec]:
     """From the low to the high end of the process; nothing where no range is known."""
     if not has_range(estimate):
         return []
     sizes = (estimate.process_low_bytes, estimate.process_high_bytes)
     low, high = map(scale.of, sizes)
-    words = format_range(*sizes)
-    frame = pd.DataFrame([{"low": low, "high": high, "process": words}])
-    marks = alt.Chart(frame).mark_rule(color=INK, strokeWidth=2)
-    tooltip = [alt.Tooltip("process:N", title="the process takes")]
-    ends = {"y": alt.value(RANGE_Y - RANGE_END), "y2": alt.value(RANGE_Y + RANGE_END), "tooltip": tooltip}
+    data = vega.rows({"low": low, "high": high, "process": format_range(*sizes)})
+    mark = {"type": "rule", "color": INK, "strokeWidth": 2}
+    tooltip = [nominal("process", title="the process takes")]
+    ends = {"y": {"value": RANGE_Y - RANGE_END}, "y2": {"value": RANGE_Y + RANGE_END}, "tooltip": tooltip}
+    across = {"x": quantitative("low"), "x2": {"field": "high"}, "y": {"value": RANGE_Y}, "tooltip": tooltip}
     return [
-        marks.encode(x="low:Q", x2="high:Q", y=alt.value(RANGE_Y), tooltip=tooltip),
-        marks.encode(x="low:Q", **ends),
-        marks.encode(x="high:Q", **ends),
+        vega.layer(data, mark, **across),
+        vega.layer(data, mark, x=quantitative("low"), **ends),
+        vega.layer(data, mark, x=quantitative("high"), **ends),
     ]
 
 
-def _capacity(gpu: Gpu, scale: Scale) -> alt.Chart:
-    frame = pd.DataFrame([{"capacity": scale.of(gpu.total_bytes), "device": gpu.name, "bytes": gpu.total_bytes}])
-    return (
-        alt.Chart(frame)
-        .mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2)
-        .encode(
-            x="capacity:Q",
-            y=alt.value(0),
-            y2=alt.value(BOTTOM),
-            tooltip=[alt.Tooltip("device:N"), alt.Tooltip("bytes:Q", format=",")],
-        )
+def _capacity(gpu: Gpu, scale: Scale) -> Spec:
+    return vega.layer(
+        vega.rows({"capacity": scale.of(gpu.total_bytes), "device": gpu.name, "bytes": gpu.total_bytes}),
+        vega.LIMIT,
+        x=quantitative("capacity"),
+        y={"value": 0},
+        y2={"value": BOTTOM},
+        tooltip=[nominal("device"), quantitative("bytes", format=",")],
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import pairwise
 
-import altair as alt
-import pandas as pd
 import streamlit as st
 
 from sizer.allocator.timeline import Curve
@@ -16,22 +14,20 @@ from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate
 from sizer.report.phases import PHASE_TITLES
 from sizer.tape.tape import CATEGORIES
+from sizer.ui import vega
 from sizer.ui.focus import PeakKind, parts
 from sizer.ui.styling import COLOURS, INK, Scale, scale_for
+from sizer.ui.vega import Columns, Spec, nominal, ordinal, quantitative
 
 WORDS = {"light": "#565E67", "dark": "#B4BCC5"}  # Streamlit's own axis labels have 3.7 to 1 on white
 
 
-def draw(chart: alt.Chart | alt.LayerChart, key: str) -> None:
-    """Show a chart with its axes' labels, legends and texts in the colour for words. The chart is changed."""
+def draw(chart: Spec, key: str) -> None:
+    """Show a chart with its axes' labels, legends and texts in the colour for words."""
     colour = WORDS.get(st.context.theme.type or "", WORDS["light"])
     named = {"labelColor": colour, "titleColor": colour}
-    if chart.config is alt.Undefined:
-        chart.config = alt.Config()
-    # In place: each method of Altair that configures a chart copies it, and all layers of it.
-    chart.config.axis, chart.config.legend = alt.AxisConfig(**named), alt.LegendConfig(**named)
-    chart.config.text = alt.MarkConfig(color=colour)
-    st.altair_chart(chart, key=key)
+    config = chart.get("config", {}) | {"axis": named, "legend": named, "text": {"color": colour}}
+    st.vega_lite_chart(chart | {"config": config}, key=key)
 
 
 # --------------------------------------------------------------------------------------------------------------- spread
@@ -68,15 +64,17 @@ def spread(curve: Curve) -> Curve:
 # ------------------------------------------------------------------------------------------------ the peak and the step
 
 
-TIME_AXIS = alt.Axis(title="allocations and releases, in order", labels=False, ticks=False, grid=False, labelPadding=14)
+UNLABELLED = {"labels": False, "ticks": False, "grid": False, "labelPadding": 14}  # an axis with a title alone
+WITHIN = {"nice": False, "zero": False}  # the scale of an axis that ends with its values
 HEIGHT = 320
 HEADROOM = 1.08  # of the tallest bar
 CAPACITY_IN_SIGHT = 2.0  # the capacity line is drawn where it is at most this many times the tallest bar
 LETTER = 4.5  # pixels of a letter of a phase's name, which may stand out a little; without that room it is left out
 SLOTS = 8  # a bar is never wider than one of eight
+_PLACES = {name: place for place, name in enumerate(COLOURS)}  # from the bottom of a stack
 
 
-def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> alt.LayerChart:
+def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> Spec:
     """Stacked bars, one per batch size of one dtype: the bytes of each category at the peak, under the GPU's capacity."""
     bars = {estimate.batch: estimate for estimate in estimates}
     described = "Memory at the peak per batch size"
@@ -85,63 +83,74 @@ def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> alt.L
 
 def stacked_chart(
     bars: Mapping[int, Estimate], kind: PeakKind, gpus: Sequence[Gpu], *, field: str, title: str, description: str
-) -> alt.LayerChart:
+) -> Spec:
     """One stacked bar per estimate, at the number that its key is: the bytes of each category at the peak, under the capacities."""
-    rows = [
-        {field: place, "category": name, "size": size}
+    tallest = max(map(kind.of, bars.values()), default=0)
+    scale = scale_for([tallest])
+    cells = [
+        (place, name, size)
         for place, estimate in bars.items()
         for name, size in parts(estimate, kind).items()
         if size
     ]
-    tallest = max(map(kind.of, bars.values()), default=0)
-    scale = scale_for([tallest])
-    frame = pd.DataFrame(rows, columns=[field, "category", "size"])
-    frame["size"] = frame["size"] / scale.unit_bytes
-    frame["order"] = frame["category"].map({name: place for place, name in enumerate(COLOURS)})
+    columns: Columns = {
+        field: [place for place, *_ in cells],
+        "category": [name for _, name, _ in cells],
+        "size": [scale.of(size) for *_, size in cells],
+        "order": [_PLACES[name] for _, name, _ in cells],
+    }
     share = 0.75 * min(1, len(bars) / SLOTS)
-    marks = (
-        alt.Chart(frame)
-        .mark_bar(clip=True, width=alt.RelativeBandSize(band=share))
-        .encode(
-            x=alt.X(f"{field}:O", title=title, axis=alt.Axis(labelAngle=0, ticks=False)),
-            y=size_axis(scale, top_of(tallest, gpus), stack=True),
-            color=_category_colours(frame["category"]),
-            order=alt.Order("order:Q"),
-            tooltip=[
-                alt.Tooltip(f"{field}:O"),
-                alt.Tooltip("category:N"),
-                alt.Tooltip("size:Q", title=scale.name, format=".2f"),
-            ],
-        )
+    marks = vega.layer(
+        vega.table(columns),
+        {"type": "bar", "clip": True, "width": {"band": share}},
+        x=ordinal(field, title=title, axis={"labelAngle": 0, "ticks": False}),
+        y=size_axis(scale, top_of(tallest, gpus), stack=True),
+        color=_category_colours(columns["category"]),
+        order=quantitative("order"),
+        tooltip=[ordinal(field), nominal("category"), quantitative("size", title=scale.name, format=".2f")],
     )
     return finish([marks, *capacity_lines(tallest, gpus, scale)], f"{description}, in {scale.name}")
 
 
-def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
+def step_chart(estimate: Estimate, gpu: Gpu) -> Spec:
     """Stacked areas over the curve of one step, which must not be empty, with the phases named and the peak marked."""
-    estimate = replace(estimate, curve=spread(estimate.curve))
-    curve = estimate.curve
+    curve = spread(estimate.curve)
     totals = [sum(split) for split in zip(*curve.by_category, strict=True)]
     tallest = max(totals)
     scale = scale_for([tallest])
-    columns = {name: column for name, column in zip(CATEGORIES, curve.by_category, strict=True) if any(column)}
-    wide = pd.DataFrame(columns) / scale.unit_bytes
-    wide.insert(0, "position", curve.positions)
-    long = wide.melt("position", var_name="category", value_name="size")
-    long["order"] = long["category"].map({name: place for place, name in enumerate(COLOURS)})
-    areas = (
-        alt.Chart(long)
-        .mark_area(interpolate="step-after", clip=True)
-        .encode(
-            x=alt.X("position:Q", axis=TIME_AXIS, scale=alt.Scale(nice=False, zero=False)),
-            y=size_axis(scale, top_of(tallest, [gpu]), stack=True),
-            color=_category_colours(long["category"]),
-            order=alt.Order("order:Q"),
-        )
-    )
-    peak = _peak(curve.positions[totals.index(tallest)], tallest, scale)
-    layers = [areas, *_phases(estimate), _reading(wide, estimate, scale), *capacity_lines(tallest, [gpu], scale), peak]
+    sizes = {name: column for name, column in zip(CATEGORIES, curve.by_category, strict=True) if any(column)}
+    columns: Columns = {
+        "position": curve.positions,
+        "phase": [PHASE_TITLES.get(phase, phase) for phase, count in curve.phases for _ in range(count)],
+        **{name: [size / scale.unit_bytes for size in column] for name, column in (sizes | {"total": totals}).items()},
+    }
+    data = vega.table(columns, "curve")
+    layers = [
+        _areas(data, list(sizes), size_axis(scale, top_of(tallest, [gpu]), stack=True)),
+        *_phases(curve),
+        vega.pointed(
+            vega.shared(data),
+            "position",
+            [nominal("phase"), *(quantitative(name, format=".2f") for name in [*reversed(sizes), "total"])],
+        ),
+        *capacity_lines(tallest, [gpu], scale),
+        _peak(curve.positions[totals.index(tallest)], tallest, scale),
+    ]
     return finish(layers, f"Memory through one step by category, in {scale.name}")
+
+
+def _areas(data: Spec, names: list[str], axis: Spec) -> Spec:
+    """Return the areas of a table with a column of sizes for each category."""
+    time = UNLABELLED | {"title": "allocations and releases, in order"}
+    order = {"calculate": f"indexof({list(_PLACES)}, datum.category)", "as": "order"}
+    return vega.layer(
+        data | {"transform": [*data["transform"], {"fold": names, "as": ["category", "size"]}, order]},
+        {"type": "area", "interpolate": "step-after", "clip": True},
+        x=quantitative("position", axis=time, scale=WITHIN),
+        y=axis,
+        color=_category_colours(names),
+        order=quantitative("order"),
+    )
 
 
 def legend(names: Iterable[str], sizes: Mapping[str, str] | None = None) -> str:
@@ -155,16 +164,15 @@ def legend(names: Iterable[str], sizes: Mapping[str, str] | None = None) -> str:
     return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.2em;font-size:0.875rem">{"".join(keys)}</div>'
 
 
-def size_axis(scale: Scale, top_bytes: float, **options: object) -> alt.Y:
+def size_axis(scale: Scale, top_bytes: float, **options: object) -> Spec:
     """The axis of sizes from 0 to `top_bytes`."""
-    domain = alt.Scale(domain=[0, max(top_bytes / scale.unit_bytes, 0.01)], nice=False)
-    return alt.Y("size:Q", title=scale.name, scale=domain, axis=alt.Axis(format="~r", tickCount=6), **options)
+    domain = {"domain": [0, max(top_bytes / scale.unit_bytes, 0.01)], "nice": False}
+    return quantitative("size", title=scale.name, scale=domain, axis={"format": "~r", "tickCount": 6}, **options)
 
 
-def _category_colours(present: pd.Series) -> alt.Color:
-    found = set(present)
-    names = [name for name in COLOURS if name in found]
-    return alt.Color("category:N", scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]), legend=None)
+def _category_colours(present: Collection[str]) -> Spec:
+    used = {name: colour for name, colour in COLOURS.items() if name in present}
+    return nominal("category", scale=vega.scale_of(used), legend=None)
 
 
 def top_of(tallest: int, gpus: Iterable[Gpu]) -> float:
@@ -178,65 +186,58 @@ def in_sight(tallest: int, gpu: Gpu) -> bool:
     return gpu.total_bytes <= CAPACITY_IN_SIGHT * tallest
 
 
-def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[alt.Chart]:
+def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[Spec]:
     """A dashed line at the capacity of each GPU that is in sight."""
     rows = [{"capacity": scale.of(gpu.total_bytes), "device": gpu.name} for gpu in gpus if in_sight(tallest, gpu)]
     if not rows:
         return []
-    tooltip = [alt.Tooltip("device:N"), alt.Tooltip("capacity:Q", title=scale.name, format=".2f")]
-    rule = alt.Chart(pd.DataFrame(rows)).mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2)
-    return [rule.encode(y="capacity:Q", tooltip=tooltip)]
+    tooltip = [nominal("device"), quantitative("capacity", title=scale.name, format=".2f")]
+    return [vega.layer(vega.rows(*rows), vega.LIMIT, y=quantitative("capacity"), tooltip=tooltip)]
 
 
-def _phases(estimate: Estimate) -> list[alt.Chart]:
-    spans: list[dict] = []
-    for point in estimate.curve:
-        if not spans or spans[-1]["phase"] != point.phase:
-            spans.append({"phase": point.phase, "start": spans[-1]["end"] if spans else point.position})
-        spans[-1]["end"] = point.position
-    width = max(spans[-1]["end"] - spans[0]["start"], 1)
-    for span in spans:
-        span["middle"] = (span["start"] + span["end"]) / 2
-        span["title"] = PHASE_TITLES.get(span["phase"], span["phase"])
-    frame = pd.DataFrame(spans, columns=["phase", "start", "end", "middle", "title"])
-    edges = alt.Chart(frame.iloc[1:]).mark_rule(color=INK, opacity=0.6, strokeWidth=1).encode(x="start:Q")
+def _phases(curve: Curve) -> list[Spec]:
+    """Return a rule where each phase but the first begins, and the phases' names where there is room."""
+    spans, end, counted = [], curve.positions[0], 0
+    for phase, count in curve.phases:
+        counted += count
+        start, end = end, curve.positions[counted - 1]
+        title = PHASE_TITLES.get(phase, phase)
+        spans.append({"start": start, "end": end, "middle": (start + end) / 2, "title": title})
+    width = max(end - curve.positions[0], 1)
     has_room = f"(datum.end - datum.start) / {width} * width >= {LETTER} * length(datum.title)"  # in pixels of this window
-    text = alt.condition(has_room, alt.Text("title:N"), alt.value(""))
-    names = alt.Chart(frame).mark_text(baseline="bottom", dy=-4).encode(x="middle:Q", y=alt.value(0), text=text)
-    return [edges, names]
+    text = {"condition": nominal("title", test=has_room), "value": ""}
+    return phase_names(spans, text)
 
 
-def _reading(wide: pd.DataFrame, estimate: Estimate, scale: Scale) -> alt.Chart:
-    """A rule that follows the pointer and reads every category out."""
-    used = [name for name in wide.columns if name != "position"]
-    frame = wide.assign(
-        phase=[PHASE_TITLES.get(p.phase, p.phase) for p in estimate.curve], total=wide[used].sum(axis=1)
-    )
-    pointer = alt.selection_point(nearest=True, on="pointermove", fields=["position"], empty=False, name="pointer")
-    sizes = [alt.Tooltip(f"{name}:Q", format=".2f") for name in [*reversed(used), "total"]]
-    return (
-        alt.Chart(frame)
-        .mark_rule(color=INK)
-        .encode(
-            x="position:Q",
-            opacity=alt.condition(pointer, alt.value(0.8), alt.value(0)),
-            tooltip=[alt.Tooltip("phase:N"), *sizes],
-        )
-        .add_params(pointer)
-    )
+def phase_names(spans: Sequence[Spec], text: Spec) -> list[Spec]:
+    """Return a rule at the `start` of each span but the first, and above the `middle` of each its text."""
+    return [
+        vega.layer(
+            vega.rows(*({"start": span["start"]} for span in spans[1:])),
+            {"type": "rule", "color": INK, "opacity": 0.6, "strokeWidth": 1},
+            x=quantitative("start"),
+        ),
+        vega.layer(
+            vega.rows(*spans),
+            {"type": "text", "baseline": "bottom", "dy": -4},
+            x=quantitative("middle"),
+            y={"value": 0},
+            text=text,
+        ),
+    ]
 
 
-def _peak(position: int, tallest: int, scale: Scale) -> alt.Chart:
-    frame = pd.DataFrame([{"position": position, "size": scale.of(tallest)}])
-    return (
-        alt.Chart(frame)
-        .mark_point(color=INK, filled=True, size=45, shape="triangle-down", yOffset=-6, opacity=1)
-        .encode(x="position:Q", y="size:Q", tooltip=[alt.Tooltip("size:Q", title=f"peak, {scale.name}", format=".2f")])
+def _peak(position: int, tallest: int, scale: Scale) -> Spec:
+    return vega.layer(
+        vega.rows({"position": position, "size": scale.of(tallest)}),
+        {"type": "point", "color": INK, "filled": True, "size": 45, "shape": "triangle-down", "yOffset": -6, "opacity": 1},
+        x=quantitative("position"),
+        y=quantitative("size"),
+        tooltip=[quantitative("size", title=f"peak, {scale.name}", format=".2f")],
     )
 
 
-def finish(layers: list[alt.Chart], description: str) -> alt.LayerChart:
+def finish(layers: Sequence[Spec], description: str, height: int = HEIGHT) -> Spec:
     """The layers as one chart of the usual height, with a description for who does not see it."""
     padding = {"top": 18, "left": 4, "right": 8, "bottom": 4}
-    config = alt.Config(view=alt.ViewConfig(stroke=None))
-    return alt.layer(*layers, height=HEIGHT, description=description, padding=padding, config=config)
+    return vega.layered(layers, description, height=height, padding=padding, config=vega.PLAIN)

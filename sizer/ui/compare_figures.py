@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -18,11 +16,13 @@ from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.report.side_by_side import FIGURES, Side, SideBySide
+from sizer.ui import vega
 from sizer.ui.charts import HEIGHT, capacity_lines, finish, in_sight, size_axis, stacked_chart, top_of
 from sizer.ui.focus import PeakKind
 from sizer.ui.quantities import quantity_title
 from sizer.ui.report_tables import TO_COME
 from sizer.ui.styling import marked, scale_for
+from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -161,45 +161,52 @@ def devices(reports: Mapping[int, Report]) -> list[Gpu]:
     return list(dict.fromkeys(report.gpu for report in reports.values()))
 
 
-def growth_chart(reports: Mapping[int, Report], headings: Mapping[int, str], kind: PeakKind) -> alt.LayerChart:
+def growth_chart(reports: Mapping[int, Report], headings: Mapping[int, str], kind: PeakKind) -> Spec:
     """One curve per question: the peak of its dtype in focus at each batch size, under the capacity of each device."""
-    rows: list[dict[str, Any]] = [
-        {"question": headings[number], "batch": row.batch, "bytes": kind.of(row)}
+    rows = [
+        (headings[number], row.batch, kind.of(row))
         for number, cell in focused(reports).items()
         for row in reports[number].estimates
         if row.dtype == cell.dtype
     ]
-    tallest = max(row["bytes"] for row in rows)
+    tallest = max(size for *_, size in rows)
     scale = scale_for([tallest])
-    frame = pd.DataFrame(rows)
-    frame["size"] = frame["bytes"] / scale.unit_bytes
-    frame["text"] = frame["bytes"].map(format_bytes)
-    names = list(dict.fromkeys(frame["question"]))
+    columns: Columns = {
+        "question": [question for question, *_ in rows],
+        "batch": [batch for _, batch, _ in rows],
+        "size": [scale.of(size) for *_, size in rows],
+        "text": [format_bytes(size) for *_, size in rows],
+    }
+    data = vega.table(columns, "curves")
+    names = list(dict.fromkeys(columns["question"]))
     places = [list(headings.values()).index(name) for name in names]
-    legend = alt.Legend(orient="top", title=None, columns=1, labelLimit=0, symbolType="stroke")
-    batches = sorted(set(frame["batch"]))
-    x = alt.X(
-        "batch:Q",
-        title="batch size",
-        scale=alt.Scale(type="log", base=2, nice=False, padding=12),
-        axis=alt.Axis(values=batches, grid=False, format=",d"),
-    )
-    colour = alt.Color(
-        "question:N", scale=alt.Scale(domain=names, range=[COLOURS[place] for place in places]), legend=legend
-    )
-    base = alt.Chart(frame).encode(x=x, y=size_axis(scale, top_of(tallest, devices(reports))), color=colour)
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(
-        shape=alt.Shape(
-            "question:N", scale=alt.Scale(domain=names, range=[SHAPES[place] for place in places]), legend=None
+    colours = vega.scale_of({name: COLOURS[place] for name, place in zip(names, places, strict=True)})
+    shapes = {"domain": names, "range": [SHAPES[place] for place in places]}
+    legend = {"orient": "top", "title": None, "columns": 1, "labelLimit": 0, "symbolType": "stroke"}
+    place = {
+        "x": quantitative(
+            "batch",
+            title="batch size",
+            scale={"type": "log", "base": 2, "nice": False, "padding": 12},
+            axis={"values": sorted({*columns["batch"]}), "grid": False, "format": ",d"},
         ),
-        tooltip=["question:N", alt.Tooltip("batch:Q", format=","), alt.Tooltip("text:N", title=kind.title.lower())],
+        "y": size_axis(scale, top_of(tallest, devices(reports))),
+        "color": nominal("question", scale=colours, legend=legend),
+    }
+    points = vega.layer(
+        vega.shared(data),
+        {"type": "point", "filled": True, "size": 70, "opacity": 1},
+        **place,
+        shape=nominal("question", scale=shapes, legend=None),
+        tooltip=[nominal("question"), quantitative("batch", format=","), nominal("text", title=kind.title.lower())],
     )
-    layers = [base.mark_line(strokeWidth=2), points, *capacity_lines(tallest, devices(reports), scale)]
+    lines = vega.layer(data, {"type": "line", "strokeWidth": 2}, **place)
     described = f"{kind.title} memory at the peak over batch size, one curve per question, in {scale.name}"
-    return finish(layers, described).properties(height=HEIGHT + LEGEND_HEIGHT * len(names))
+    layers = [lines, points, *capacity_lines(tallest, devices(reports), scale)]
+    return finish(layers, described, HEIGHT + LEGEND_HEIGHT * len(names))
 
 
-def bars_chart(reports: Mapping[int, Report], kind: PeakKind) -> alt.LayerChart:
+def bars_chart(reports: Mapping[int, Report], kind: PeakKind) -> Spec:
     """One stacked bar per question: the bytes of each category at the peak of its cell in focus."""
     return stacked_chart(
         focused(reports),

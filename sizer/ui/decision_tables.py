@@ -6,7 +6,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -27,7 +26,7 @@ from sizer.report.decision import (
 from sizer.report.fit import VERDICTS
 from sizer.report.served import ServedFigures
 from sizer.serving.words import describe_served_devices, describe_served_ranks
-from sizer.ui import form, links, service
+from sizer.ui import form, links, service, vega
 from sizer.ui.charts import draw, finish
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import look_at
@@ -35,7 +34,9 @@ from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
 from sizer.ui.server_view import SIGNS, marked_server
 from sizer.ui.styling import COLOURS, GIBIBYTES, INK, VERDICT_COLOURS, marked
+from sizer.ui.vega import Spec, nominal, ordinal, quantitative
 
+DASHED = {"type": "rule", "strokeDash": [4, 4], "color": INK}
 APPLIED = "applied"  # session state: a change was put into the form, and the page has not run since
 
 
@@ -120,33 +121,29 @@ def budgets_frame(found: BudgetReport) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(numbers, "Float64"))
 
 
-def budgets_chart(found: BudgetReport) -> alt.LayerChart:
+def budgets_chart(found: BudgetReport) -> Spec:
     """Return the peak of allocated memory over the budget, with a rule each for the eager step and for checkpointing."""
     points = [
         {"budget": point.budget, "peak": GIBIBYTES.of(point.peak_allocated_bytes)}
         for point in found.points
         if point.peak_allocated_bytes is not None
     ]
-    frame = pd.DataFrame(points, columns=["budget", "peak"])
-    line = (
-        alt.Chart(frame)
-        .mark_line(point=alt.OverlayMarkDef(color=COLOURS["activation"]), color=COLOURS["activation"])
-        .encode(
-            x=alt.X("budget:Q", title="activation memory budget", scale=alt.Scale(domain=[0, 1])),
-            y=alt.Y("peak:Q", title="peak allocated, GiB", scale=alt.Scale(zero=False)),
-            tooltip=["budget:Q", alt.Tooltip("peak:Q", format=".2f")],
-        )
+    colour = COLOURS["activation"]
+    line = vega.layer(
+        vega.rows(*points),
+        {"type": "line", "point": {"color": colour}, "color": colour},
+        x=quantitative("budget", title="activation memory budget", scale={"domain": [0, 1]}),
+        y=quantitative("peak", title="peak allocated, GiB", scale={"zero": False}),
+        tooltip=[quantitative("budget"), quantitative("peak", format=".2f")],
     )
     cells = {"eager": found.eager, "checkpointing": found.checkpointing}
-    rules = pd.DataFrame(
-        [{"step": name, "peak": GIBIBYTES.of(cell.peak_allocated_bytes)} for name, cell in cells.items() if cell is not None]
-    )
-    rule = alt.Chart(rules).mark_rule(strokeDash=[4, 4], color=INK).encode(y="peak:Q")
-    label = (
-        alt.Chart(rules)
-        .mark_text(align="left", dx=4, dy=-6, color=INK)
-        .encode(x=alt.value(0), y="peak:Q", text="step:N")
-    )
+    rows = [
+        {"step": name, "peak": GIBIBYTES.of(cell.peak_allocated_bytes)} for name, cell in cells.items() if cell is not None
+    ]
+    data = vega.rows(*rows)
+    rule = vega.layer(data, DASHED, y=quantitative("peak"))
+    text = {"type": "text", "align": "left", "dx": 4, "dy": -6, "color": INK}
+    label = vega.layer(data, text, x={"value": 0}, y=quantitative("peak"), text=nominal("step"))
     return finish([line, rule, label], "Peak of allocated memory by budget, in GiB")
 
 
@@ -225,9 +222,9 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
     )
 
 
-def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
+def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> Spec:
     """A line for each way of training: the process of each GPU by how many there are, and the memory that a GPU has."""
-    frame = pd.DataFrame(
+    values = [
         {
             "gpus": row.gpus,
             "by": row.title,
@@ -236,21 +233,28 @@ def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
         }
         for row in rows
         if row.cell is not None and not row.change
-    )
+    ]
+    data = vega.rows(*values)
     titles = [*dict.fromkeys(row.title for row in rows)]
-    base = alt.Chart(frame).encode(
-        x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("process:Q", title="process of each GPU, GiB"),
-        color=alt.Color("by:N", title=None, scale=alt.Scale(domain=titles, range=WAY_COLOURS[: len(titles)])),
-        tooltip=["by:N", "gpus:O", alt.Tooltip("process:Q", title="GiB", format=".2f"), "verdict:N"],
-    )
-    points = base.mark_point(filled=True, size=60).encode(
-        shape=alt.Shape("by:N", title=None, scale=alt.Scale(domain=titles))
-    )
-    held = alt.Chart(pd.DataFrame({"process": [GIBIBYTES.of(total_bytes)]})).mark_rule(strokeDash=[4, 4], color=INK)
-    return finish(
-        [base.mark_line(), points, held.encode(y="process:Q")], "Process of each GPU by how many there are, in GiB"
-    )
+    colours = {"domain": titles, "range": WAY_COLOURS[: len(titles)]}
+    encoding = {
+        "x": ordinal("gpus", title="GPUs", axis={"labelAngle": 0}),
+        "y": quantitative("process", title="process of each GPU, GiB"),
+        "color": nominal("by", title=None, scale=colours),
+        "tooltip": [
+            nominal("by"),
+            ordinal("gpus"),
+            quantitative("process", title="GiB", format=".2f"),
+            nominal("verdict"),
+        ],
+    }
+    shape = nominal("by", title=None, scale={"domain": titles})
+    layers = [
+        vega.layer(data, "line", **encoding),
+        vega.layer(data, {"type": "point", "filled": True, "size": 60}, **encoding, shape=shape),
+        vega.layer(vega.rows({"process": GIBIBYTES.of(total_bytes)}), DASHED, y=quantitative("process")),
+    ]
+    return finish(layers, "Process of each GPU by how many there are, in GiB")
 
 
 # -------------------------------------------------------------------------------------------------------------- servers
@@ -319,9 +323,9 @@ def _show_table(frame: pd.DataFrame, key: str) -> None:
     st.dataframe(frame, key=key, hide_index=True, height=420, column_config=columns)
 
 
-def served_devices_chart(rows: Sequence[DeviceRow]) -> alt.Chart:
+def served_devices_chart(rows: Sequence[DeviceRow]) -> Spec:
     """Return a point for each device: its memory across, requests at once upwards."""
-    frame = pd.DataFrame(
+    values = [
         {
             "device": row.name,
             "memory": GIBIBYTES.of(row.total_bytes),
@@ -330,18 +334,21 @@ def served_devices_chart(rows: Sequence[DeviceRow]) -> alt.Chart:
         }
         for row in rows
         if row.serve is not None
+    ]
+    colours = {name: VERDICT_COLOURS[name] for name in SIGNS.values()}
+    points = vega.layer(
+        vega.rows(*values),
+        {"type": "point", "filled": True, "size": 60},
+        x=quantitative("memory", title="memory of the device, GiB", scale={"type": "log"}),
+        y=quantitative("requests", title="requests at once"),
+        color=nominal("verdict", title=None, scale=vega.scale_of(colours)),
+        shape=nominal("verdict", title=None, scale={"domain": list(colours)}),
+        tooltip=[
+            nominal("device"),
+            nominal("verdict"),
+            quantitative("memory", format=".1f"),
+            quantitative("requests", format=",.1f"),
+        ],
     )
-    domain = [*SIGNS.values()]
-    colours = alt.Scale(domain=domain, range=[VERDICT_COLOURS[name] for name in domain])
-    return (
-        alt.Chart(frame)
-        .mark_point(filled=True, size=60)
-        .encode(
-            x=alt.X("memory:Q", title="memory of the device, GiB", scale=alt.Scale(type="log")),
-            y=alt.Y("requests:Q", title="requests at once"),
-            color=alt.Color("verdict:N", title=None, scale=colours),
-            shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=domain)),
-            tooltip=["device:N", "verdict:N", alt.Tooltip("memory:Q", format=".1f"), alt.Tooltip("requests:Q", format=",.1f")],
-        )
-        .properties(height=240, description="Requests at once of a server on each device, by the memory of the device")
-    )
+    described = "Requests at once of a server on each device, by the memory of the device"
+    return vega.layered([points], described, height=240)

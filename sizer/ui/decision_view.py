@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -34,7 +33,7 @@ from sizer.report.decision import (
 )
 from sizer.report.estimate import Estimate
 from sizer.report.fit import VERDICTS
-from sizer.ui import service
+from sizer.ui import service, vega
 from sizer.ui.charts import draw, finish
 from sizer.ui.decision_tables import (
     offer,
@@ -51,6 +50,7 @@ from sizer.ui.question_words import file_stem
 from sizer.ui.remarks import show_error
 from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, Scale, marked, scale_for, signed
 from sizer.ui.turns import result_of
+from sizer.ui.vega import Spec, nominal, quantitative
 
 POLL_SECONDS = 0.5
 SMALLEST_HEIGHT = 152  # pixels: three lines of text and the button below them
@@ -350,9 +350,9 @@ def cheapest(costs: pd.DataFrame) -> str:
     )
 
 
-def devices_chart(rows: tuple[DeviceRow, ...]) -> alt.LayerChart:
+def devices_chart(rows: tuple[DeviceRow, ...]) -> Spec:
     """A point for each device: its memory across, what the process leaves free of it upwards."""
-    frame = pd.DataFrame(
+    values = [
         {
             "device": row.name,
             "memory": GIBIBYTES.of(row.total_bytes),
@@ -361,26 +361,20 @@ def devices_chart(rows: tuple[DeviceRow, ...]) -> alt.LayerChart:
         }
         for row in rows
         if row.cell is not None
+    ]
+    points = vega.layer(
+        vega.rows(*values),
+        {"type": "point", "filled": True, "size": 60},
+        x=quantitative("memory", title="memory of the device, GiB", scale={"type": "log"}),
+        y=quantitative("left", title="left beside the process, GiB"),
+        color=nominal("verdict", title=None, scale=vega.scale_of(VERDICT_COLOURS)),
+        shape=nominal("verdict", title=None, scale={"domain": list(VERDICTS)}),
+        tooltip=[
+            nominal("device"),
+            nominal("verdict"),
+            quantitative("memory", format=".1f"),
+            quantitative("left", format=".2f"),
+        ],
     )
-    points = (
-        alt.Chart(frame)
-        .mark_point(filled=True, size=60)
-        .encode(
-            x=alt.X("memory:Q", title="memory of the device, GiB", scale=alt.Scale(type="log")),
-            y=alt.Y("left:Q", title="left beside the process, GiB"),
-            color=alt.Color(
-                "verdict:N",
-                title=None,
-                scale=alt.Scale(domain=list(VERDICT_COLOURS), range=list(VERDICT_COLOURS.values())),
-            ),
-            shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS))),
-            tooltip=[
-                "device:N",
-                "verdict:N",
-                alt.Tooltip("memory:Q", format=".1f"),
-                alt.Tooltip("left:Q", format=".2f"),
-            ],
-        )
-    )
-    zero = alt.Chart(pd.DataFrame({"left": [0.0]})).mark_rule(strokeDash=[4, 4]).encode(y="left:Q")
+    zero = vega.layer(vega.rows({"left": 0.0}), {"type": "rule", "strokeDash": [4, 4]}, y=quantitative("left"))
     return finish([points, zero], "Memory left on every device, in GiB")

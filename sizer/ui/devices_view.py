@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -11,9 +10,10 @@ from sizer.base.units import MIB, format_bytes
 from sizer.device.machine import demonstration, inventory
 from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
 from sizer.device.machine.inventory import PORTABLE, Inventory
-from sizer.ui import measuring, remarks
+from sizer.ui import measuring, remarks, vega
 from sizer.ui.charts import draw
 from sizer.ui.styling import COLOURS, GIBIBYTES, Scale
+from sizer.ui.vega import Spec, nominal, quantitative
 
 KNOWN_SECONDS = 60  # how long a list of devices, with what is free on them, is believed
 SHOWN = "demonstrated"  # session state: the device that was last demonstrated
@@ -149,33 +149,32 @@ def stages_frame(shown: Demonstration) -> pd.DataFrame:
     )
 
 
-def stages_chart(device: str, frame: pd.DataFrame) -> alt.Chart:
+def stages_chart(device: str, frame: pd.DataFrame) -> Spec:
     """Bars after each line of code of `stages_frame`: in tensors, reserved by PyTorch, held by the process."""
     used = [title for title in FIGURES if title in frame]
-    rows = frame.assign(Line=[f"{place}. {code}" for place, code in enumerate(frame["Code"], start=1)])
-    long = rows.melt(["Code", "Line"], used, var_name="figure", value_name="size").dropna()
-    long["size"] = long["size"].astype(float)
-    colour = alt.Scale(domain=used, range=[FIGURES[title][1] for title in used])
-    return (
-        alt.Chart(long)
-        .mark_bar()
-        .encode(
-            x=alt.X("size:Q", title=SCALE.name, axis=alt.Axis(tickCount=5)),
-            y=alt.Y("Line:N", title=None, sort=list(rows["Line"]), axis=alt.Axis(labelLimit=170, ticks=False)),
-            yOffset=alt.YOffset("figure:N", sort=used),
-            color=alt.Color("figure:N", scale=colour, legend=alt.Legend(orient="top", title=None, columns=2)),
-            tooltip=[
-                alt.Tooltip("Code:N", title="after"),
-                alt.Tooltip("figure:N"),
-                alt.Tooltip("size:Q", title=SCALE.name, format=".1f"),
-            ],
-        )
-        .properties(
-            height=ROW_HEIGHT * len(frame),
-            description=f"Memory on {device} after each line of code, in {SCALE.name}",
-        )
-        .configure_view(stroke=None)
+    lines = [f"{place}. {code}" for place, code in enumerate(frame["Code"], start=1)]
+    rows = [
+        {"Code": code, "Line": line, "figure": title, "size": float(size)}
+        for title in used
+        for code, line, size in zip(frame["Code"], lines, frame[title], strict=True)
+        if not pd.isna(size)
+    ]
+    colours = vega.scale_of({title: FIGURES[title][1] for title in used})
+    bars = vega.layer(
+        vega.rows(*rows),
+        "bar",
+        x=quantitative("size", title=SCALE.name, axis={"tickCount": 5}),
+        y=nominal("Line", title=None, sort=lines, axis={"labelLimit": 170, "ticks": False}),
+        yOffset=nominal("figure", sort=used),
+        color=nominal("figure", scale=colours, legend={"orient": "top", "title": " ", "columns": 2}),
+        tooltip=[
+            nominal("Code", title="after"),
+            nominal("figure"),
+            quantitative("size", title=SCALE.name, format=".1f"),
+        ],
     )
+    described = f"Memory on {device} after each line of code, in {SCALE.name}"
+    return vega.layered([bars], described, height=ROW_HEIGHT * len(frame), config=vega.PLAIN)
 
 
 def _costs(shown: Demonstration) -> str:

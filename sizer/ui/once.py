@@ -1,9 +1,9 @@
-"""Do a page's work once: draw an answer, tint a table, and what Streamlit and Altair do anew for each page.
+"""Do a page's work once: draw an answer, tint a table, and what Streamlit does anew for each page.
 
-Making a chart's specification takes tens of milliseconds, sending it a fraction of one. Streamlit keeps what a function that it
-caches has drawn (`st.cache_data`). `drawn_once` tells answers apart without reading thousands of numbers each time.
+Streamlit keeps what a function that it caches has drawn (`st.cache_data`). `drawn_once` tells answers apart without reading
+thousands of numbers each time.
 
-`done_once` replaces functions of Streamlit 1.67 and Altair 6.0. A version without such a function is left as it is.
+`done_once` replaces functions of Streamlit 1.67. A version without such a function is left as it is.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ import functools
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 from unittest import mock
 
 import streamlit as st
-from altair.utils import schemapi
 from pandas import DataFrame
 from pandas.io.formats.style import Styler
 from streamlit import dataframe_util
 from streamlit.proto.NewSession_pb2 import CustomThemeConfig
 from streamlit.runtime import app_session
 
-KEPT = 512  # drawings; a chart takes some 50 KiB
+KEPT = 512  # drawings; a chart takes 2 to 30 KiB
 Made = TypeVar("Made")
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -160,46 +159,20 @@ def worked_out(styler: Styler) -> Styler:
     return styler
 
 
-# ---------------------------------------------------------------------------------------------- of Streamlit and Altair
+# -------------------------------------------------------------------------------------------------------- of Streamlit
 
 
 @contextmanager
 def done_once() -> Iterator[None]:
-    """Read the theme once, convert each table of texts once, and check no chart, within the context. The theme stays as it is."""
+    """Read the theme once and convert each table of texts once, within the context. The theme stays as it is."""
     with ExitStack() as stack:
         for module, name, replacement in (
             (app_session, "_populate_theme_msg", _read_once),
             (dataframe_util, "convert_pandas_df_to_arrow_bytes", _convert_once),
-            (schemapi, "DEBUG_MODE", _never),
-            (schemapi.SchemaBase, "validate", _accept),
-            (getattr(schemapi, "_FromDict", None), "__init__", _list_classes_once),
         ):
             if (plain := getattr(module, name, None)) is not None:
                 stack.enter_context(mock.patch.object(module, name, replacement(plain)))
         yield
-
-
-def _never(debug_mode: bool) -> bool:
-    """Half of the time that a chart takes is its check against Vega-Lite's schema: the tests check ours (`schemapi.DEBUG_MODE`)."""
-    return False
-
-
-def _accept(validate: Callable[..., None]) -> Callable[..., None]:
-    return lambda *arguments, **options: None
-
-
-def _list_classes_once(fill: Callable[..., None]) -> Callable[..., None]:
-    """Altair lists some 400 classes by a hash of their schemas for each channel: a third of the time of a chart."""
-    known: dict[tuple[type, ...], Any] = {}
-
-    def list_classes(self: Any, classes: Iterable[type]) -> None:
-        classes = tuple(classes)
-        if classes not in known:
-            fill(self, classes)
-            known[classes] = self.class_dict
-        self.class_dict = known[classes]
-
-    return list_classes
 
 
 def _read_once(read: Callable[[CustomThemeConfig, str], None]) -> Callable[..., None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -19,17 +18,19 @@ from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.serving.launch import is_launch, read_launch, with_command
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
-from sizer.ui import links, service
+from sizer.ui import links, service, vega
 from sizer.ui.charts import draw, finish
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.styling import COLOURS, INK, scale_for
 from sizer.ui.turns import result_of
+from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 TEXT, FILE = "pasted_text", "pasted_file"  # keys of the widgets
 FOUND = "pasted"  # session state: what was made of it, or the error
 SNAPSHOT = "pasted_snapshot"  # session state: the bytes of a snapshot that is still to be read
 PICKLES = (".pickle", ".pkl")
 MAX_LOG_BYTES = MAX_CHARACTERS
+CURVES = {"allocated": COLOURS["parameter"], "reserved": COLOURS["activation"]}  # of a snapshot
 TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
 ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, the command or the Python code that "
@@ -264,27 +265,26 @@ def snapshot_frame(found: SnapshotReport, focus: Estimate | None) -> pd.DataFram
     return pd.DataFrame(frame)
 
 
-def snapshot_chart(found: SnapshotReport, focus: Estimate | None) -> alt.LayerChart:
+def snapshot_chart(found: SnapshotReport, focus: Estimate | None) -> Spec:
     """Return the curves of a snapshot over its events, with the estimate's allocated peak as a dashed line."""
     scale = scale_for([found.peak_reserved_bytes, focus.peak_allocated_bytes if focus else 0])
-    frame = pd.DataFrame(
-        {"event": place, "size": scale.of(size), "kind": kind}
-        for kind, sizes in (("allocated", found.allocated_bytes), ("reserved", found.reserved_bytes))
-        for place, size in zip(found.positions, sizes, strict=True)
-    )
-    colours = alt.Scale(domain=["allocated", "reserved"], range=[COLOURS["parameter"], COLOURS["activation"]])
-    curves = (
-        alt.Chart(frame)
-        .mark_line(interpolate="step-after")
-        .encode(
-            x=alt.X("event:Q", title="events of the allocator, in order"),
-            y=alt.Y("size:Q", title=scale.name),
-            color=alt.Color("kind:N", title=None, scale=colours),
-            tooltip=["kind:N", alt.Tooltip("size:Q", title=scale.name, format=".2f")],
-        )
+    kinds = {"allocated": found.allocated_bytes, "reserved": found.reserved_bytes}
+    columns: Columns = {
+        "event": [place for _ in kinds for place in found.positions],
+        "size": [scale.of(size) for sizes in kinds.values() for size in sizes],
+        "kind": [kind for kind in kinds for _ in found.positions],
+    }
+    curves = vega.layer(
+        vega.table(columns),
+        {"type": "line", "interpolate": "step-after"},
+        x=quantitative("event", title="events of the allocator, in order"),
+        y=quantitative("size", title=scale.name),
+        color=nominal("kind", title=None, scale=vega.scale_of(CURVES)),
+        tooltip=[nominal("kind"), quantitative("size", title=scale.name, format=".2f")],
     )
     layers = [curves]
     if focus is not None:
-        rule = pd.DataFrame([{"size": scale.of(focus.peak_allocated_bytes), "what": "the estimate's allocated peak"}])
-        layers.append(alt.Chart(rule).mark_rule(color=INK, strokeDash=[6, 3]).encode(y="size:Q", tooltip=["what:N"]))
+        data = vega.rows({"size": scale.of(focus.peak_allocated_bytes), "what": "the estimate's allocated peak"})
+        rule = {"type": "rule", "color": INK, "strokeDash": [6, 3]}
+        layers.append(vega.layer(data, rule, y=quantitative("size"), tooltip=[nominal("what")]))
     return finish(layers, f"Allocated and reserved memory of a snapshot, in {scale.name}")

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -20,7 +19,7 @@ from sizer.query.text import format_query
 from sizer.report.estimate import Estimate
 from sizer.report.peak import ModuleBytes, PeakReport, with_children
 from sizer.report.report import Report
-from sizer.ui import service
+from sizer.ui import service, vega
 from sizer.ui.charts import draw, legend
 from sizer.ui.exports import offer_download
 from sizer.ui.headline import sample_size, verdict
@@ -28,6 +27,7 @@ from sizer.ui.once import drawn_once
 from sizer.ui.picture import Summary, alt_text
 from sizer.ui.styling import COLOURS, INK, Scale, scale_for
 from sizer.ui.turns import result_of
+from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in focus
 
@@ -198,32 +198,32 @@ def _below(
         start += sum(totals[child].values())
 
 
-def icicle_chart(modules: Iterable[ModuleBytes]) -> alt.LayerChart:
+def icicle_chart(modules: Iterable[ModuleBytes]) -> Spec:
     """The boxes of the modules, coloured by the category that each holds most of, over strips with all of them by category."""
     found = boxes(modules)
     whole, rows = max((box.end for box in found), default=1), max((box.depth + 1 for box in found), default=1)
     scale = scale_for([whole])
-    frame, strips = _box_frame(found, whole, scale), _strip_frame(found, scale)
-    across = alt.X("start:Q", title=scale.name, scale=alt.Scale(domain=[0, scale.of(whole)], nice=False))
-    down = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, rows], reverse=True))
-    tooltip = [alt.Tooltip(f"{name}:N") for name in ("module", "size", "holds")]
-    place = {"x": across, "x2": "end:Q", "y": down, "y2": "bottom:Q", "color": alt.Color("colour:N", scale=None)}
+    tooltip = [nominal(name) for name in ("module", "size", "holds")]
+    place = {
+        "x": quantitative("start", title=scale.name, scale={"domain": [0, scale.of(whole)], "nice": False}),
+        "x2": {"field": "end"},
+        "y": quantitative("top", axis=None, scale={"domain": [0, rows], "reverse": True}),
+        "y2": {"field": "bottom"},
+        "color": nominal("colour", scale=None),
+    }
+    at = {"x": quantitative("middle"), "y": quantitative("name_at"), "color": nominal("ink", scale=None)}
+    data = vega.table(_box_columns(found, whole, scale), "boxes")
     layers = [
-        alt.Chart(frame).mark_rect(stroke=INK, strokeWidth=0.5).encode(**place, tooltip=tooltip),
-        alt.Chart(strips).mark_rect().encode(**place, tooltip=[alt.Tooltip("category:N"), *tooltip[:2]]),
-        alt.Chart(frame)
-        .mark_text(baseline="middle")
-        .encode(x="middle:Q", y="name_at:Q", text="label:N", color=alt.Color("ink:N", scale=None), tooltip=tooltip),
+        vega.layer(data, {"type": "rect", "stroke": INK, "strokeWidth": 0.5}, **place, tooltip=tooltip),
+        vega.layer(vega.table(_strip_columns(found, scale)), "rect", **place, tooltip=[nominal("category"), *tooltip[:2]]),
+        vega.layer(vega.shared(data), {"type": "text", "baseline": "middle"}, **at, text=nominal("label"), tooltip=tooltip),
     ]
-    return (
-        alt.layer(*layers)
-        .properties(height=ROW * rows + BELOW, description="Bytes at the peak by module, children under their parents")
-        .configure_view(stroke=None)
-    )
+    described = "Bytes at the peak by module, children under their parents"
+    return vega.layered(layers, described, height=ROW * rows + BELOW, config=vega.PLAIN)
 
 
-def _box_frame(found: list[Box], whole: int, scale: Scale) -> pd.DataFrame:
-    columns = {
+def _box_columns(found: list[Box], whole: int, scale: Scale) -> Columns:
+    return {
         "module": [box.path for box in found],
         "top": [box.depth for box in found],
         "bottom": [box.depth + NAME for box in found],
@@ -237,28 +237,27 @@ def _box_frame(found: list[Box], whole: int, scale: Scale) -> pd.DataFrame:
         "ink": [ink_on(box.colour) for box in found],
         "label": [_label(box, whole) for box in found],
     }
-    return pd.DataFrame(columns)
 
 
-def _strip_frame(found: list[Box], scale: Scale) -> pd.DataFrame:
+def _strip_columns(found: list[Box], scale: Scale) -> Columns:
     """A row for each category of each box, side by side below it."""
-    rows = []
-    for box in found:
-        ends = accumulate(box.held.values(), initial=box.start)
-        for (start, end), (category, size) in zip(pairwise(ends), box.held.items(), strict=True):
-            rows.append(
-                {
-                    "module": box.path,
-                    "category": category,
-                    "size": format_bytes(size),
-                    "colour": COLOURS[category],
-                    "top": box.depth + NAME,
-                    "bottom": box.depth + 1,
-                    "start": scale.of(start),
-                    "end": scale.of(end),
-                }
-            )
-    return pd.DataFrame(rows, columns=["module", "category", "size", "colour", "top", "bottom", "start", "end"])
+    strips = [
+        (box, category, start, end)
+        for box in found
+        for category, (start, end) in zip(
+            box.held, pairwise(accumulate(box.held.values(), initial=box.start)), strict=True
+        )
+    ]
+    return {
+        "module": [box.path for box, *_ in strips],
+        "category": [category for _, category, *_ in strips],
+        "size": [format_bytes(end - start) for *_, start, end in strips],
+        "colour": [COLOURS[category] for _, category, *_ in strips],
+        "top": [box.depth + NAME for box, *_ in strips],
+        "bottom": [box.depth + 1 for box, *_ in strips],
+        "start": [scale.of(start) for *_, start, _ in strips],
+        "end": [scale.of(end) for *_, end in strips],
+    }
 
 
 def ink_on(colour: str) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from sizer.base.units import counted
 from sizer.device.ledger.published_figures import Published, read_published
 from sizer.device.ledger.rows import LedgerRow, SignedError, error_statistics
+from sizer.ui import vega
 from sizer.ui.charts import draw
 from sizer.ui.focus import pick, titled
 from sizer.ui.styling import INK, scale_for, signed
+from sizer.ui.vega import Spec, nominal, quantitative
 
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -66,38 +67,30 @@ def points_of(rows: Sequence[LedgerRow]) -> list[Point]:
     ]
 
 
-def errors_chart(points: Sequence[Point]) -> alt.LayerChart:
+def errors_chart(points: Sequence[Point]) -> Spec:
     """One dot per point at its signed error; right of the line is an estimate too high."""
     rows, groups = (list(dict.fromkeys(names)) for names in ([p.row for p in points], [p.group for p in points]))
-    frame = pd.DataFrame([asdict(point) for point in points], columns=["row", "group", "percent", "work"])
-    widest = max([1.0, *frame["percent"].abs()]) * 1.1
-    colours = alt.Scale(domain=groups, range=[COLOURS[place % len(COLOURS)] for place in range(len(groups))])
-    dots = (
-        alt.Chart(frame)
-        .mark_point(filled=True, size=60, opacity=0.75)
-        .encode(
-            x=alt.X(
-                "percent:Q",
-                title="error, % of what was measured",
-                scale=alt.Scale(domain=[-widest, widest], nice=False),
-            ),
-            y=alt.Y("row:N", title=None, sort=rows, axis=alt.Axis(labelLimit=0)),
-            yOffset=alt.YOffset("group:N", sort=groups),
-            color=alt.Color(
-                "group:N", scale=colours, legend=alt.Legend(orient="top", title=None, columns=1, labelLimit=0)
-            ),
-            tooltip=["work:N", "row:N", "group:N", alt.Tooltip("percent:Q", title="error, %", format="+.2f")],
-        )
+    widest = max([1.0, *(abs(point.percent) for point in points)]) * 1.1
+    colours = {group: COLOURS[place % len(COLOURS)] for place, group in enumerate(groups)}
+    legend = {"orient": "top", "title": None, "columns": 1, "labelLimit": 0}
+    across = {"domain": [-widest, widest], "nice": False}
+    dots = vega.layer(
+        vega.table({field: [getattr(point, field) for point in points] for field in ("row", "group", "percent", "work")}),
+        {"type": "point", "filled": True, "size": 60, "opacity": 0.75},
+        x=quantitative("percent", title="error, % of what was measured", scale=across),
+        y=nominal("row", title=None, sort=rows, axis={"labelLimit": 0}),
+        yOffset=nominal("group", sort=groups),
+        color=nominal("group", scale=vega.scale_of(colours), legend=legend),
+        tooltip=[*map(nominal, ("work", "row", "group")), quantitative("percent", title="error, %", format="+.2f")],
     )
-    zero = alt.Chart(pd.DataFrame([{"percent": 0.0}])).mark_rule(color=INK, strokeWidth=1.5).encode(x="percent:Q")
+    rule = {"type": "rule", "color": INK, "strokeWidth": 1.5}
+    zero = vega.layer(vega.rows({"percent": 0.0}), rule, x=quantitative("percent"))
     height = max(ROW_HEIGHT * len(groups), LEAST_HEIGHT)
-    return (
-        alt.layer(zero, dots)
-        .properties(
-            height=height * max(len(rows), 1) + FRAME_HEIGHT + LEGEND_HEIGHT * len(groups),
-            description="Signed errors of the estimates, in percent of what was measured",
-        )
-        .configure_view(stroke=None)
+    return vega.layered(
+        [zero, dots],
+        "Signed errors of the estimates, in percent of what was measured",
+        height=height * max(len(rows), 1) + FRAME_HEIGHT + LEGEND_HEIGHT * len(groups),
+        config=vega.PLAIN,
     )
 
 

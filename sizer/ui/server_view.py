@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import altair as alt
-import pandas as pd
 import streamlit as st
 
 from sizer.base.units import GIB, counted
@@ -19,6 +17,7 @@ from sizer.report.fit import Verdict
 from sizer.report.report import Report
 from sizer.report.served import Served, ServedFigures, Starts
 from sizer.serving.words import gib, graphs_line, range_line, verdict_words, want_line
+from sizer.ui import vega
 from sizer.ui.charts import draw
 from sizer.ui.focus import titled
 from sizer.ui.form_model import KEEP
@@ -26,6 +25,7 @@ from sizer.ui.frame import show_tabs
 from sizer.ui.links import show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
 from sizer.ui.styling import GIBIBYTES, MARKS
+from sizer.ui.vega import Spec, nominal, quantitative
 
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
@@ -211,27 +211,25 @@ def budget_parts(served: Served) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size}
 
 
-def budget_chart(served: Served) -> alt.LayerChart:
+def budget_chart(served: Served) -> Spec:
     """The budget's parts side by side, with a dashed line where the budget ends."""
     parts, start, rows = budget_parts(served), 0, []
     for name, size in parts.items():
         rows.append({"part": name, "start": start / GIB, "end": (start + size) / GIB, "size": GIBIBYTES.text(size)})
         start += size
-    colours = alt.Scale(domain=list(parts), range=[BAR[name] for name in parts])
-    legend = alt.Legend(orient="bottom", title=None, columns=3)  # a phone has room for three
-    bars = (
-        alt.Chart(pd.DataFrame(rows))
-        .mark_rect()
-        .encode(
-            x=alt.X("start:Q", title="GiB", scale=alt.Scale(domain=[0, max(start, served.budget_bytes) / GIB], nice=False)),
-            x2="end:Q",
-            color=alt.Color("part:N", scale=colours, legend=legend),
-            tooltip=[alt.Tooltip("part:N"), alt.Tooltip("size:N")],
-        )
+    across = {"domain": [0, max(start, served.budget_bytes) / GIB], "nice": False}
+    legend = {"orient": "bottom", "title": None, "columns": 3}  # a phone has room for three
+    bars = vega.layer(
+        vega.rows(*rows),
+        "rect",
+        x=quantitative("start", title="GiB", scale=across),
+        x2={"field": "end"},
+        color=nominal("part", scale=vega.scale_of({name: BAR[name] for name in parts}), legend=legend),
+        tooltip=[nominal("part"), nominal("size")],
     )
-    end = pd.DataFrame({"budget": [served.budget_bytes / GIB]})
-    line = alt.Chart(end).mark_rule(strokeDash=[4, 3]).encode(x="budget:Q")
-    return alt.layer(bars, line, height=160, description="The server's budget by what it is spent on, in GiB")
+    end = vega.rows({"budget": served.budget_bytes / GIB})
+    line = vega.layer(end, {"type": "rule", "strokeDash": [4, 3]}, x=quantitative("budget"))
+    return vega.layered([bars, line], "The server's budget by what it is spent on, in GiB", height=160)
 
 
 def _show_contexts(served: Served) -> None:

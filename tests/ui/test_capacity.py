@@ -10,6 +10,7 @@ import pytest
 from sizer.query.request import Request
 from sizer.ui.capacity import balance, capacity_chart, capacity_parts
 from tests.ui.reports import report_for
+from tests.ui.specs import layers
 
 GIB = 2**30
 REQUEST = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(1, 256), gpu="rtx-3060-12gb")
@@ -37,8 +38,8 @@ def test_parts_are_the_process_where_it_does_not_fit():
 def test_segments_stand_end_to_end_and_say_their_exact_bytes(batch):
     report = report_for(REQUEST)
     estimate = report.find("float32", batch)
-    chart = capacity_chart(estimate, report.gpu).to_dict()
-    rows = chart["datasets"][chart["layer"][0]["data"]["name"]]
+    chart = capacity_chart(estimate, report.gpu)
+    rows = layers(chart)[0]
     assert [row["bytes"] for row in rows] == list(capacity_parts(estimate, report.gpu).values())
     for before, after in pairwise(rows):
         assert after["start"] == pytest.approx(before["end"])

@@ -20,6 +20,7 @@ from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 from tests.ui.decisions import budgets_for, devices_for, limits_for, ranks_for
 from tests.ui.reports import report_for
+from tests.ui.specs import rows_with
 
 SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change is open
 QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
@@ -148,12 +149,8 @@ def test_every_device_has_a_row_and_a_point(client, open_page):
     assert frame["Left"][0] == pytest.approx(24084 / 1024 - 10)
     assert frame["Left"][2] == pytest.approx(7813 / 1024 - 10)
     assert "**It fits 2 devices of 4; the smallest: GeForce RTX 4090 (24 GB), A100 (80 GB).**" in markup(page)
-    points = devices_chart(devices_for(QUERY).rows).to_dict()["datasets"]
-    assert [row["verdict"] for rows in points.values() for row in rows if "verdict" in row] == [
-        "does not fit",
-        "fits",
-        "fits",
-    ]
+    points = rows_with(devices_chart(devices_for(QUERY).rows), "verdict")
+    assert [row["verdict"] for row in points] == ["does not fit", "fits", "fits"]
 
 
 def test_the_fewest_gpus_are_named_and_asked_for(client, open_page):
@@ -176,9 +173,9 @@ def test_a_compiled_step_is_shown_over_its_budget(client, open_page):
     assert list(frame["Step"]) == ["eager", "eager, checkpointing", *compiled]
     assert list(frame["Allocated"].fillna(0)) == pytest.approx([40, 0, 30, 20, 25], rel=0.01)
     assert frame["Operators"][1] == "no blocks to checkpoint"
-    drawn = budgets_chart(budgets_for(QUERY)).to_dict()["datasets"].values()
-    assert sorted(row["budget"] for rows in drawn for row in rows if "budget" in row) == [0.0, 0.4, 1.0]
-    assert [row["step"] for rows in drawn for row in rows if "step" in row][:1] == ["eager"]
+    drawn = budgets_chart(budgets_for(QUERY))
+    assert sorted(row["budget"] for row in rows_with(drawn, "budget")) == [0.0, 0.4, 1.0]
+    assert [row["step"] for row in rows_with(drawn, "step")] == ["eager"]
     for refused in ({"gpu": "cpu"}, {"gpu": SMALL_GPU, "cudnn_benchmark": "1"}):
         other = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", **refused)
         assert not any("Compiled" in group.options for group in other.get("button_group"))
@@ -273,8 +270,8 @@ def test_every_way_of_training_has_a_row_and_a_point():
     table = frame_csv(frame).splitlines()
     assert table[0] == "gpus,by,verdict,process,allocated,most_of_it,between_the_gpus_in_a_step,link"
     assert table[1].startswith("2,FSDP2,✓ fits,60.0,60.0,") and f"?{rows[2].query}" in table[1]
-    data = ranks_chart(rows, 80 * 2**30).to_dict()["datasets"].values()
-    points = [(row["by"], row["gpus"], row["process"]) for rows in data for row in rows if "by" in row]
+    drawn = rows_with(ranks_chart(rows, 80 * 2**30), "by")
+    points = [(row["by"], row["gpus"], row["process"]) for row in drawn]
     assert points == [("One GPU", 1, 96.0), ("DDP", 2, 98.0), ("FSDP2", 2, 60.0)]
 
 

@@ -18,6 +18,7 @@ from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import devices_view, measuring
 from tests.ui.conftest import APP, markup, texts
+from tests.ui.specs import rows_with
 
 CPU = DeviceFacts(device="cpu", name="A Fast One", total_bytes=64 * GIB, free_bytes=32 * GIB)
 META = DeviceFacts(device="meta", name="planning only", total_bytes=None)
@@ -159,8 +160,7 @@ def test_the_demonstration_on_a_cpu_has_no_reserved_memory(script):
     assert shown["Allocated"].tolist() == [0, 256, 0]
     assert "There is no cache." in texts(page)
     assert "empty_cache()` itself" not in markup(page)
-    rows = next(iter(charts(page)[0].get("datasets", {"": []}).values()))
-    assert {row["figure"] for row in rows} <= {"Allocated", "Process"}
+    assert {row["figure"] for row in rows_with(charts(page)[0], "figure")} == {"Allocated", "Process"}
 
 
 def test_what_was_shown_stays_and_belongs_to_its_device(script):

@@ -118,7 +118,7 @@ def test_the_peaks_stand_beside_those_of_the_estimate():
     frame = pasting.snapshot_frame(read_snapshot(SNAPSHOT), report.estimates[0])
     assert list(frame["Snapshot"]) == ["1.50 GiB", "2.00 GiB"]
     assert frame.shape == (2, 4)
-    chart = pasting.snapshot_chart(read_snapshot(SNAPSHOT), report.estimates[0]).to_dict()
+    chart = pasting.snapshot_chart(read_snapshot(SNAPSHOT), report.estimates[0])
     assert len(chart["layer"]) == 2
 
 
