@@ -19,13 +19,14 @@ from sizer.query.text import format_query, parse_query
 from sizer.report.largest_batch import MaxBatch
 from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.ui import compare
-from sizer.ui.compare_figures import LONGEST, bars_chart, figures_frame, growth_chart, keys_frame
+from sizer.ui.compare_figures import LONGEST, bars_chart, figures_frame, focused, growth_chart, keys_frame
 from sizer.ui.compared import parameters_of
 from sizer.ui.focus import PEAK_KINDS
 from sizer.ui.links import LONGEST_ADDRESS
 from tests.ui.clients import ScriptedClient, ScriptedJob
 from tests.ui.conftest import install, markup, texts
 from tests.ui.reports import report_for
+from tests.ui.specs import rows_with
 
 FIRST = "arch=torchvision:resnet50&dtype=float32&batch=1,32&focus=float32:32"
 SECOND = "arch=torchvision:resnet50&mode=inference&dtype=float32&batch=1,32&focus=float32:32"
@@ -170,13 +171,15 @@ def test_curves_have_a_point_per_batch_and_bars_sum_to_the_peak():
     reports = {number: report_for(parse_query(query)) for number, query in ((1, FIRST), (3, THIRD))}
     titles = {1: "1 · first", 3: "3 · third"}
     kind = PEAK_KINDS["process"]
-    frame = growth_chart(reports, titles, kind).data
-    assert frame is not None
-    assert sorted(zip(frame["question"], frame["batch"], frame["bytes"], strict=True)) == sorted(
+    points = rows_with(growth_chart(reports, titles, kind), "question", "batch")
+    # a division by 2**30 is exact
+    assert sorted((point["question"], point["batch"], point["size"] * 2**30) for point in points) == sorted(
         (titles[number], row.batch, row.process_bytes) for number, report in reports.items() for row in report.estimates
     )
-    for chart in (growth_chart(reports, titles, kind), bars_chart(reports, kind)):
-        assert chart.to_dict(validate=True)["description"]
+    parts = rows_with(bars_chart(reports, kind), "question", "category")
+    for number, estimate in focused(reports).items():
+        sizes = [part["size"] for part in parts if part["question"] == number]
+        assert sum(sizes) * 2**30 == pytest.approx(estimate.process_bytes, rel=1e-12)
 
 
 def test_the_file_is_named_after_the_questions_and_has_a_row_each():
