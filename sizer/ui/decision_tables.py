@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -23,7 +23,7 @@ from sizer.report.decision import (
     describe_budgets,
     describe_fewest,
 )
-from sizer.report.fit import VERDICTS
+from sizer.report.fit import VERDICTS, Verdict
 from sizer.report.served import ServedFigures
 from sizer.serving.words import describe_served_devices, describe_served_ranks
 from sizer.ui import form, links, service, vega
@@ -325,30 +325,40 @@ def _show_table(frame: pd.DataFrame, key: str) -> None:
 
 def served_devices_chart(rows: Sequence[DeviceRow]) -> Spec:
     """Return a point for each device: its memory across, requests at once upwards."""
+    found = [(row, SIGNS[row.serve.fits], row.serve.requests_at_once) for row in rows if row.serve is not None]
+    points = device_points(found, SIGNS.values(), quantitative("requests", title="requests at once"), ",.1f")
+    described = "Requests at once of a server on each device, by the memory of the device"
+    return vega.layered([points], described, height=240)
+
+
+def device_points(
+    rows: Iterable[tuple[DeviceRow, Verdict, float]], verdicts: Iterable[Verdict], upwards: Spec, number: str
+) -> Spec:
+    """Return a point for each device, at its memory, in the colour and the shape of a verdict.
+
+    Args:
+        rows: Devices with their verdicts and figures.
+        verdicts: All verdicts of the legend.
+        upwards: The encoding of the figures.
+        number: The format of a figure.
+    """
     values = [
         {
             "device": row.name,
             "memory": GIBIBYTES.of(row.total_bytes),
-            "requests": row.serve.requests_at_once,
-            "verdict": SIGNS[row.serve.fits],
+            "verdict": verdict,
+            upwards["field"]: figure,
         }
-        for row in rows
-        if row.serve is not None
+        for row, verdict, figure in rows
     ]
-    colours = {name: VERDICT_COLOURS[name] for name in SIGNS.values()}
-    points = vega.layer(
+    colours = vega.scale_of({verdict: VERDICT_COLOURS[verdict] for verdict in verdicts})
+    shown = [quantitative("memory", format=".1f"), quantitative(upwards["field"], format=number)]
+    return vega.layer(
         vega.rows(*values),
         {"type": "point", "filled": True, "size": 60},
         x=quantitative("memory", title="memory of the device, GiB", scale={"type": "log"}),
-        y=quantitative("requests", title="requests at once"),
-        color=nominal("verdict", title=None, scale=vega.scale_of(colours)),
-        shape=nominal("verdict", title=None, scale={"domain": list(colours)}),
-        tooltip=[
-            nominal("device"),
-            nominal("verdict"),
-            quantitative("memory", format=".1f"),
-            quantitative("requests", format=",.1f"),
-        ],
+        y=upwards,
+        color=nominal("verdict", title=None, scale=colours),
+        shape=nominal("verdict", title=None, scale={"domain": colours["domain"]}),
+        tooltip=[nominal("device"), nominal("verdict"), *shown],
     )
-    described = "Requests at once of a server on each device, by the memory of the device"
-    return vega.layered([points], described, height=240)

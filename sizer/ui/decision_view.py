@@ -36,6 +36,7 @@ from sizer.report.fit import VERDICTS
 from sizer.ui import service, vega
 from sizer.ui.charts import draw, finish
 from sizer.ui.decision_tables import (
+    device_points,
     offer,
     rerun_if_applied,
     show_budgets,
@@ -48,9 +49,9 @@ from sizer.ui.known_batches import learn
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
 from sizer.ui.remarks import show_error
-from sizer.ui.styling import GIBIBYTES, MARKS, VERDICT_COLOURS, Scale, marked, scale_for, signed
+from sizer.ui.styling import GIBIBYTES, MARKS, Scale, marked, scale_for, signed
 from sizer.ui.turns import result_of
-from sizer.ui.vega import Spec, nominal, quantitative
+from sizer.ui.vega import Spec, quantitative
 
 POLL_SECONDS = 0.5
 SMALLEST_HEIGHT = 152  # pixels: three lines of text and the button below them
@@ -352,29 +353,9 @@ def cheapest(costs: pd.DataFrame) -> str:
 
 def devices_chart(rows: tuple[DeviceRow, ...]) -> Spec:
     """A point for each device: its memory across, what the process leaves free of it upwards."""
-    values = [
-        {
-            "device": row.name,
-            "memory": GIBIBYTES.of(row.total_bytes),
-            "left": GIBIBYTES.of(row.total_bytes - row.cell.process_bytes),
-            "verdict": row.cell.verdict,
-        }
-        for row in rows
-        if row.cell is not None
+    found = [
+        (row, row.cell.verdict, GIBIBYTES.of(row.total_bytes - row.cell.process_bytes)) for row in rows if row.cell is not None
     ]
-    points = vega.layer(
-        vega.rows(*values),
-        {"type": "point", "filled": True, "size": 60},
-        x=quantitative("memory", title="memory of the device, GiB", scale={"type": "log"}),
-        y=quantitative("left", title="left beside the process, GiB"),
-        color=nominal("verdict", title=None, scale=vega.scale_of(VERDICT_COLOURS)),
-        shape=nominal("verdict", title=None, scale={"domain": list(VERDICTS)}),
-        tooltip=[
-            nominal("device"),
-            nominal("verdict"),
-            quantitative("memory", format=".1f"),
-            quantitative("left", format=".2f"),
-        ],
-    )
+    points = device_points(found, VERDICTS, quantitative("left", title="left beside the process, GiB"), ".2f")
     zero = vega.layer(vega.rows({"left": 0.0}), {"type": "rule", "strokeDash": [4, 4]}, y=quantitative("left"))
     return finish([points, zero], "Memory left on every device, in GiB")
