@@ -20,8 +20,8 @@ from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITI
 
 # What an estimate imports, with what it imports late: a confined job should find all of it imported
 TRACING = (
-    *("sizer.estimating.estimator", "sizer.estimating.model", "sizer.estimating.work", "sizer.service.tasks"),
-    *("sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
+    *("sizer.architecture.trained_part", "sizer.estimating.estimator", "sizer.estimating.model", "sizer.estimating.work"),
+    *("sizer.service.tasks", "sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
 )
 PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.preload:warm"
 
@@ -62,7 +62,7 @@ def preloaded() -> tuple[str, ...]:
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
     caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")
     sizers = (*TRACING, "sizer.estimating.cautions:versions", *caches)
-    decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "ranks"))
+    decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "peak", "ranks"))
     warm = (WARM,) if is_public() else ()  # some two seconds, which a spare spends beforehand
     names = ("torch", *chain.from_iterable(of_sources), *adapters, *sizers, *decisions, PREPARE_CUDNN, *warm)
     return tuple(dict.fromkeys(names))

@@ -1,9 +1,10 @@
-"""How long new small questions take: of a crowd that asks at once, and beside tabs that ask large questions over and over.
+"""How soon new small questions have figures: of a crowd that asks at once, and beside tabs that ask large questions over and over.
 
     python -m tests.benchmarks.bench_crowd [--crowds 1,10,50,100] [--small 15] [--record]
 
-A real app in public mode on the loopback interface. Each person asks a question that nobody has asked before, and waits for the
-drawing of its answer. Nothing is kept from an earlier run. The visitors take a part of this machine's CPU themselves.
+A real app in public mode on the loopback interface. Each person asks a question that nobody has asked before: seconds until the
+headline has its first figures, and until the answer is whole and drawn. Nothing is kept from an earlier run. The visitors take a
+part of this machine's CPU themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import os
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import websockets
 
+from sizer.query.text import parse_query
 from tests.benchmarks.bench_load import DRAWN, quantile, resident_mib
 from tests.benchmarks.service_figures import add_record, record
-from tests.benchmarks.visitor import Visitor, ask_until
+from tests.benchmarks.visitor import Shown, Visitor, ask_until
 from tests.browser.conftest import running_app
 
 CROWDS = "1,10,50,100"
@@ -43,19 +46,33 @@ def busy_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def answer(visitor: Visitor) -> float | None:
-    """The seconds until a new small question is answered; None where it was refused."""
-    began = time.monotonic()
-    shown = await visitor.run(next(SMALL))
-    return time.monotonic() - began if DRAWN in shown.texts else None
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Seconds until the first figures of an answer, and until all of it."""
+
+    first: float
+    whole: float
 
 
-async def crowd(address: str, people: int) -> list[float | None]:
+async def answer(visitor: Visitor) -> Waited | None:
+    """The seconds that a new small question takes; None where it was refused."""
+    query, began, first = next(SMALL), time.monotonic(), list[float]()
+    name = parse_query(query).name
+
+    def look(shown: Shown) -> None:
+        if not first and name in shown.title.replace("\\", ""):
+            first.append(time.monotonic() - began)
+
+    shown = await visitor.run(query, look)
+    return Waited(first[0], time.monotonic() - began) if first and DRAWN in shown.texts else None
+
+
+async def crowd(address: str, people: int) -> list[Waited | None]:
     """The seconds of so many people who ask at the same moment, in pages that are open."""
     visitors = [await Visitor(address).__aenter__() for _ in range(people)]
     for visitor in visitors:
         await visitor.run("")
-    seconds: list[float | None] = []
+    seconds: list[Waited | None] = []
     for _ in range(ROUNDS.get(people, 1)):
         seconds += await asyncio.gather(*map(answer, visitors))
     for visitor in visitors:
@@ -71,7 +88,7 @@ async def ask_large(address: str) -> None:
                 await visitor.run(next(LARGE))
 
 
-async def beside_tabs(address: str, count: int) -> list[float | None]:
+async def beside_tabs(address: str, count: int) -> list[Waited | None]:
     """The seconds of so many small questions of one visitor, one after the other."""
     tabs = [asyncio.create_task(ask_large(address)) for _ in range(TABS)]
     await asyncio.sleep(BEFORE_SECONDS)
@@ -88,30 +105,34 @@ async def measure(address: str, process: int, crowds: list[int], small: int) -> 
     """The figures of README, by what they are of; a line for each of the loads is printed."""
     async with Visitor(address) as visitor:
         await ask_until(visitor, next(SMALL), DRAWN)
-    figures, slow, refused = {}, [], 0
+    figures, soon, slow, refused = {}, [], [], 0
     print(f"the app's process holds {resident_mib(process):.0f} MiB", flush=True)
     for people in crowds:
         before, began = busy_seconds(process), time.monotonic()
         found = await crowd(address, people)
-        seconds, busy = [one for one in found if one is not None], busy_seconds(process) - before
-        refused += len(found) - len(seconds)
-        slow.append(f"{quantile(seconds, 0.95):.1f}")
+        answered, busy = [one for one in found if one is not None], busy_seconds(process) - before
+        refused += len(found) - len(answered)
+        first, whole = [one.first for one in answered], [one.whole for one in answered]
+        soon.append(f"{quantile(first, 0.95):.1f}")
+        slow.append(f"{quantile(whole, 0.95):.1f}")
         print(
-            f"{people} at once: half within {quantile(seconds, 0.5):.2f} s, 95 % within {quantile(seconds, 0.95):.2f} s, "
-            f"refused {len(found) - len(seconds)}; the app took {busy / len(found):.3f} s of a processor for each of "
+            f"{people} at once: half have figures within {quantile(first, 0.5):.2f} s, 95 % within {quantile(first, 0.95):.2f} s, "
+            f"whole answers {quantile(whole, 0.5):.2f} and {quantile(whole, 0.95):.2f} s, "
+            f"refused {len(found) - len(answered)}; the app took {busy / len(found):.3f} s of a processor for each of "
             f"{len(found)} in {time.monotonic() - began:.1f} s, and holds {resident_mib(process):.0f} MiB",
             flush=True,
         )
     if crowds:
-        what = f"new small questions of {', '.join(map(str, crowds))} people at once: 95 % are answered within"
-        figures[what] = f"{', '.join(slow)} s; {refused} refused"
+        what = f"new small questions of {', '.join(map(str, crowds))} people at once: 95 % have"
+        figures[f"{what} first figures within"] = f"{', '.join(soon)} s; {refused} refused"
+        figures[f"{what} their whole answer within"] = f"{', '.join(slow)} s"
     if small:
-        found = [one for one in await beside_tabs(address, small) if one is not None]
+        found = [one.first for one in await beside_tabs(address, small) if one is not None]
         half, most = quantile(found, 0.5), max(found)
         print(
             f"beside {TABS} tabs: half within {half:.1f} s, all {len(found)} of {small} within {most:.1f} s", flush=True
         )
-        figures[f"a new small question beside {TABS} tabs that ask for LoRA on 70B over and over: half and worst"] = (
+        figures[f"first figures of a small question beside {TABS} tabs that ask for LoRA on 70B over and over: half and worst"] = (
             f"{half:.1f} and {most:.1f} s"
         )
     return figures

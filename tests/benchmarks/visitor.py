@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import websockets
@@ -79,12 +80,13 @@ class Visitor:
         request.rerun_script.cached_message_hashes.extend(self._kept)
         await self._socket.send(request.SerializeToString())
 
-    async def run(self, query: str) -> Shown:
-        """What the page shows at a query once its run has ended and started no other."""
+    async def run(self, query: str, look: Callable[[Shown], None] = lambda shown: None) -> Shown:
+        """What the page shows at a query once its run has ended and started no other; after each message one may `look`."""
         await self.start(query)
         shown = Shown()
         while not shown.ended:
             self._take(await self._socket.recv(), shown)
+            look(shown)
         return shown
 
     def _take(self, data: bytes, shown: Shown) -> None:
