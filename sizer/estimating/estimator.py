@@ -140,9 +140,10 @@ class Estimator:
             self._progress(f"{dtype}, {done + 1} of {len(dtypes)}")
             pending = dtypes if done == 0 else dtypes[1:]
             try:
-                if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._begin(dtype, batches)) is not None:
+                first = self._first_batch(dtype, batches) if done == 0 else None
+                if first is not None and (begun := self._begin(dtype, first, batches)) is not None:
                     self._traced[dtype] = begun
-                    self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
+                    self._columns[dtype] = next(self._cells(dtype, begun, (first,)))
                     yield self._report(pending)
                     if self._is_answered_by_one(dtype, batches):
                         self._tracer.keep_begun(dtype)
@@ -168,7 +169,7 @@ class Estimator:
     def _growing(self, dtype: str, batches: tuple[int, ...], pending: list[str]) -> Iterator[Report]:
         """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
         in focus first."""
-        begun, shown = self._columns.get(dtype), None  # of a batch of 1 alone
+        begun, shown = self._columns.get(dtype), None  # the first of one batch size alone
         focus = self.request.focus
         in_turn = sorted(batches, key=lambda batch: focus is not None and focus[0] == dtype and batch != focus[1])
         for traced in self._tracer.traces(dtype, in_turn):
@@ -179,7 +180,7 @@ class Estimator:
             for column in self._cells(dtype, traced, tuple(batch for batch in there if batch not in known)):
                 if shown is not None:
                     column = shown.with_cells(column, batches)
-                elif begun is not None and all(row.batch != 1 for row in column.estimates):
+                elif begun is not None and begun.estimates[0].batch not in {row.batch for row in column.estimates}:
                     column = begun.with_cells(column, batches)
                 self._columns[dtype] = column
                 self._growth = dtype if len(there) < len(batches) and not traced.failure else None
@@ -234,16 +235,22 @@ class Estimator:
         language = counted.sequence_length is not None and counted.image_size is None
         return "bfloat16" if language and "bfloat16" in dtypes else dtypes[0]
 
-    def _looks_at_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
-        """Return whether a batch of 1 is looked at first: one trace answers it, and the lines over the batch use it."""
-        return 1 in batches and self.request.focus in (None, (dtype, 1))
+    def _first_batch(self, dtype: str, batches: tuple[int, ...]) -> int | None:
+        """Return the batch size that is traced before the lines over the batch, which use its trace; None to begin with them.
 
-    def _begin(self, dtype: str, batches: tuple[int, ...]) -> Traced | None:
-        """Return the tape at batch 1: the only one, if that is all that was asked for and will not fit."""
+        That is 1, or the smallest of a generation, whose line is checked at it.
+        """
+        if 1 not in batches and not MODES[self.request.mode].generates:
+            return None
+        first = min(batches)
+        return first if self.request.focus in (None, (dtype, first)) else None
+
+    def _begin(self, dtype: str, first: int, batches: tuple[int, ...]) -> Traced | None:
+        """Return the tape at the first batch size: the only one, if that is 1, all that was asked for, and will not fit."""
         gradients = MODES[self.request.mode].trains and self.request.train == "all"
         least_bytes = self._weights_bytes(dtype) * (2 if gradients else 1)
         ends = batches == (1,) and self.request.dtypes == (dtype,) and least_bytes > self.gpu.total_bytes
-        return self._tracer.begin(dtype, ends=ends)
+        return self._tracer.begin(dtype, first, ends=ends)
 
     def _weights_bytes(self, dtype: str) -> int:
         """Return what the parameters take in a dtype, whole and not quantised."""

@@ -93,7 +93,7 @@ class Tracer:
         self._line_facts = LineFacts()
         self._choices = choices_of(self.request)
         self._tapes = KeptTapes(self._kept, self.request, self.device(), self._unpacked)
-        self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
+        self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape that came before the others
 
     @cached_property
     def _model(self) -> Model:
@@ -196,27 +196,27 @@ class Tracer:
             self._tapes.keep(dtype, traced)
             yield self._tapes.sized(traced)
 
-    def begin(self, dtype: str, *, ends: bool) -> Traced | None:
-        """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there.
+    def begin(self, dtype: str, batch: int, *, ends: bool) -> Traced | None:
+        """The tape at one batch size, before `trace` goes on from it; None where something is kept, or it cannot be traced there.
 
         With `ends` it probably is all that is traced.
         """
-        if dtype == "float16" or self.counted.smallest > 1 or self._tapes.find(dtype) is not None:
+        if dtype == "float16" or self.counted.smallest > batch or self._tapes.find(dtype) is not None:
             return None  # float16 may have bfloat16's tapes
-        if (alone := self._tapes.find(dtype, at_batch=1)) is not None and not alone.failure:
+        if (alone := self._tapes.find(dtype, at_batch=batch)) is not None and not alone.failure:
             return self._tapes.sized(alone)
         device = self.device(shared=True)
         try:
-            tape = self._run(dtype, 1, device, alone=ends)
+            tape = self._run(dtype, batch, device, alone=ends)
         except TraceError:
             return None  # `trace` says why
         self._begun[dtype] = device, tape
         return self._tapes.sized(_alone(device, tape))
 
     def keep_begun(self, dtype: str) -> None:
-        """Keep the tape at batch 1 of `begin` where no other is traced."""
+        """Keep the tape of `begin` where no other is traced."""
         if (begun := self._begun.get(dtype)) is not None:
-            self._tapes.keep(dtype, _alone(*begun), at_batch=1)
+            self._tapes.keep(dtype, _alone(*begun), at_batch=begun[1].batch)
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
         """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
@@ -379,10 +379,11 @@ class Tracer:
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Iterator[Traced]:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
         whole: dict[int, Tape] = {}
+        # what comes after the steps repeats none of them, and a generation is no step
+        repeats = self.request.evaluate == NONE and not MODES[self.request.mode].generates
 
         def at(batch: int, *, short: bool = False) -> Tape:
-            # what comes after the steps repeats none of them
-            return self._run(dtype, batch, device, short=short and self.request.evaluate == NONE)
+            return self._run(dtype, batch, device, short=short)
 
         def traced(family: TapeFamily, *, failure: str = "", note: str = "") -> Traced:
             return Traced(
@@ -414,7 +415,11 @@ class Tracer:
             if known.on_no_line:
                 raise NotAffineError(known.on_no_line)
             known.has_samples_apart |= self._model.blueprint.one_by_one
-            yield traced(trace_lines(at, batches, device, smallest=smallest, begun=begun, known=known, whole=whole))
+            yield traced(
+                trace_lines(
+                    at, batches, device, smallest=smallest, begun=begun, known=known, whole=whole, repeats=repeats
+                )
+            )
         except NotAffineError as error:
             note = f"{BY_ITSELF}{error}"
             if len({len(tape.order) for tape in whole.values()}) > 1:

@@ -45,24 +45,31 @@ def trace_lines(
     begun: Tape | None = None,
     known: LineFacts,
     whole: dict[int, Tape] | None = None,
+    repeats: bool = True,
 ) -> TapeFamily:
     """The lines over the batch size, with the tapes of batch sizes that are off them. Raises NotAffineError, TraceError.
 
     `trace_at(batch)` traces the work on `device` at one batch size, `trace_at(batch, short=True)` as `trace` does with `short`.
-    `smallest` is the smallest batch size that the model takes. `begun` is the tape at batch 1 where that was traced before; it
-    stands unless the module has kept something from this first step. `known` is what the traces of other dtypes have shown, and
-    learns from these. `whole` takes the tapes of whole traces by batch size, which are valid if NotAffineError is raised, too.
+    Where no step `repeats` another, no trace is cut short. `smallest` is the smallest batch size that the model takes. `begun` is
+    a tape that was traced before; it stands unless the module has kept something from this first step. `known` is what the traces
+    of other dtypes have shown, and learns from these. `whole` takes the tapes of whole traces by batch size, which are valid if
+    NotAffineError is raised, too.
     """
-    at = _Traces(trace_at, {} if whole is None else whole)
-    line = _fit(at, FITTED_AT, known, begun)
-    one = cache(lambda: begun if begun is not None and _lasting(begun) <= _lasting(line.tape) else at(1))
+    at = _Traces(trace_at, {} if whole is None else whole, repeats=repeats)
+    if begun is not None and begun.batch in FITTED_AT:
+        at.whole[begun.batch] = begun
+    line = _fit(at, FITTED_AT, known, begun if begun is not None and begun.batch == 1 else None)
+    if begun is not None and not _lasting(begun) <= _lasting(line.tape):
+        begun = None
+    one = cache(lambda: begun if begun is not None and begun.batch == 1 else at(1))
     if isinstance(line, PerSampleTape):
         below = range(smallest, line.fitted_at[0])  # the first samples differ from later ones
         exact = tuple(one() if batch == 1 else at(batch) for batch in below)
     else:
         if device.kind not in known.one_is_apart:
             checked = one if 1 in batches else lambda: at(1, short=True)
-            known.one_is_apart[device.kind] = _is_exceptional(line, at, checked if smallest == 1 else None)
+            third = begun if begun is not None and begun.batch not in (1, *FITTED_AT) else None
+            known.one_is_apart[device.kind] = _is_exceptional(line, at, checked if smallest == 1 else None, third)
         apart = smallest == 1 and (known.one_is_apart[device.kind] or device.differs_at_one)
         exact = (one(),) if apart else ()
     lines: list[tuple[int, AffineTape | PerSampleTape]] = [(1, line)]
@@ -74,23 +81,24 @@ def trace_lines(
 class _Traces:
     """Traces at several batch sizes. A whole one is not made twice."""
 
-    def __init__(self, at: Callable[..., Tape], whole: dict[int, Tape]) -> None:
-        self._at, self._whole = at, whole
+    def __init__(self, at: Callable[..., Tape], whole: dict[int, Tape], *, repeats: bool) -> None:
+        self._at, self.whole, self._repeats = at, whole, repeats
 
     def __call__(self, batch: int, *, short: bool = False) -> Tape:
-        if batch in self._whole:
-            return self._whole[batch]
+        if batch in self.whole:
+            return self.whole[batch]
+        short = short and self._repeats
         tape = self._at(batch, short=short)
         if not short:
-            self._whole[batch] = tape
+            self.whole[batch] = tape
         return tape
 
     def forget(self, batch: int) -> bool:
         """Make whole traces anew, beginning with that of a batch size. Return False if it is the same: then all of them stand."""
-        before = dict(self._whole)
-        self._whole.clear()
+        before = dict(self.whole)
+        self.whole.clear()
         if batch in before and self(batch) == before[batch]:
-            self._whole.update(before)
+            self.whole.update(before)
             return False
         return True
 
@@ -157,11 +165,14 @@ def _fit_whole(at: _Traces, batches: tuple[int, int], known: LineFacts) -> Affin
         raise error
 
 
-def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
+def _is_exceptional(
+    line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None, third: Tape | None
+) -> bool:
     """Return whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more
     ways.
 
-    The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
+    The check of the line at a third batch size comes with it, that of the tape `third` if there is one. Raises NotAffineError where
+    that fails.
     """
     if one is not None:
         try:
@@ -169,5 +180,5 @@ def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[],
             return False
         except NotAffineError:
             pass
-    line.check(at(CHECKED_AT, short=True))
+    line.check(at(CHECKED_AT, short=True) if third is None else third)
     return one is not None

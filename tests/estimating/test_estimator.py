@@ -12,7 +12,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES, Mode
-from sizer.estimating.estimator import estimate
+from sizer.estimating.estimator import Estimator, estimate
 from sizer.query.text import parse_query
 from sizer.query.values import DTYPES
 from sizer.report.report import Report
@@ -264,6 +264,16 @@ def test_no_batch_size_is_traced_twice() -> None:
     # the first figures; the line from 2 and 3; the logits of a batch of 1 are contiguous without a copy, so it is off the line; 5
     # checks that
     assert [text for text in told if "tracing" in text] == [f"tracing float32 at batch {n}" for n in (1, 2, 3, 5)]
+
+
+def test_the_first_trace_of_a_generation_answers_its_smallest_batch_size_and_checks_the_line() -> None:
+    told: list[str] = []
+    query = parse_query("arch=hf:gpt2&mode=generate&seq=16&new=4&batch=8,32&dtype=float32")
+    _, first, *_, last = Estimator(query, progress=told.append).reports()
+    assert [row.batch for row in first.estimates] == [8]
+    assert first.estimates[0] == last.estimates[0]
+    # a batch of 1 is off the line from 2 and 3, and is traced once: no generation is cut short
+    assert [text for text in told if "tracing float32" in text] == [f"tracing float32 at batch {n}" for n in (8, 2, 3, 1)]
 
 
 def test_a_generation_says_what_its_cache_holds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -129,6 +130,64 @@ def test_a_second_sample_with_blocks_of_its_own_spares_a_trace() -> None:
     assert few == [(2, False), (3, False), (5, True)]
     assert many == [(2, False), (3, True), (3, False), (5, True), (1, False)], "the first trace stands"
     assert aware == unaware and isinstance(aware.lines[0][1], PerSampleTape)
+
+
+def plain(batch: int, *, at_one: int = 0, lasting: int = 0) -> Tape:
+    """Two blocks for a batch, of which one is released, and so many more that last; at batch 1 the first is larger."""
+    sizes = [1024 * batch + (at_one if batch == 1 else 0), 512, *[8] * lasting]
+    return Tape(
+        batch=batch,
+        order=array("q", [*range(len(sizes)), ~1]),
+        sizes=array("q", sizes),
+        categories=bytes(len(sizes)),
+        ops=array("l", [0] * len(sizes)),
+        modules=array("l", [0] * len(sizes)),
+        op_names=("aten.empty.memory_format",),
+        module_names=("",),
+        marks=((len(sizes) + 1, "forward"),),
+    ).validate()
+
+
+@pytest.mark.parametrize(
+    ("begun", "traced"),
+    [
+        (None, [(2, False), (3, True), (1, True), (5, True), (1, False)]),
+        (plain(1, at_one=64), [(2, False), (3, True), (1, True), (5, True)]),  # not asked for: checked, and there is its tape
+        (plain(3), [(2, False), (1, True), (5, True), (1, False)]),  # one of the two that the line is made from
+        (plain(8), [(2, False), (3, True), (1, True), (1, False)]),  # checks the line in the place of batch 5
+        (plain(8, lasting=1), [(2, False), (3, True), (1, True), (5, True), (1, False)]),  # a first step, which is no other's
+    ],
+)
+def test_a_trace_that_was_there_before_spares_another(begun: Tape | None, traced: list[tuple[int, bool]]) -> None:
+    done: list[tuple[int, bool]] = []
+
+    def at(batch: int, *, short: bool = False) -> Tape:
+        done.append((batch, short))
+        return plain(batch, at_one=64)
+
+    family = trace_lines(at, (8,), Device("cuda", (8, 0)), smallest=1, begun=begun, known=LineFacts())
+    assert done == traced
+    assert [family.at(batch).sizes[0] for batch in (1, 2, 8)] == [1024 + 64, 2048, 8192]
+
+
+def test_a_trace_that_was_there_before_is_held_against_the_line() -> None:
+    odd = plain(8)
+    odd = replace(odd, sizes=array("q", [1, *odd.sizes[1:]]))
+    with pytest.raises(NotAffineError, match="batch 8"):
+        trace_lines(
+            lambda batch, **_: plain(batch, at_one=64), (8,), Device("cuda", (8, 0)), smallest=1, begun=odd, known=LineFacts()
+        )
+
+
+def test_no_trace_is_cut_short_where_no_step_repeats_another() -> None:
+    done: list[tuple[int, bool]] = []
+
+    def at(batch: int, *, short: bool = False) -> Tape:
+        done.append((batch, short))
+        return plain(batch, at_one=64)
+
+    trace_lines(at, (8,), Device("cuda", (8, 0)), smallest=1, known=LineFacts(), repeats=False)
+    assert done == [(2, False), (3, False), (1, False), (5, False)]
 
 
 @pytest.mark.parametrize("keeps", [False, True])
