@@ -18,6 +18,7 @@ from sizer.architecture.schema import (
     class_of_part,
     class_of_type,
     field_rows,
+    has_output_layer,
     keys_set,
     known_keys,
     reads,
@@ -41,6 +42,8 @@ _NEVER_ENDING = ("_implementation", "_path", "_file", "_dir", "_checkpoint")
 _NOTES = {
     "auto_map": "The config names code of its own; the library's class for its model type is used instead.",
 }
+
+_NOT_TIED = "The output layer is not tied to the embeddings, as text_config says: release 4 of transformers read it there."
 
 # What may be said about a timm model beside its exact name; its other arguments open files and choose devices.
 _TIMM_ARGUMENTS = frozenset(
@@ -83,6 +86,9 @@ def clean_config(raw: dict) -> CleanConfig:
     work = _Cleaning(notes=[*read, *renamed])
     cls = class_of_type(raw.get("model_type"))
     config = work.clean(raw, cls, "")
+    if has_output_layer(raw, cls):
+        config["tie_word_embeddings"] = False
+        work.notes.append(_NOT_TIED)
     _check_sizes(raw, config, cls, work.dropped)
     return CleanConfig(config=config, dropped=tuple(work.dropped), notes=tuple(dict.fromkeys(work.notes)))
 

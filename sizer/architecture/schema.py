@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, NoneType
 from typing import Any
 
 from sizer.architecture.domain import annotation_words
@@ -29,6 +29,7 @@ _READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict", "from_di
 BACKBONE_KEYS = frozenset({"backbone", "backbone_kwargs", "use_timm_backbone"})
 # Where transformers' get_text_config looks for a config inside a config (configuration_utils.py, 5.23).
 _TEXT_PARTS = frozenset({"text_encoder", "decoder", "generator", "text_config"})
+_OWN_CODE = "code of a repository never runs here: estimate your own script with `sizer run`, or choose another model"
 # config.name, self.config.name, getattr(config, "name", ...)
 _TAKEN = re.compile(r"""config(?:\.|,\s*["'])([A-Za-z]\w*)""")
 
@@ -39,14 +40,19 @@ def class_of_type(model_type: object, where: str = "model_type") -> type:
 
     if not isinstance(model_type, str):
         given = "nothing" if model_type is None else quote(model_type)
-        raise ConfigError(f"config has no {where}", given=given, allowed="a model type of transformers, such as llama")
+        raise ConfigError(
+            f"config has no {where}",
+            given=given,
+            allowed="a model type of transformers, such as llama",
+            todo='add it, as in "model_type": "llama", or paste the whole config.json of the model',
+        )
     refuse_type(model_type, where)
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(
             f"{where} is not known",
             given=quote(model_type),
             allowed=f"the model types of transformers {__version__}",
-            todo=suggest(model_type, CONFIG_MAPPING) or "a model's own code is never run: choose another model",
+            todo="; ".join(filter(None, (_OWN_CODE, suggest(model_type, CONFIG_MAPPING)))),
         )
     return CONFIG_MAPPING[model_type]
 
@@ -55,8 +61,8 @@ def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
     """Return a config with the type that its architecture has in transformers, and a sentence on it if that is another one.
 
     A `mistral` with `layer_types` is a `ministral` (models/auto/configuration_auto.py, AutoConfig.from_pretrained, 5.24), whose
-    class does not compute `head_dim`, as that of `mistral` does. A type that transformers does not know is read by the class that
-    `architectures` names, as Kimi K2's is, if transformers has that class.
+    class does not compute `head_dim`, as that of `mistral` does. A type that transformers does not know, or none, as in files of 2019,
+    is read by the class that `architectures` names, as Kimi K2's is, if transformers has that class.
     """
     from transformers import CONFIG_MAPPING
 
@@ -66,11 +72,14 @@ def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
         if type(width) is int and type(heads) is int and heads > 0:
             config = {**config, "head_dim": config.get("head_dim") or width // heads}
         return {**config, "model_type": "ministral"}, ("A mistral with layer_types is read as ministral, as transformers does.",)
-    if not isinstance(model_type, str) or model_type in CONFIG_MAPPING or model_type in REFUSED_TYPES:
+    if not isinstance(model_type, (str, NoneType)) or model_type in CONFIG_MAPPING or model_type in REFUSED_TYPES:
         return config, ()
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if (known := _type_of_class(name)) is None:
         return config, ()
+    if model_type is None:
+        told = f"The config names no model_type; it is read as {known}, the type of its {name}."
+        return {**config, "model_type": known}, (told,)
     told = f"transformers does not know the type {model_type}; it is read as {known}, the type of its {name}."
     return {**config, "model_type": known}, (told,)
 
@@ -126,6 +135,26 @@ def _renamed_part(cls: ConfigClass, part: str, model_type: str) -> type | None:
 def usual_part(cls: ConfigClass, part: str) -> Any:
     """The config inside the config that `cls` makes from nothing, None where there is none."""
     return getattr(_usual(cls), part, None)
+
+
+def has_output_layer(config: dict, cls: ConfigClass) -> bool:
+    """Return True if a checkpoint holds an output layer of its own, although `cls` ties it by default.
+
+    Release 4 read `tie_word_embeddings` of the text part (`config.get_text_config(decoder=True)`, modeling_utils.py, 4.57). Release
+    5 reads that of the whole config, whose class may have another default, and leaves apart what the file holds twice
+    (modeling_utils.py, `tie_weights`, 5.24): Mistral Small 3.1 and InternVL 3 have both matrices.
+    """
+    part = config.get("text_config")
+    if "tie_word_embeddings" in config or "text_config" not in cls.sub_configs or not isinstance(part, dict):
+        return False
+    if getattr(_usual(cls), "tie_word_embeddings", False) is not True:
+        return False
+    if "tie_word_embeddings" in part:
+        return part["tie_word_embeddings"] is False
+    if not str(config.get("transformers_version", "")).startswith("4."):
+        return False
+    inner = class_of_part(cls, "text_config", part.get("model_type"), "text_config.model_type")
+    return getattr(_usual(inner), "tie_word_embeddings", True) is False
 
 
 def reads(cls: ConfigClass, words: set[str]) -> bool:

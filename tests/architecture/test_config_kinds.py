@@ -36,6 +36,45 @@ def test_a_type_of_the_hub_is_read_by_the_class_that_its_architectures_name():
     assert any("does not know the type kimi_k2" in note for note in blueprint.notes)
 
 
+def test_a_config_without_a_type_is_read_by_the_class_that_its_architectures_name():
+    config = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+    blueprint = blueprint_of({"architectures": ["BertForMaskedLM"], **config})
+    assert blueprint.class_name == "BertForMaskedLM"
+    assert "The config names no model_type; it is read as bert, the type of its BertForMaskedLM." in blueprint.notes
+
+
+# Release 4 read `tie_word_embeddings` of the text part; Mistral's and Qwen2's classes do not tie by default, Gemma's does.
+@pytest.mark.parametrize(
+    ("part", "more", "tied"),
+    [
+        ({"model_type": "mistral"}, {"transformers_version": "4.50.0.dev0"}, False),
+        ({"model_type": "mistral", "tie_word_embeddings": True}, {"transformers_version": "4.50.0"}, True),
+        ({"model_type": "mistral", "tie_word_embeddings": False}, {}, False),
+        ({"model_type": "mistral"}, {"transformers_version": "5.0.0"}, True),
+        ({"model_type": "mistral"}, {}, True),
+        ({"model_type": "mistral"}, {"transformers_version": "4.50.0", "tie_word_embeddings": True}, True),
+        ({"model_type": "gemma2", "head_dim": 16}, {"transformers_version": "4.50.0"}, True),
+    ],
+)
+def test_a_model_of_several_parts_ties_its_output_layer_as_the_release_that_wrote_it_did(part, more, tied):
+    config = {"model_type": "mistral3", "text_config": part | SIZES, **more}
+    blueprint = blueprint_of(config)
+    assert build(blueprint).config.tie_word_embeddings is tied
+    assert any("output layer is not tied" in note for note in blueprint.notes) is not tied
+
+
+# Its config on the hub, which names `tie_word_embeddings` nowhere; the count is that of the next release's weights.
+def test_mistral_small_3_1_has_its_output_layer():
+    text = {"model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40, "head_dim": 128}
+    text |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072, "sliding_window": None}
+    vision = {"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "head_dim": 64}
+    vision |= {"num_attention_heads": 16, "image_size": 1540, "patch_size": 14}
+    config = {"model_type": "mistral3", "transformers_version": "4.50.0.dev0", "multimodal_projector_bias": False}
+    module = build(blueprint_of(config | {"text_config": text, "vision_config": vision, "spatial_merge_size": 2}))
+    published = PRESETS["mistral-small-3.2-24b-instruct-2506"].expected_parameters
+    assert sum(parameter.numel() for parameter in module.parameters()) == published
+
+
 @pytest.mark.parametrize("name", [["NoSuchModelForCausalLM"], [], None, "DeepseekV3ForCausalLM", [{}]])
 def test_a_type_that_nothing_names_is_refused(name):
     with pytest.raises(ConfigError, match="model_type is not known"):

@@ -286,7 +286,7 @@ def test_known_keys_are_no_methods():
         ({"model_type": 3}, "config has no model_type: given 3"),
         ({"model_type": ["llama"]}, "config has no model_type"),
         ({"model_type": "lama"}, r"model_type is not known: given 'lama', .*; did you mean .*llama"),
-        ({"model_type": "zzzzzz"}, "a model's own code is never run: choose another model"),
+        ({"model_type": "zzzzzz"}, "code of a repository never runs here: estimate your own script"),
         ({"model_type": "../../etc"}, "model_type is not known"),
         ({"model_type": "rwkv"}, "model_type is refused: given 'rwkv'; it compiles code of its own"),
         ({"model_type": "llava", "text_config": {"model_type": "rwkv"}}, "text_config.model_type is refused"),
