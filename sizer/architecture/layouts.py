@@ -180,7 +180,7 @@ def _gptq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.d
 def _auto_round(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """auto_round_extension/torch/qlinear_torch.py of intel/auto-round at 07dfed0: packed as by GPTQ, without the group of each
     input, or as by AWQ."""
-    packing = str(settings.get("packing_format", "auto_round:gptq"))
+    packing = str(settings.get("packing_format", settings.get("backend", "auto_round:gptq")))  # the latter before 0.5
     if "awq" in packing:
         return _awq({**settings, "version": "gemm"}, outputs, inputs, dtype)
     if "gptq" not in packing or settings.get("data_type", "int") != "int":
@@ -203,9 +203,6 @@ def _spqr(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.d
 
 def _bitnet(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/bitnet.py, BitLinear, 5.23: four weights to a byte."""
-    if settings.get("linear_class", "bitlinear") != "bitlinear":
-        given = f"linear_class = {quote(settings['linear_class'])}"
-        raise ConfigError("these weights are 16 bits once they are loaded", given=given, allowed="bitlinear")
     return {"weight": ((outputs // 4, inputs), torch.uint8), "weight_scale": ((1,), dtype)}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sizer.architecture.quantization_settings import UNNAMED, Quantization, quantization_of
 from sizer.architecture.quark_settings import unknown_of
+from sizer.base.errors import quote
 from sizer.catalogue.checkpoints import METHODS, title_of
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -82,6 +83,11 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
         return
     if method.key == "quark" and (unknown := unknown_of(quantization.settings)) is not None:
         yield f"no layout of {unknown} is known"
+    if method.key == "torchao" and isinstance(kind := quantization.settings.get("quant_type"), str):
+        # transformers/utils/quantization_config.py, TorchAoConfig, 5.24
+        yield f"transformers no longer loads torchao's {quote(kind)}, which older files name by a text"
+    if method.key == "bitnet" and quantization.settings.get("linear_class", "bitlinear") != "bitlinear":
+        yield "transformers makes them 16 bits as it loads them"  # integrations/bitnet.py, AutoBitLinear, 5.24
     if MODES[request.mode].trains and request.train != "adapter":
         yield "quantised weights are not trained"
     if MODES[request.mode].trains and not method.adapts:

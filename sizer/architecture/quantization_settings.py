@@ -24,6 +24,8 @@ WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONGEST_TEXT, _DEEPEST = 1000, 10
 PLACES = ("quantization_config", "compression_config")  # the latter is how compressed-tensors called it
+_MLX = "quantization"  # where MLX writes its settings, in older files alone
+_ALIASES = {"intel/auto-round": "auto-round"}  # how AutoRound called itself before 0.5
 _PARTS = (
     "text_config",
     "llm_config",
@@ -57,6 +59,8 @@ def quantization_of(request: Request, config: dict | None) -> Quantization | Non
         for place in PLACES:
             if isinstance(part, dict) and part.get(place):
                 return _with_experts(_read(part[place], _dtype(config, part)), config, part)
+    if isinstance(of_mlx := config.get(_MLX), dict) and "bits" in of_mlx:
+        return _read(of_mlx, _dtype(config))
     return None
 
 
@@ -82,6 +86,7 @@ def _read(raw: object, dtype: str) -> Quantization:
         return Quantization(method=_MODELOPT, settings=settings, dtype=dtype)
     if not isinstance(method, str):
         method = UNNAMED if method is None else quote(method)
+    method = _ALIASES.get(method, method)
     return Quantization(method=method, settings=settings, dtype=dtype)
 
 

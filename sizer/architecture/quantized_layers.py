@@ -70,7 +70,8 @@ def _quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator
             if is_target(settings, path, type(child).__name__):
                 yield path, child
         elif method == "gptq":
-            if _BLOCK.search(path) or settings.get("lm_head") is True:
+            within = _BLOCK.search(path) or settings.get("lm_head") is True
+            if within and _dynamic_of_gptq(settings, path) is not None:
                 yield path, child
         elif method == "torchao":
             if is_of_torchao(settings, path, child, names):
@@ -170,6 +171,8 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
         return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
     if method == "modelopt":
         return settings_of_modelopt(settings, path)
+    if method == "gptq":
+        return {**settings, **(_dynamic_of_gptq(settings, path) or {})}
     if method == "gemma":
         return {**settings, **_first_named(_own_settings(settings, "module_quant_configs"), path)}
     if method == "fp8" and sides_of(layer) is None:
@@ -191,6 +194,19 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
             "quantization_config is malformed", given=f"nothing of {quote(path)}", allowed="config_for_layers"
         )
     return found
+
+
+def _dynamic_of_gptq(settings: Mapping[str, Any], path: str) -> dict | None:
+    """Return a layer's own settings by the first pattern of `dynamic` that matches its path; None if the layer is left out.
+
+    gptqmodel/quantization/config.py, dynamic_get, 2.2: "-:" before a pattern leaves layers out, "+:" is the default. Raises
+    ConfigError where a pattern is none.
+    """
+    for named, own in _own_settings(settings, "dynamic").items():
+        sign, pattern = (named[:2], named[2:]) if named.startswith(("+:", "-:")) else ("+:", named)
+        if re.match(checked_pattern(pattern, "dynamic"), path):
+            return None if sign == "-:" else own
+    return {}
 
 
 def _first_named(patterns: Mapping[str, dict], path: str) -> dict:

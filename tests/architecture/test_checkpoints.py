@@ -358,6 +358,11 @@ REASONS = {
     "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
     "mode=inference&batch=1": ("fp_quant", "no layout of this method is known"),
 }
+# As microsoft/bitnet-b1.58-2B-4T and older checkpoints of torchao write them.
+VARIANTS = {
+    "bitnet": ({"linear_class": "autobitlinear", "quantization_mode": "offline"}, "transformers makes them 16 bits as it loads"),
+    "torchao": ({"quant_type": "int4_weight_only"}, "transformers no longer loads torchao's 'int4_weight_only'"),
+}
 
 
 @pytest.mark.parametrize("query", list(REASONS))
@@ -368,6 +373,38 @@ def test_weights_that_are_not_counted_as_they_are_say_why(query):
     assert loaded.request.weights == "full"
     (told,) = loaded.cautions
     assert f"they are counted unquantised: {reason}" in told
+
+
+@pytest.mark.parametrize("method", list(VARIANTS))
+def test_a_variant_that_transformers_does_not_hold_quantised_says_why(method):
+    settings, reason = VARIANTS[method]
+    request = parse_query(f"{arch(method, **settings)}&mode=inference")
+    loaded = as_loaded(request, find_gpu(request.gpu))
+    assert loaded.request.weights == "full"
+    assert f"they are counted unquantised: {reason}" in loaded.cautions[0]
+
+
+def test_layers_of_gptq_have_settings_of_their_own():
+    whole = made(f"{arch(None)}&mode=inference")
+    plain = checkpoint_bytes(whole, settings_of("gptq"), torch.bfloat16)
+    dynamic = {"-:.*down_proj": {}, "+:.*0.self_attn.o_proj": {"bits": 8}}
+    settings = Quantization(method="gptq", settings=METHODS["gptq"] | {"dynamic": dynamic}, dtype="bfloat16")
+    down, out = 2 * 256 * 512, 256 * 256  # two layers' down_proj stay in 16 bits, an o_proj has 8 for 4
+    packed = down // 2 + down // 128 // 2 + down // 128 * 2 + 2 * 512 * 4
+    more = out // 2 + out // 128 // 2
+    assert checkpoint_bytes(whole, settings, torch.bfloat16) - plain == 2 * down - packed + more
+
+
+def test_auto_rounds_older_name_and_key_are_read():
+    now, before = (
+        quantization_of(parse_query(f"{arch(name, **words)}&mode=inference"), None)
+        for name, words in (("auto-round", {}), ("intel/auto-round", {"backend": "auto_round:awq"}))
+    )
+    assert now.method == before.method == "auto-round"
+    whole = made(f"{arch(None)}&mode=inference")
+    awq = LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2
+    settings = Quantization(method="auto-round", settings={**METHODS["auto-round"], "backend": "auto_round:awq"}, dtype="bfloat16")
+    assert checkpoint_bytes(whole, settings, torch.bfloat16) == awq + 2 * REST
 
 
 @pytest.mark.parametrize(
@@ -500,6 +537,12 @@ def test_what_no_known_method_wrote_is_counted_unquantised_with_a_warning(settin
     )
     assert report.estimates[0].weights_bytes == plain.estimates[0].weights_bytes
     assert any("they are counted unquantised" in text for text in report.cautions)
+
+
+def test_what_mlx_wrote_under_its_own_key_is_counted_unquantised_with_a_warning():
+    request = parse_query(f"arch=config:{encode_config(json.dumps(SMALL | {'quantization': {'bits': 4, 'group_size': 64}}))}")
+    (told,) = as_loaded(request, find_gpu(request.gpu)).cautions
+    assert "they are counted unquantised" in told
 
 
 # Per weight: FP4 in bytes and an FP8 scale for 16 of them, or one byte; two float32 scales of a layer.
