@@ -27,7 +27,8 @@ _CORE_SIZES = re.compile(
     r"(vocab|hidden|patch)_sizes?|d_model|n_embd|embed_dim|dim|num_channels"
     r"|(num_|n_|encoder_|decoder_|num_encoder_|num_decoder_)?(attention_)?heads?"
 )
-_IMAGE = re.compile(r"(.*_)?image_size")
+_IMAGE = re.compile(r"(.*_)?image_size|img_size")
+_SWITCHES = re.compile(r"(dynamic|strict)_img_size")  # of timm
 _LABELS = re.compile(r"num_labels|num_classes")
 
 _NUMBER_WORDS = {"int", "float", "bool", "None", "list", "tuple", "Sequence", "collections", "abc"}
@@ -81,6 +82,8 @@ def _check_type(where: str, value: object, words: frozenset[str]) -> None:
 
 def _bounds(key: str, default: object) -> tuple[int, int] | None:
     """The least and the greatest integer that a key may hold, None where any will do."""
+    if _SWITCHES.fullmatch(key):
+        return None
     if _LABELS.fullmatch(key):
         return 1, MAX_LABELS
     if _IMAGE.fullmatch(key):

@@ -49,6 +49,16 @@ _NOT_TIED = "The output layer is not tied to the embeddings, as text_config says
 _TIMM_ARGUMENTS = frozenset(
     {"out_indices", "in_chans", "num_channels", "output_stride", "features_only", "inference_mode"}
 )
+# Sizes and switches of timm's vision transformers (timm/models/vision_transformer.py, 1.0.31), as configs of GigaPath and
+# H-optimus name them.
+_TIMM_SIZES = frozenset(
+    {
+        *("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "init_values", "reg_tokens", "num_classes"),
+        *("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "class_token", "no_embed_class", "global_pool", "qkv_bias"),
+        *("pre_norm", "fc_norm", "drop_rate", "drop_path_rate"),
+    }
+)
+_TIMM, _IMAGE_SIZE = "timm_wrapper", "image_size"
 _TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(\.[a-z0-9_]{1,63})?", re.ASCII)
 _LOADER = re.compile(r"\s*(hf[-_]hub|local[-_]dir|file|https?)\s*:", re.IGNORECASE)
 _TYPE_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
@@ -85,7 +95,7 @@ def clean_config(raw: dict) -> CleanConfig:
     raw, renamed = renamed_type(_name_timm_type(raw))
     work = _Cleaning(notes=[*read, *renamed])
     cls = class_of_type(raw.get("model_type"))
-    config = work.clean(raw, cls, "")
+    config = work.clean(raw, cls, "", {_IMAGE_SIZE} if raw.get("model_type") == _TIMM else ())
     if has_output_layer(raw, cls):
         config["tie_word_embeddings"] = False
         work.notes.append(_NOT_TIED)
@@ -197,9 +207,11 @@ def _check_timm(raw: dict, cls: ConfigClass, path: str) -> None:
     """Refuse what timm would build from any file: its models are taken by exact name and a few plain arguments."""
     for key in ("model_args", "backbone_kwargs"):
         arguments = raw.get(key) or {}
-        refused = sorted(set(arguments) - _TIMM_ARGUMENTS) if isinstance(arguments, dict) else ["no object"]
+        known = _TIMM_ARGUMENTS | _TIMM_SIZES
+        refused = sorted(set(arguments) - known) if isinstance(arguments, dict) else ["no object"]
         if refused:
-            given, allowed = f"{path}{key}: {quote(', '.join(refused))}", ", ".join(sorted(_TIMM_ARGUMENTS))
+            given = f"{path}{key}: {quote(', '.join(refused))}"
+            allowed = f"{', '.join(sorted(_TIMM_ARGUMENTS))}, sizes such as img_size"
             raise ConfigError("arguments for timm are refused", given=given, allowed=allowed, todo="remove the others")
     if cls.model_type == "timm_backbone" or "model_args" in known_keys(cls):
         key = "backbone" if cls.model_type == "timm_backbone" else "architecture"
@@ -246,8 +258,23 @@ def _has_size(config: dict) -> bool:
 
 
 def _name_timm_type(raw: dict) -> dict:
-    """timm's own config files have no model_type, but an architecture and a pretrained_cfg."""
-    if "model_type" in raw or not ("architecture" in raw and isinstance(raw.get("pretrained_cfg"), dict)):
+    """Return timm's own config with the keys of transformers: it has no model_type, but an architecture and a pretrained_cfg.
+
+    Without classes it is the model alone. Its images have the size that it was built for.
+    """
+    held = raw.get("pretrained_cfg")
+    if "model_type" in raw or not ("architecture" in raw and isinstance(held, dict)):
         return raw
-    names = {"num_classes": "num_labels"}
-    return {"model_type": "timm_wrapper", **{names.get(key, key): value for key, value in raw.items()}}
+    made = {"model_type": _TIMM, **{key: value for key, value in raw.items() if key != "num_classes"}}
+    classes = raw.get("num_classes")
+    if isinstance(arguments := raw.get("model_args"), dict):
+        classes = arguments.get("num_classes", classes)
+        made["model_args"] = {key: value for key, value in arguments.items() if key != "num_classes"}
+    if classes == 0:
+        made["architectures"] = ["TimmWrapperModel"]
+    elif classes is not None:
+        made["num_labels"] = classes
+    shape, size = held.get("input_size"), (made.get("model_args") or {}).get("img_size")
+    if size is None and isinstance(shape, list) and len(shape) == 3:
+        size = shape[1:]
+    return made if size is None else {**made, _IMAGE_SIZE: size}

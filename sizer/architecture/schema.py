@@ -18,6 +18,7 @@ from typing import Any
 
 from sizer.architecture.domain import annotation_words
 from sizer.base.errors import ConfigError, quote, suggest
+from sizer.base.pasted_json import CONFIG_CLASS
 
 ConfigClass = Any  # a class of transformers' PreTrainedConfig, which is not imported here
 
@@ -61,12 +62,14 @@ def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
     """Return a config with the type that its architecture has in transformers, and a sentence on it if that is another one.
 
     A `mistral` with `layer_types` is a `ministral` (models/auto/configuration_auto.py, AutoConfig.from_pretrained, 5.24), whose
-    class does not compute `head_dim`, as that of `mistral` does. A type that transformers does not know, or none, as in files of 2019,
-    is read by the class that `architectures` names, as Kimi K2's is, if transformers has that class.
+    class does not compute `head_dim`, as that of `mistral` does. A type that transformers does not know, or none, as in files of
+    2019, is read by the class that `architectures` names, as Kimi K2's is, if transformers has that class.
     """
     from transformers import CONFIG_MAPPING
 
     model_type, architectures = config.get("model_type"), config.get("architectures")
+    if model_type is None and (known := _type_of_config(config.get(CONFIG_CLASS))) is not None:
+        return {key: value for key, value in config.items() if key != CONFIG_CLASS} | {"model_type": known}, ()
     if model_type == "mistral" and "layer_types" in config and "ministral" in CONFIG_MAPPING:
         width, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if type(width) is int and type(heads) is int and heads > 0:
@@ -82,6 +85,13 @@ def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
         return {**config, "model_type": known}, (told,)
     told = f"transformers does not know the type {model_type}; it is read as {known}, the type of its {name}."
     return {**config, "model_type": known}, (told,)
+
+
+def _type_of_config(name: object) -> str | None:
+    """Return the model type of a config class of transformers by its name; None if there is no such class."""
+    from transformers import CONFIG_MAPPING
+
+    return next((kind for kind, held in CONFIG_MAPPING._mapping.items() if held == name), None)
 
 
 def _type_of_class(name: object) -> str | None:

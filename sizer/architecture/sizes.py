@@ -162,7 +162,12 @@ def config_image(config: PreTrainedConfig) -> tuple[int, int] | None:
 
 
 def takes_any_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
-    """True where images come with their own size (grids of patches, tiles), so that the config's size is no limit."""
+    """True where images come with their own size (grids of patches, tiles), so that the config's size is no limit.
+
+    A model of timm refuses itself what it does not take.
+    """
+    if config.model_type == "timm_wrapper":
+        return True
     tiled = read(config, "image_grid_pinpoints") is not None or read(config, "vision_config.model_type") == "pixtral"
     return tiled or takes(cls, *SIZES_OF_PICTURES)
 

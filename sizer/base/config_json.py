@@ -75,13 +75,18 @@ def read_object(data: bytes | str) -> dict:
     """Return the JSON object in `data`, whatever file it is of. Raises ConfigError as `read_config` does."""
     if isinstance(data, bytes) and data.startswith(b"GGUF"):
         data = "GGUF"  # what follows is no text
+    # A number of eight bytes comes first in a safetensors file, and torch.save writes a zip file.
+    if isinstance(data, bytes) and ((b"\0" in data[:8] and data[8:9] == b"{") or data.startswith(b"PK")):
+        raise ConfigError("this is a file of weights, not a model's config.json", todo="paste the config.json beside it")
     text = _decode(data)
+    if not text.strip():
+        raise ConfigError("config is empty", todo=_FIX)
     check_text(text)
     try:
-        value = _parse(text)
+        value = _inside(_parse(text))
     except json.JSONDecodeError as error:
         try:
-            value = _parse(relax(text))
+            value = _inside(_parse(relax(text)))
         except json.JSONDecodeError:
             place = f"{error.msg} at line {error.lineno}, column {error.colno}"
             raise ConfigError("config is not valid JSON", given=place, todo=_FIX) from None
@@ -89,6 +94,13 @@ def read_object(data: bytes | str) -> dict:
         raise ConfigError("config is not a JSON object", given=f"a {type(value).__name__}", allowed="{...}", todo=_FIX)
     _check_values(value)
     return value
+
+
+def _inside(value: _Json) -> _Json:
+    """Return the object inside of a list of one object, or of a text that holds one; other values as they are."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        return value[0]
+    return _parse(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
 
 
 def query_of_adapter(data: bytes | str) -> str | None:

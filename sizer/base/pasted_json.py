@@ -12,12 +12,25 @@ from dataclasses import dataclass
 
 from sizer.base.errors import ConfigError, quote
 
-_FENCE = re.compile(r"^[ \t]*```[\w.+-]*[ \t]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[\w.+-]*[ \t]*$", re.MULTILINE)
 # What stands before the object: `LlamaConfig {`, `config = {`, a file's name.
 _HEAD = re.compile(r"[\w\s.:=#/\"'-]{0,200}+(?=\{)")
+# A config's constructor, or a dict's, as code writes it, behind comments and imports.
+_CONSTRUCTOR = re.compile(
+    r"(?:\s*+(?:\#|from\b|import\b)[^\n]*+\n)*+\s*+(?:[\w.]{1,100}+\s*+=\s*+)?(?=(?:\w{1,100}+\.){0,5}+(?:\w{0,100}Config|dict)\()",
+    re.ASCII,
+)
+_SIZE = re.compile(r"model_type|\w*(?:hidden|layer|embd|embed|d_model|dim|vocab)\w*")
+_REST = re.compile(r"[{}]|[\"']\s{0,20}:")  # what no sentence around an object has: a brace, or a key
+_QUOTED_LINE = re.compile(r"\s*+(?:$|[>+|]\s?)")  # of a quoted mail, or of a diff
+_KEYS_ALONE = re.compile(r"""\s*+["'][\w.-]{1,200}["']\s*+:""")
+_PRINTED_MODEL = re.compile(r"\s*+\w++\(\s*\n\s*\(\w++\): ")
+CONFIG_CLASS = "_config_class"  # the key for the class whose constructor was pasted
 _TOKEN = re.compile(
     r'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z))'
     r"|(?P<quoted>'[^'\\]*+(?:\\.[^'\\]*+)*+(?:'|\Z))"
+    r"|(?P<curly>[“”„][^“”„]*+(?:[“”„]|\Z))"
+    r"|(?P<call>[A-Za-z_][\w.]*+\()|(?P<keyword>[A-Za-z_]\w*+\s{0,20}=(?!=))"
     r"|(?P<comment>//[^\n]*+|\#[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z))"
     r"|(?P<word>[A-Za-z_][\w.]*+)|(?P<number>-?[\d.][\w.+-]*+|-(?:Infinity|inf)\b)|(?P<space>\s++)|(?P<other>.)",
     re.DOTALL,
@@ -34,23 +47,65 @@ def relax(text: str) -> str:
 
     What cannot be read stays as it is: the JSON reader then says where.
     """
-    text = first_fence(text)
-    if head := _HEAD.match(text):
-        text = text[head.end() :]
+    text = _from_start(first_fence(_unquoted(text)))
     found: list[str] = []
+    closing: list[str] = []
     for match in _TOKEN.finditer(text):
-        kind, token = match.lastgroup, match[0]
+        kind, token = match.lastgroup or "", match[0]
         if kind in ("comment", "space"):
             continue
-        if kind == "quoted":
-            token = '"' + _ESCAPE.sub(_escaped, token[1:-1]) + '"'
-        elif kind in ("word", "number"):
-            token = _WORDS.get(token, f'"{token[6:]}"' if token.startswith("torch.") else token)
-        token = _BRACKETS.get(token, token)
-        if token in "}]" and found and found[-1] == ",":
-            found.pop()
+        token = _BRACKETS.get(token, _strict(kind, token))
+        if kind == "call" or token in ("{", "["):
+            closing.append("]" if token == "[" else "}")
+        elif token in ("}", "]"):
+            if found and found[-1] == ",":
+                found.pop()
+            closed = closing.pop() if closing else token
+            token = closed if match[0] == ")" else token
         found.append(token)
+        if not closing and token == "}" and match[0] == "}" and not _REST.search(text, match.end()):
+            break  # a sentence follows
     return " ".join(found)
+
+
+def _strict(kind: str, token: str) -> str:
+    """Return a token of Python or of a word processor as JSON writes it."""
+    if kind in ("quoted", "curly"):
+        return '"' + _ESCAPE.sub(_escaped, token[1:-1]) + '"'
+    if kind == "keyword":
+        return f'"{token[:-1].rstrip()}" :'
+    if kind == "call":
+        name = token[:-1].rpartition(".")[2]
+        return f'{{ "{CONFIG_CLASS}" : "{name}" ,' if name.endswith("Config") else "{"
+    if kind == "number":
+        return token.replace("_", "")
+    return _WORDS.get(token, f'"{token[6:]}"' if token.startswith("torch.") else token) if kind == "word" else token
+
+
+def is_other_class(value: dict) -> bool:
+    """Return True for the constructor of a config that is not a model's, such as LoraConfig: it names no size."""
+    return CONFIG_CLASS in value and not any(map(_SIZE.fullmatch, value))
+
+
+def _unquoted(text: str) -> str:
+    """Return a text without the marks that a mail or a diff has before each of its lines."""
+    lines = text.splitlines()
+    marks = [_QUOTED_LINE.match(line) for line in lines]
+    if "".join(lines).lstrip()[:1] not in (">", "+", "|") or not all(marks):
+        return text
+    return "\n".join(line[mark.end() :] for line, mark in zip(lines, marks, strict=True) if mark)
+
+
+def _from_start(text: str) -> str:
+    """Return a text from its object, or from the constructor of a config, on. Keys without braces around them get these."""
+    brace = text.find("{")
+    if made := _CONSTRUCTOR.match(text):
+        return text[made.end() :]
+    if head := _HEAD.match(text):
+        return text[head.end() :]
+    if _KEYS_ALONE.match(text):
+        return "{" + text + "}"
+    return text[brace:] if brace > 0 and not _REST.search(text, 0, brace) else text
 
 
 def first_fence(text: str) -> str:
@@ -117,6 +172,19 @@ _BUNDLE = (
 )
 
 
+_SAMPLING = _GENERATION | {
+    "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_length", "repetition_penalty", "num_beams", "bos_token_id",
+    "pad_token_id", "decoder_start_token_id", "use_cache", "no_repeat_ngram_size", "length_penalty", "early_stopping",
+}  # fmt: skip
+_VOCABULARY = 100  # entries, more than a config has that are integers alone
+_OF_TRAINER = "paste the config.json of the model; what a trainer reads goes into \"Paste what you have\" on the page"
+
+
+def _is_vocabulary(value: dict) -> bool:
+    special = any(key.startswith("<") for key in value)
+    return (special or len(value) >= _VOCABULARY) and all(type(number) is int for number in value.values())
+
+
 def _is_index(value: dict) -> bool:
     return str(value.get("_class_name", "")).endswith("Pipeline") and "model_type" not in value
 
@@ -132,6 +200,16 @@ OTHER_FILES = (
     ),
     OtherFile(name="preprocessor_config.json", matches=_has("image_processor_type")),
     OtherFile(name="preprocessor_config.json", matches=_has("feature_extractor_type")),
+    OtherFile(name="video_preprocessor_config.json", matches=_has("video_processor_type")),
+    OtherFile(name="chat_template.json", matches=lambda value: set(value) == {"chat_template"}),
+    OtherFile(name="generation_config.json", matches=lambda value: bool(value) and set(value) <= _SAMPLING),
+    OtherFile(name="trainer_state.json", matches=_has("global_step", "log_history")),
+    OtherFile(name="a list of tokens, such as vocab.json", matches=_is_vocabulary),
+    OtherFile(name="a config of DeepSpeed", matches=_has("zero_optimization"), todo=_OF_TRAINER),
+    OtherFile(name="a file of trainer arguments", matches=_has("per_device_train_batch_size"), todo=_OF_TRAINER),
+    OtherFile(name="an adapter's config of MLX", matches=_has("lora_parameters"), todo=_OF_TRAINER),
+    OtherFile(name="quantize_config.json of GPTQ", matches=lambda value: set(value) >= {"bits", "group_size"} and len(value) < 20),
+    OtherFile(name="a config of LitGPT", matches=_has("padded_vocab_size"), todo="paste the config.json of the model on the hub"),
     OtherFile(name="processor_config.json", matches=_has("processor_class")),
     OtherFile(name="model_index.json of diffusers, without the configs of its parts", matches=_is_index, todo=_BUNDLE),
     OtherFile(name="one part of a pipeline of diffusers", matches=_has("_diffusers_version"), todo=_BUNDLE),
@@ -162,12 +240,19 @@ def check_kind(value: dict) -> None:
         raise ConfigError("this is adapter_config.json", given=quote(value["peft_type"]), todo=_of_adapter(value))
     if "model_type" in value:
         return
+    if is_other_class(value):
+        raise ConfigError(f"this is a {value[CONFIG_CLASS]}, not a model's config", todo=_OF_TRAINER)
     if (found := next((one for one in OTHER_FILES if one.matches(value)), None)) is not None:
         raise ConfigError(f"this is {found.name}, not a model's config.json", todo=found.todo)
 
 
 def check_text(text: str) -> None:
-    """Raise ConfigError for the text of a file that is no JSON object: weights, or the list of a sentence-transformers folder."""
+    """Raise ConfigError for the text of a file that is no JSON object: weights, a web page, a printed model, or the list of a
+    sentence-transformers folder."""
+    if text.lstrip()[:1] == "<":
+        raise ConfigError("this is a web page, not a model's config.json", todo="paste the text of the file: the hub's raw view")
+    if _PRINTED_MODEL.match(text):
+        raise ConfigError("this is a printed model, not its config", todo="paste what print(model.config) prints")
     if text.startswith("GGUF"):
         raise ConfigError("this is a GGUF file, not a model's config.json", todo="paste the config.json of the original model")
     if "sentence_transformers." in text[:2000] and text.lstrip().startswith("["):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from sizer.base.config_json import canonical_config, encode_config, query_of_adapter
-from sizer.base.pasted_json import first_fence, relax
+from sizer.base.pasted_json import CONFIG_CLASS, first_fence, is_other_class, relax
 from sizer.catalogue.sources import arch_of
 from sizer.pasted.question import Draft, Question
 
-_SIGNS = ("model_type", "architectures", "_class_name", "n_layers")  # the last of Meta's and Mistral's params.json
+_SIGNS = ("model_type", CONFIG_CLASS, "architectures", "_class_name", "n_layers")  # the last of Meta's and Mistral's params.json
 
 
 def read_model(text: str) -> Question | None:
@@ -19,14 +19,14 @@ def read_model(text: str) -> Question | None:
         ConfigError: The text is another file of a model's folder, or a config that is malformed.
     """
     name = text.strip().removeprefix("https://huggingface.co/")
-    if "{" not in name:
+    if "{" not in name and CONFIG_CLASS not in relax(text):
         arch = arch_of(name) if len(name) <= 200 and len(name.split()) == 1 else None
         return None if arch is None else _alone("the name of a model", {"arch": arch})
     try:
         value = json.loads(relax(first_fence(text)))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or is_other_class(value):
         return None
     if (adapter := query_of_adapter(text)) is not None:
         return _alone("an adapter_config.json", {"mode": "training"} | dict(part.split("=", 1) for part in adapter.split("&")))

@@ -41,7 +41,11 @@ def test_limits_are_inclusive():
     [
         (b"\xff\xfe{}", "not valid UTF-8"),
         ('{"a": "\ud800"}', "not valid UTF-8"),
-        ("", "not valid JSON: given Expecting value at line 1, column 1"),
+        ("", "config is empty"),
+        ("<html>", "this is a web page"),
+        ("Model(\n  (layer): Linear()\n)", "this is a printed model"),
+        (b"\x40\0\0\0\0\0\0\0{", "this is a file of weights"),
+        (b"PK\3\4", "this is a file of weights"),
         ("{", "not valid JSON"),
         ("{} {}", "not valid JSON: given Extra data at line 1, column 4"),
         ('{"a": "\n"}', "not valid JSON"),

@@ -7,6 +7,7 @@ import json
 import time
 
 import pytest
+import torch
 
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import canonical_config, encode_config, read_config, read_object
@@ -32,6 +33,19 @@ JSON = json.dumps(CONFIG, indent=1)
         f"LlamaConfig {JSON}\n",
         JSON.replace("{", "{ // the model\n", 1).replace('"tie"', '# tied\n /* both "{" */ "tie"'),
         JSON.replace("\n}", ",\n}").replace("2\n ]", "2,\n ]"),
+        f"~~~json\n{JSON}\n~~~",
+        f"Hi! I am fine-tuning this model (it's a Llama), what does it need?\n\n{JSON}\n\nThanks!",
+        f">>> print(config)\nLlamaConfig {JSON}",
+        f"In [3]: model.config\nOut[3]: LlamaConfig {JSON}",
+        f"export const config = {JSON};",
+        "\n".join(f"> {line}" for line in JSON.splitlines()),
+        "\n".join(f"+{line}" for line in JSON.splitlines()),
+        JSON.replace('"tie"', "“tie”").replace('"llama"', "“llama”"),
+        JSON.replace("64", "6_4"),
+        JSON[1:-1],
+        json.dumps(JSON),
+        f"[{JSON}]",
+        "config = dict(model_type='llama', hidden_size=64, tie=True, pad=None, eps=1e-06, ids=(1, 2), name='it\\'s \"a\"')",
         repr(CONFIG).replace("[1, 2]", "(1, 2)"),
     ],
 )
@@ -47,6 +61,45 @@ def test_a_python_dict_is_what_python_reads():
 
 def test_a_dtype_of_torch_is_its_name():
     assert read_config("{'model_type': 'bert', 'dtype': torch.bfloat16}")["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LlamaConfig(hidden_size=64, num_hidden_layers=2, rope_scaling=dict(rope_type='linear', factor=2.0))",
+        "from transformers import LlamaConfig\n\n# small\nconfig = LlamaConfig(\n    hidden_size=64,  # width\n"
+        "    num_hidden_layers=2,\n    rope_scaling={'rope_type': 'linear', 'factor': 2.0},\n)",
+        "transformers.LlamaConfig(hidden_size=64, num_hidden_layers=2, rope_scaling={'rope_type': 'linear', 'factor': 2.0})\n",
+    ],
+)
+def test_a_constructor_names_the_type(text: str):
+    blueprint = make_blueprint(parse_query(f"arch=config:{encode_config(text)}"))
+    config = build(blueprint).config
+    assert (blueprint.class_name, config.hidden_size, config.num_hidden_layers) == ("LlamaForCausalLM", 64, 2)
+    assert config.rope_parameters["factor"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{JSON}, 'more': 1",
+        f"{JSON}\n{JSON}",
+        f"'more': 1, {JSON}",
+        "LlamaConfig(64)",
+        "LlamaConfig(hidden_size=f(1))",
+        "LlamaConfig(hidden_size=64); import os",
+        "LlamaConfig(hidden_size=64",
+    ],
+)
+def test_what_goes_on_around_an_object_is_refused(text: str):
+    with pytest.raises(ConfigError, match="config"):
+        read_config(text)
+
+
+@pytest.mark.parametrize("name", ["LoraConfig", "BitsAndBytesConfig", "SFTConfig"])
+def test_the_constructor_of_another_config_is_named(name: str):
+    with pytest.raises(ConfigError, match=f"this is a {name}, not a model's config"):
+        read_config(f"{name}(r=16, lora_alpha=32)")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +140,17 @@ def test_hostile_text_is_refused_in_linear_time(text: str):
         ('{"__version__": {"sentence_transformers": "2.0.0"}}', "config_sentence_transformers.json"),
         ('[{"idx": 0, "type": "sentence_transformers.models.Transformer"}]', "modules.json"),
         (b"GGUF\x03\x00\x00\x00\xff\xfe", "GGUF"),
+        ('{"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 512}', "generation_config.json"),
+        ('{"video_processor_type": "Qwen3VLVideoProcessor"}', "video_preprocessor_config.json"),
+        ('{"chat_template": "{{ messages }}"}', "chat_template.json"),
+        ('{"global_step": 100, "log_history": []}', "trainer_state.json"),
+        ('{"<think>": 151667, "</think>": 151668}', "a list of tokens"),
+        (json.dumps({f"word{number}": number for number in range(100)}), "a list of tokens"),
+        ('{"zero_optimization": {"stage": 3}}', "a config of DeepSpeed"),
+        ('{"per_device_train_batch_size": 2}', "a file of trainer arguments"),
+        ('{"model": "mlx", "lora_parameters": {"rank": 8}}', "an adapter's config of MLX"),
+        ('{"bits": 4, "group_size": 128, "desc_act": true}', "quantize_config.json"),
+        ('{"n_layer": 32, "n_embd": 4096, "padded_vocab_size": 32000}', "a config of LitGPT"),
     ],
 )
 def test_another_file_is_named_with_the_one_that_is_needed(text: str | bytes, name: str):
@@ -160,6 +224,33 @@ def test_timms_config_of_the_hub_is_read():
     # ResNet-18 has 11,689,512 parameters with 1,000 classes; 990 of 513 each are left out
     pytest.importorskip("timm")
     assert parameters_of(TIMM) == 11_689_512 - 990 * 513
+
+
+# As GigaPath, H-optimus-0, DINOv2 and SigLIP write it.
+@pytest.mark.parametrize(
+    ("name", "arguments", "pixels"),
+    [
+        (
+            "vit_giant_patch14_dinov2",
+            {"img_size": 224, "in_chans": 3, "patch_size": 16, "embed_dim": 1536, "depth": 40, "num_heads": 24}
+            | {"init_values": 1e-05, "mlp_ratio": 5.33334, "num_classes": 0},
+            224,
+        ),
+        ("vit_giant_patch14_reg4_dinov2", {"img_size": 224, "init_values": 1e-05, "dynamic_img_size": False}, 224),
+        ("vit_small_patch14_dinov2", {}, 518),
+        ("vit_base_patch16_siglip_256", {}, 256),
+    ],
+)
+def test_a_model_of_timm_without_classes_is_that_of_its_config(name, arguments, pixels):
+    timm = pytest.importorskip("timm")
+    held = {"input_size": [3, pixels, pixels]}
+    config = {"architecture": name, "num_classes": 0, "model_args": arguments, "pretrained_cfg": held}
+    blueprint = make_blueprint(parse_query(f"arch=config:{encode_config(json.dumps(config))}&mode=inference"))
+    assert (blueprint.class_name, blueprint.image_size) == ("TimmWrapperModel", (pixels, pixels))
+    with torch.device("meta"):
+        truth = timm.create_model(name, **{"num_classes": 0, **arguments})
+    counts = [sum(parameter.numel() for parameter in module.parameters()) for module in (build(blueprint), truth)]
+    assert counts[0] == counts[1]
 
 
 def test_of_a_sentence_transformers_folder_the_config_is_read():
