@@ -62,7 +62,7 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
-from sizer.tracing.meta.own_code import checkpoints_read_at_once
+from sizer.tracing.meta.own_code import checkpoints_read_at_once, host_tensors_told
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
 from sizer.tracing.values.host_draws import HostDraws
@@ -199,6 +199,7 @@ def main() -> NoReturn:
         for context in (
             repeatable(),
             checkpoints_read_at_once(),
+            host_tensors_told(recorder.host),
             compiler.watching(),
             recording(recorder),
             steps.watcher.watching(),
@@ -432,5 +433,4 @@ def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -
         process = multiprocessing.process.BaseProcess
         stack.enter_context(mock.patch.object(process, "start", functools.partialmethod(_start_without_device)))
         stack.enter_context(TracedCounters(recorder.log, gpu, size_oracle_of(gpu)).answering())
-        stack.enter_context(mock.patch("torch.utils.data._utils.pin_memory.pin_memory", lambda data, device=None: data))
         yield

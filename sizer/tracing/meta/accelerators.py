@@ -29,6 +29,10 @@ _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
 _HOLDERS = (_MODULE, "bitsandbytes.functional")  # where `to` moves what modules hold: weights, and scales of 4-bit weights
 _INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 move inputs
+# PyTorch's own code that takes tensors to where others are, and is told which of those are on the host.
+_MOVERS = frozenset(
+    {"torch.optim.swa_utils", "torch.nn.utils.clip_grad", "torch.nn.utils.convert_parameters", "torch.amp.grad_scaler"}
+)
 _UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
 _SPARSE = frozenset(
@@ -36,6 +40,7 @@ _SPARSE = frozenset(
     | {getattr(Tensor, f"to_sparse{layout}") for layout in ("", "_coo", "_csr", "_csc", "_bsr", "_bsc")}
 )
 _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
+_DENSE = (torch.strided, torch.jagged)
 _TO_NUMPY = frozenset({Tensor.numpy, Tensor.__array__})
 _NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 _ATTENTION = nn.functional.scaled_dot_product_attention
@@ -144,7 +149,7 @@ class OnMeta(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in _SPARSE and any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
             raise sparse_refused(func.__name__)
-        if func in _MOVES and args[0].layout is not torch.strided and (func is not Tensor.to or _names_device(args, kwargs)):
+        if func in _MOVES and args[0].layout not in _DENSE and (func is not Tensor.to or _names_device(args, kwargs)):
             raise sparse_refused(func.__name__)
         if func is _ATTENTION and args and args[0].is_nested:
             with _nested_attention_answered():
@@ -154,6 +159,12 @@ class OnMeta(TorchFunctionMode):
         if func in (Tensor.cuda, Tensor.xpu):
             self._check_single(map(_numbered, (*args[1:], *(kwargs or {}).values())))
             return self._to_device(args[0])
+        if func is Tensor.is_pinned:
+            return self._host.is_pinned(args[0])
+        if func is Tensor.pin_memory:  # without a driver: a copy on the host
+            return args[0] if self._host.is_pinned(args[0]) else self._pinned_copy(args[0])
+        if kwargs and kwargs.get("pin_memory"):
+            return self._made_pinned(func, types, args, kwargs | {"pin_memory": False})
         if func is Tensor.type and self._has_place(args[0]) and args[0].dtype in _LEGACY and len(args) == 1 and not kwargs:
             return f"torch.{'' if args[0] in self._host else 'cuda.'}{_LEGACY[args[0].dtype]}"
         if func is Tensor.type and (named := _type_named(args[1] if len(args) > 1 else (kwargs or {}).get("dtype"))):
@@ -168,9 +179,6 @@ class OnMeta(TorchFunctionMode):
                 raise TypeError(_NO_NUMPY)
             if func is Tensor.share_memory_ and args[0].is_meta:  # as of every tensor on CUDA
                 return args[0]
-            if func is Tensor.pin_memory:  # without a driver: a copy on the host
-                with self._host.told(True, pinned=True):
-                    return args[0].clone()
             if func in _NUMBERS and args[0].is_meta and torch._C._dispatch_tls_is_dispatch_key_excluded(_PYTHON[0]):
                 return _NUMBERS[func](_read(args[0]))
             return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
@@ -179,8 +187,6 @@ class OnMeta(TorchFunctionMode):
             kwargs = kwargs | {"device": _ACCELERATOR}
         if func in _UNFILLED and self._makes_on_host(func, args, kwargs):
             return self._empty(func, args, kwargs)
-        if pinned := bool(kwargs.get("pin_memory")):
-            kwargs = kwargs | {"pin_memory": False}
         if func is torch.device and _is_outside(_calling(sys._getframe(1))) and not (args and args[0] == "meta"):
             return func(*args, **kwargs)
         if func is torch._C._nn._parse_to and _is_outside(_calling(sys._getframe(1))):
@@ -225,7 +231,7 @@ class OnMeta(TorchFunctionMode):
             with deferred.told(False):
                 return self._run(func, args, kwargs)
         if kwargs.get("device") is None and func in _device_constructors():
-            with self._host.of_no_device(pinned=pinned):
+            with self._host.of_no_device(pinned=self._host.pins):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -258,6 +264,18 @@ class OnMeta(TorchFunctionMode):
                     todo="run the script with `sizer run --route driver --world N` for a host of N GPUs",
                 )
             self._host.gpu = index
+
+    def _pinned_copy(self, tensor: Tensor) -> Tensor:
+        with self._host.told(True, pinned=True):
+            return self._host.pin(tensor.clone())
+
+    def _made_pinned(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """Return what a constructor makes with `pin_memory=True`."""
+        self._host.pins = True
+        try:
+            return self._host.pin(self.__torch_function__(func, types, args, kwargs))
+        finally:
+            self._host.pins = False
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         if tensor not in self._host:
@@ -343,12 +361,11 @@ class OnMeta(TorchFunctionMode):
 
     def _empty(self, func: Any, args: tuple, kwargs: dict) -> Tensor:
         """Make a host tensor as `func` does; a large tensor is a meta tensor that stands for host memory."""
-        pinned, kwargs = bool(kwargs.get("pin_memory")), kwargs | {"pin_memory": False}
         with _disable_current_modes():
             large = func(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
         if not large:
             return func(*args, **kwargs)
-        with self._host.told(True, pinned=pinned):
+        with self._host.told(True, pinned=self._host.pins):
             return func(*args, **(kwargs | {"device": "meta"}))
 
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -417,11 +434,13 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 
         def get(tensor: Tensor) -> Any:
             frame = sys._getframe(1)
-            outside = _is_outside(frame) or (name == "is_meta" and frame.f_globals.get("__name__") == _INITIALIZERS)
+            module = frame.f_globals.get("__name__", "")
+            moves = module in _MOVERS and bool(host)
+            outside = not _is_ours(module) or moves or (name == "is_meta" and module == _INITIALIZERS)
             if not (outside and _are_devices_sent_to_meta()):
                 return read(tensor)
             with torch._C.DisableTorchFunction():
-                if not is_meta(tensor) or tensor in deferred:
+                if not is_meta(tensor) or tensor in deferred or (moves and tensor not in host):
                     return read(tensor)
                 return on_host if tensor in host else on_device
 

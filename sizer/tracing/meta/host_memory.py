@@ -67,7 +67,9 @@ class HostMemory:
         )
         self.offloads = False  # whether FSDP2 has parameters here
         self.setting_up = False  # whether what names no device is on the host: while code of somebody's own sets up
+        self.pins = False  # whether a tensor is made that is to be pinned
         self._pinning = False  # whether what is made on the host is pinned
+        self._pinned: dict[int, weakref.ref] = {}
         self._held_bytes = 0
         self._storages: dict[int, weakref.ref] = {}
 
@@ -75,7 +77,11 @@ class HostMemory:
         return bool(self._storages)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return bool(self._storages) and storage_number(tensor) in self._storages
+        if not self._storages:
+            return False
+        if type(tensor) is not Tensor and tensor.layout is torch.jagged:
+            tensor = tensor._values  # type: ignore[attr-defined]  # of a nested tensor, which has no storage of its own
+        return storage_number(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Return True if this is one of its storages."""
@@ -134,6 +140,17 @@ class HostMemory:
     def of_no_device(self, *, pinned: bool = False) -> AbstractContextManager[None]:
         """Return the context in which code makes what names no device: on the host, in a setup of the user's own."""
         return self.told(True, pinned=pinned) if self.setting_up and self.making is None else nullcontext()
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the host, which says from now on that it is pinned, as do its views."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._pinned[key] = weakref.ref(storage, lambda _: self._pinned.pop(key))
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return True if a tensor's memory is pinned."""
+        return bool(self._pinned) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._pinned
 
     def take(self, tensor: Tensor, *, pinned: bool = False) -> None:
         """Have a meta tensor's storage stand for memory of the host from now on."""

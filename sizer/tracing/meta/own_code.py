@@ -1,7 +1,8 @@
-"""Refuse user code that a trace cannot follow, or list it as uncounted; load checkpoints as a trace can follow it."""
+"""Refuse user code that a trace cannot follow, or list it as uncounted; load checkpoints, receive and group host tensors."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +11,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.multiprocessing import reductions
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.data._utils import pin_memory as pinning
 
 from sizer.base.errors import TraceError
+from sizer.tracing.meta.host_memory import HostMemory
 
 
 @contextmanager
@@ -89,4 +94,56 @@ def checkpoints_read_at_once() -> Iterator[None]:
     """Within the context transformers loads weight by weight, by the variable that it has for that
     (transformers/core_model_loading.py, read in 5.17 and 5.23)."""
     with mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "true"}):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- host tensors
+
+
+_PIN = pinning.pin_memory
+
+
+@contextmanager
+def host_tensors_told(host: HostMemory) -> Iterator[None]:
+    """Within the context, C++ and other processes tell tensors of the host from those of the device, which both are on meta.
+
+    A DataLoader's worker sends batches of the host (torch/multiprocessing/reductions.py, 2.15), which a thread without modes may
+    receive and pin (torch/utils/data/_utils/pin_memory.py). Averages of weights and optimizers group tensors by device
+    (torch/utils/_foreach_utils.py, 2.15).
+    """
+    rebuild, group = reductions.rebuild_meta_tensor, torch._C._group_tensors_by_device_and_dtype
+
+    @functools.wraps(rebuild)
+    def rebuild_meta_tensor(*args: Any) -> Tensor:
+        if _get_current_function_mode_stack():
+            with host.told(True):
+                return rebuild(*args)
+        received = rebuild(*args)
+        host.take(received)
+        return received
+
+    def pin_memory(data: Any, device: str | None = None) -> Any:
+        if isinstance(data, Tensor):
+            return host.pin(data)
+        pins_itself = hasattr(data, "pin_memory")  # which asks tensors, in a thread without modes the driver
+        return data if pins_itself and not _get_current_function_mode_stack() else _PIN(data, device)
+
+    def group_tensors(lists: list[list[Tensor | None]], with_indices: bool = False) -> dict:
+        if not any(first is not None and first in host for first in lists[0]):
+            return group(lists, with_indices)
+        found: dict[tuple[torch.device | None, torch.dtype | None], tuple[list[list], list[int]]] = {}
+        for number, first in enumerate(lists[0]):
+            place = None if first is None else torch.device("cpu") if first in host else first.device
+            key = place, None if first is None else first.dtype
+            kept, numbers = found.setdefault(key, ([[] for _ in lists], []))
+            for one, tensors in zip(kept, lists, strict=True):
+                one.extend(tensors[number : number + 1])
+            numbers.extend([number] if with_indices else [])
+        return found
+
+    with (
+        mock.patch.object(reductions, "rebuild_meta_tensor", rebuild_meta_tensor),
+        mock.patch.object(pinning, "pin_memory", pin_memory),
+        mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", group_tensors),
+    ):
         yield
