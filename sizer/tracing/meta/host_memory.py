@@ -80,7 +80,7 @@ class HostMemory:
         if not self._storages:
             return False
         if type(tensor) is not Tensor and tensor.layout is torch.jagged:
-            tensor = tensor._values  # type: ignore[attr-defined]  # of a nested tensor, which has no storage of its own
+            tensor = tensor._values  # of a nested tensor, which has no storage of its own
         return storage_number(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
