@@ -116,6 +116,8 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "gradient of a function": (torch.func.grad(lambda x: (x.sin() * x).sum()), SQUARE, torch.float32),
     "distances": (lambda x: torch.cdist(x.view(2, 32, 64), x.view(2, 32, 64)[:, :9], p=1.0), SQUARE, torch.float32),
     "patches": (lambda x: F.unfold(x, 4, stride=4), IMAGES, torch.float32),
+    "windows that overlap": (lambda x: x.unfold(1, 7, 4), SQUARE, torch.float32),
+    "windows side by side": (lambda x: x.unfold(0, 4, 4), SQUARE, torch.float32),
     "rolled dimensions": (lambda x: x.roll((1, 2, 3), (1, 2, 3)), IMAGES, torch.float32),
     "norms": (lambda x: torch._foreach_norm([x, x, x[0]]), SQUARE, torch.float32),
     **{f"attention over nested tensors of {dtype}": (attended_nested, SAMPLES, dtype) for dtype in (torch.float32, torch.float16)},

@@ -165,9 +165,14 @@ def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def unfold_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """unfold_backward(gradient, sizes, dim, size, step): places along the dimension (native/UnfoldBackward.cpp)."""
-    sizes, dim = args[1], args[2]
-    return [[sizes[dim] * 8]] if sizes else []
+    """unfold_backward(gradient, sizes, dim, size, step): places that windows reach along the dimension (native/UnfoldBackward.h).
+
+    Windows that do not overlap are copied (native/UnfoldBackward.cpp).
+    """
+    gradient, sizes, dim, size, step = args
+    if not sizes or step >= size:
+        return []
+    return [[min(sizes[dim], (gradient.shape[dim] - 1) * step + size) * 8]]
 
 
 def buffer_of_none(args: tuple, out: Any) -> Any:
