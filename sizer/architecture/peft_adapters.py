@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -58,6 +58,16 @@ def import_peft() -> ModuleType:
         if error.name != PACKAGE:
             raise
         raise BuildError("peft is not installed", given="train=adapter", todo="pip install peft") from error
+
+
+def prepare() -> None:
+    """Import PEFT, and have transformers make its table of conversions, which it keeps.
+
+    PEFT reads that table for each adapter: some thousand regular expressions (transformers/conversion_mapping.py, 5.24).
+    """
+    import_peft()
+    with suppress(ImportError):
+        importlib.import_module("peft.utils.transformers_weight_conversion").get_checkpoint_conversion_mapping("")
 
 
 def add_adapter(module: nn.Module, request: Request) -> nn.Module:

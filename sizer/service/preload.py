@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from sizer.base.errors import JobError, SizerError
+from sizer.base.frozen import freeze
 from sizer.base.versions import installed
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.query.text import parse_query
@@ -42,7 +43,7 @@ def preload(names: tuple[str, ...]) -> dict[str, str]:
         except Exception as error:
             raise explain_import(name, error) from error
     gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
+    freeze()  # keeps the collector from touching, and so copying, pages shared with the children
     gc.enable()
     later = (name for name in IMPORTED_LATER if "torch" in names and find_spec(name))
     return {

@@ -20,9 +20,10 @@ from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITI
 
 # What an estimate imports, with what it imports late: a confined job should find all of it imported
 TRACING = (
-    *("sizer.architecture.trained_part", "sizer.estimating.estimator", "sizer.estimating.model", "sizer.estimating.work"),
-    *("sizer.service.tasks", "sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
+    *("sizer.estimating.estimator", "sizer.estimating.model", "sizer.estimating.work", "sizer.service.tasks"),
+    *("sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
 )
+PREPARE_PEFT = "sizer.architecture.peft_adapters:prepare"
 PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.preload:warm"
 
 Launch = Literal["fork", "spawn"]
@@ -59,7 +60,7 @@ def wanted_spares() -> int:
 def preloaded() -> tuple[str, ...]:
     """Return what an estimate and a decision import, whatever the source, and what is read and asked before any of them."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
-    adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
+    adapters = (PACKAGE, PREPARE_PEFT) if find_spec(PACKAGE) else ()
     caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")
     sizers = (*TRACING, "sizer.estimating.cautions:versions", *caches)
     decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "peak", "ranks"))

@@ -8,9 +8,15 @@ import sys
 
 import pytest
 
+from sizer.architecture import peft_adapters
+from sizer.base.config_json import encode_config
+from sizer.estimating.estimator import estimate
 from sizer.processes.environment import own_environment
+from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE, WARM, preloaded
 
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+TINY_LLAMA = encode_config(json.dumps({"model_type": "llama", **SIZES}))
 ANSWER = """
 import json, sys
 from sizer.estimating.estimator import estimate
@@ -37,6 +43,17 @@ def answer(query: str, *preloaded_before: str) -> dict:
 )
 def test_answers_are_the_same_after_others(query: str) -> None:
     assert answer(query, WARM) == answer(query)
+
+
+def test_adapters_find_the_table_of_conversions_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import conversion_mapping
+
+    def build() -> None:
+        raise AssertionError("this takes a tenth of a second for each question")
+
+    peft_adapters.prepare()
+    monkeypatch.setattr(conversion_mapping, "_build_checkpoint_conversion_mapping", build)
+    estimate(parse_query(f"arch=config:{TINY_LLAMA}&dtype=bfloat16&batch=1&seq=8&train=adapter"))
 
 
 def test_a_server_for_strangers_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from sizer.base.errors import JobError, SizerError
+from sizer.base.frozen import freeze
 from sizer.base.versions import installed
 from sizer.catalogue.adapters import IMPORT, PACKAGE
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
@@ -188,7 +189,7 @@ def prepare_replay(request: Request, kept: Mapping[str, bytes], task: str) -> No
         for name in _REPLAYS:
             importlib.import_module(name)
     finally:
-        gc.freeze()
+        freeze()
         gc.enable()
 
 
@@ -227,7 +228,7 @@ def prepare(request: Request, task: str, *, compiles: bool) -> None:
                 getattr(imported, function)()
     except Exception as error:
         raise explain_import(name, error) from error
-    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the child
+    freeze()  # keeps the collector from touching, and so copying, pages shared with the child
     gc.enable()
 
 

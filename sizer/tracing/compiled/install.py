@@ -19,6 +19,7 @@ from torch import nn
 
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.base.errors import Refusal, RequestError, TraceError
+from sizer.base.frozen import is_frozen
 from sizer.base.versions import installed_version
 from sizer.catalogue.compilation import BLOCKS, MODEL
 from sizer.catalogue.gpus import Gpu
@@ -149,7 +150,7 @@ def _young_objects_collected() -> Iterator[None]:
 
     A collection of all objects takes a tenth of the time in which a block is compiled.
     """
-    thaw = gc.get_freeze_count() == 0  # what a process has frozen for itself stays so
+    thaw = not is_frozen()  # what a process has frozen for itself stays so
     gc.collect(0)  # no collection runs within a trace (`repeatable`), so that all of its objects are young
     gc.freeze()
     try:

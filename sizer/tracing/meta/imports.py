@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from sizer.base.frozen import is_frozen
+
 
 class _Loader:
     """A loader whose modules run outside of the trace; the module keeps the loader it would have had."""
@@ -65,7 +67,7 @@ class _Finder:
     def apart(self) -> Iterator[None]:
         """Within the context no mode of PyTorch is on; at its end the cycles that were made within it are gone, no others."""
         self._within = True
-        thaw = gc.get_freeze_count() == 0  # what a process has frozen for itself stays so
+        thaw = not is_frozen()  # what a process has frozen for itself stays so
         gc.freeze()
         try:
             # torch.utils._python_dispatch._disable_current_modes imports by itself, so it cannot be used here.
