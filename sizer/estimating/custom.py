@@ -42,7 +42,13 @@ from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.collectives import ROUTES
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
-from sizer.tracing.meta.own_code import checkpoints_read_at_once, compiling_refused, host_tensors_told, refuse_low_bits
+from sizer.tracing.meta.own_code import (
+    checkpoints_not_written,
+    checkpoints_read_at_once,
+    compiling_refused,
+    host_tensors_told,
+    refuse_low_bits,
+)
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -177,6 +183,7 @@ def _trace_step(
         world(recorder),
         repeatable(),
         checkpoints_read_at_once(),
+        checkpoints_not_written(recorder.notes.setdefault),
         host_tensors_told(recorder.host),
         compiling_refused() if compiler is None else compiler.watching(),
         recording(recorder),

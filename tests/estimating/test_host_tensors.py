@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -121,3 +124,51 @@ def test_nested_tensors_move_to_the_device() -> None:
     seen: list[bool] = []
     size_step(setup, gpu="h100-80gb")
     assert seen == [True, True, True]
+
+
+@pytest.mark.parametrize("saves", ["state", "module", "safetensors", "of the host"])
+def test_a_checkpoint_is_not_replaced_by_one_without_values(tmp_path: Path, saves: str) -> None:
+    path = tmp_path / "best.pt"
+    path.write_bytes(b"weeks of work")
+
+    def save(model: nn.Module) -> None:
+        state = model.state_dict()
+        if saves == "safetensors":
+            save_file({name: tensor.cpu() for name, tensor in state.items()}, path)
+        elif saves == "of the host":
+            torch.save({"losses": torch.zeros(3)}, path)
+        else:
+            torch.save(model if saves == "module" else {"model": state}, path)
+
+    def setup() -> Callable[[], None]:
+        model = nn.Linear(1024, 1024).cuda()
+
+        def step() -> None:
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            save(model)
+
+        return step
+
+    report = size_step(setup)
+    told = [text for text in report.uncounted if "best.pt" in text]
+    if saves == "of the host":
+        assert torch.load(path)["losses"].tolist() == [0, 0, 0] and not told
+    else:
+        assert path.read_bytes() == b"weeks of work" and len(told) == 1
+    # weights and gradients, of 4 x (1024 x 1024 + 1024) bytes each, are what lasts
+    assert report.estimates[0].weights_bytes == 4 * (1024 * 1024 + 1024)
+
+
+def test_a_checkpoint_in_memory_is_read_again() -> None:
+    def setup() -> Callable[[], None]:
+        model = nn.Linear(8, 8).cuda()
+
+        def step() -> None:
+            buffer = io.BytesIO()
+            torch.save(model.state_dict(), buffer)
+            buffer.seek(0)
+            model.load_state_dict(torch.load(buffer))
+
+        return step
+
+    assert size_step(setup).estimates[0].weights_bytes == 4 * (8 * 8 + 8)

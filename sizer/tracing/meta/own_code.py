@@ -1,8 +1,10 @@
-"""Refuse user code that a trace cannot follow, or list it as uncounted; load checkpoints, receive and group host tensors."""
+"""Refuse user code that a trace cannot follow; read checkpoints and write none; receive and group host tensors."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import reductions
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
 from torch.utils.data._utils import pin_memory as pinning
 
 from sizer.base.errors import TraceError
@@ -95,6 +98,41 @@ def checkpoints_read_at_once() -> Iterator[None]:
     (transformers/core_model_loading.py, read in 5.17 and 5.23)."""
     with mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "true"}):
         yield
+
+
+@contextmanager
+def checkpoints_not_written(told: Callable[[str], None]) -> Iterator[None]:
+    """Within the context `torch.save` and safetensors write no file of tensors on meta, which have no values, but are `told` so.
+
+    What they copy to the host before is copied. A file of the user's would be replaced by an empty one. `torch.save` to a buffer,
+    and of values of the host, is as usual.
+    """
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_values(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        if hasattr(f, "write") or not any(tensor.is_meta for tensor in _tensors_in(obj)):
+            return save(obj, f, *args, **kwargs)
+        told(f"torch.save writes no file ({os.path.basename(os.fspath(f))}): a trace has no values")
+
+    def serialize_file(tensors: object, filename: Any, *args: Any, **kwargs: Any) -> None:
+        told(f"safetensors writes no file ({os.path.basename(os.fspath(filename))}): a trace has no values")
+
+    with ExitStack() as stack:
+        for place in (torch, torch.serialization):
+            stack.enter_context(mock.patch.object(place, "save", save_values))
+        if importlib.util.find_spec("safetensors") is not None:
+            files = importlib.import_module("safetensors.torch")
+            stack.enter_context(mock.patch.object(files, "serialize_file", serialize_file))
+        yield
+
+
+def _tensors_in(obj: object) -> Iterator[Tensor]:
+    for leaf in pytree.tree_leaves(obj):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, nn.Module):
+            yield from (*leaf.parameters(), *leaf.buffers())
 
 
 # --------------------------------------------------------------------------------------------------------- host tensors
