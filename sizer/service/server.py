@@ -196,7 +196,8 @@ class Server:
             if job.process is not None
         }
         budget = self._settings.budget_bytes
-        self._queue.roomy = sum(max(one, FORKED_BYTES) for one in held.values()) <= ROOMY * budget
+        room = sum(max(one, FORKED_BYTES) for one in held.values()) <= ROOMY * budget
+        self._queue.roomy = bool(budget) and self._template is not None and room  # else a job may have to be stopped to pause it
         if not budget or sum(held.values()) <= budget:
             return
         paused = [number for number in held if not self._queue.running(number)]

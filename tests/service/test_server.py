@@ -367,9 +367,19 @@ def test_long_job_is_paused_for_another_and_goes_on_where_it_was(start, launch):
     assert server.read_until(1, "result")["given"] == 0  # the same process did all of it
 
 
-@pytest.mark.parametrize(("budget_bytes", "order"), [(2**40, [1, 2, 2, 1]), (FORKED_BYTES, [1, 1, 2, 2])])
-def test_first_figures_of_a_new_job_come_before_the_rest_of_another_while_there_is_memory(start, budget_bytes, order):
-    server = start(max_jobs=1, budget_bytes=budget_bytes)
+@pytest.mark.parametrize(
+    ("launch", "budget_bytes", "order"),
+    [
+        ("fork", 2**40, [1, 2, 2, 1]),
+        ("fork", FORKED_BYTES, [1, 1, 2, 2]),
+        ("fork", 0, [1, 1, 2, 2]),  # the memory is not known
+        ("spawn", 2**40, [1, 1, 2, 2]),  # Windows cannot pause a process
+    ],
+)
+def test_first_figures_of_a_new_job_come_before_the_rest_of_another_while_there_is_memory(
+    start, launch, budget_bytes, order
+):
+    server = start(max_jobs=1, launch=launch, budget_bytes=budget_bytes)
     time.sleep(2 * LOOK_SECONDS)  # until it has looked at the memory
     for number in (1, 2):
         server.submit(number, "figures", address=f"10.0.0.{number}")
