@@ -164,11 +164,11 @@ def test_statuses_say_what_to_do(hub: Hub, status: int, code: str, text: str):
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b"<html>Sign in</html>", "config.json of org/name is refused: config is not valid JSON"),
+        (b"<html>Sign in</html>", "config.json of org/name is refused: this is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "refused: config is not valid JSON"),
         (b"[]", "refused: config is not a JSON object"),
         (b'{"a": 1, "a": 2}', "refused: config has a key twice in one object: given 'a'"),
-        (b"", "refused: config is not valid JSON"),
+        (b"", "refused: config is empty"),
     ],
 )
 def test_only_strict_json_is_handed_on(hub: Hub, body: bytes, text: str):
