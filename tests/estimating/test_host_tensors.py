@@ -1,14 +1,15 @@
-"""Host tensors of a step of one's own, which other processes or PyTorch's own code make, move or group."""
+"""Trace your own steps whose host tensors are made, moved or grouped by other processes or by PyTorch."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -19,7 +20,7 @@ from sizer.estimating.custom import size_step
 of_2_15 = pytest.mark.skipif(torch.__version__ < "2.15", reason="the right values are those of PyTorch 2.15")
 
 # 8 images of 3 × 224 × 224 in float32 take 4,816,896 B, those of 3 × 32 × 32 98,304. A step that copies a batch to the device and
-# adds to it holds the copy and the sum; the batch itself stays on the host, whoever made it.
+# adds 1 holds the copy and the sum on the device. The batch stays on the host.
 # A worker of PyTorch 2.11 fails as it stacks samples.
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=of_2_15)])
@@ -62,41 +63,33 @@ def test_pinned_tensors_say_so() -> None:
     assert {name for name, pinned in seen.items() if not pinned} == {"not", "not large", "device"}
 
 
-# A weight of 64 MiB on the device, its gradient, and while it is multiplied a workspace of 8.1 MiB. The average takes nothing.
+# Weights and gradients of the device, and the workspace of 8.1 MiB while matrices are multiplied. The average takes nothing there.
 # The null driver of an RTX 4090 takes as many bytes.
 @of_2_15
-def test_an_average_of_weights_on_the_host_is_updated_there() -> None:
+@pytest.mark.parametrize(
+    ("model", "settings", "bytes_"),
+    [
+        (lambda: nn.Linear(4096, 4096, bias=False), {"multi_avg_fn": get_ema_multi_avg_fn(0.99)}, 143_000_576),
+        (lambda: nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024)), {"use_buffers": True}, 17_004_032),
+    ],
+    ids=["weights", "buffers"],
+)
+def test_an_average_on_the_host_is_updated_there(
+    model: Callable[[], nn.Module], settings: dict[str, Any], bytes_: int
+) -> None:
     def setup() -> Callable[[], None]:
-        model = nn.Linear(4096, 4096, bias=False).cuda()
-        average = AveragedModel(model, device="cpu", multi_avg_fn=get_ema_multi_avg_fn(0.99))
-        x = torch.randn(8, 4096)
+        made = model().cuda()
+        average = AveragedModel(made, device="cpu", **settings)
+        x = torch.randn(8, next(made.parameters()).shape[1])
 
         def step() -> None:
-            model(x.cuda()).sum().backward()
-            model.zero_grad()
-            average.update_parameters(model)
+            made(x.cuda()).sum().backward()
+            made.zero_grad()
+            average.update_parameters(made)
 
         return step
 
-    assert size_step(setup, gpu="rtx-4090").estimates[0].peak_allocated_bytes == 143_000_576
-
-
-# 17,004,032 B over the null driver: 4 MiB of weights and of gradients, and a workspace of 8.1 MiB.
-@of_2_15
-def test_an_average_with_buffers_is_updated_on_the_host() -> None:
-    def setup() -> Callable[[], None]:
-        model = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024)).cuda()
-        average = AveragedModel(model, device="cpu", use_buffers=True)
-        x = torch.randn(8, 1024)
-
-        def step() -> None:
-            model(x.cuda()).sum().backward()
-            model.zero_grad()
-            average.update_parameters(model)
-
-        return step
-
-    assert size_step(setup, gpu="rtx-4090").estimates[0].peak_allocated_bytes == 17_004_032
+    assert size_step(setup, gpu="rtx-4090").estimates[0].peak_allocated_bytes == bytes_
 
 
 def test_gradients_on_the_host_are_clipped_there() -> None:
@@ -130,7 +123,7 @@ def test_nested_tensors_move_to_the_device() -> None:
     assert seen == [True, True, True]
 
 
-@pytest.mark.parametrize("saves", ["state", "module", "safetensors", "of the host"])
+@pytest.mark.parametrize("saves", ["state", "module", "safetensors", "host values", "host values by safetensors"])
 def test_a_checkpoint_is_not_replaced_by_one_without_values(tmp_path: Path, saves: str) -> None:
     path = tmp_path / "best.pt"
     path.write_bytes(b"weeks of work")
@@ -139,7 +132,9 @@ def test_a_checkpoint_is_not_replaced_by_one_without_values(tmp_path: Path, save
         state = model.state_dict()
         if saves == "safetensors":
             save_file({name: tensor.cpu() for name, tensor in state.items()}, path)
-        elif saves == "of the host":
+        elif saves == "host values by safetensors":
+            save_file({"losses": torch.zeros(3)}, path)
+        elif saves == "host values":
             torch.save({"losses": torch.zeros(3)}, path)
         else:
             torch.save(model if saves == "module" else {"model": state}, path)
@@ -155,8 +150,9 @@ def test_a_checkpoint_is_not_replaced_by_one_without_values(tmp_path: Path, save
 
     report = size_step(setup)
     told = [text for text in report.uncounted if "best.pt" in text]
-    if saves == "of the host":
-        assert torch.load(path)["losses"].tolist() == [0, 0, 0] and not told
+    if saves.startswith("host values"):
+        load = load_file if saves.endswith("safetensors") else torch.load
+        assert load(path)["losses"].tolist() == [0, 0, 0] and not told
     else:
         assert path.read_bytes() == b"weeks of work" and len(told) == 1
     # weights and gradients, of 4 x (1024 x 1024 + 1024) bytes each, are what lasts

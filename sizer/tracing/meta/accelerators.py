@@ -29,7 +29,7 @@ _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
 _HOLDERS = (_MODULE, "bitsandbytes.functional")  # where `to` moves what modules hold: weights, and scales of 4-bit weights
 _INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 move inputs
-# PyTorch's own code that takes tensors to where others are, and is told which of those are on the host.
+# Modules of PyTorch that move tensors to the device of others. They see which tensors are on the host.
 _MOVERS = frozenset(
     {"torch.optim.swa_utils", "torch.nn.utils.clip_grad", "torch.nn.utils.convert_parameters", "torch.amp.grad_scaler"}
 )

@@ -102,27 +102,36 @@ def checkpoints_read_at_once() -> Iterator[None]:
 
 @contextmanager
 def checkpoints_not_written(told: Callable[[str], None]) -> Iterator[None]:
-    """Within the context `torch.save` and safetensors write no file of tensors on meta, which have no values, but are `told` so.
+    """Within the context `torch.save` and safetensors write no file of tensors on meta, which have no values.
 
-    What they copy to the host before is copied. A file of the user's would be replaced by an empty one. `torch.save` to a buffer,
-    and of values of the host, is as usual.
+    Such a file would replace one of the user's. `told` is called with a sentence for each file that is not written. Copies to the
+    host are traced. `torch.save` to a buffer and files of host tensors with values are written as usual.
     """
     save = torch.save
 
+    def has_values(obj: object, filename: Any, library: str) -> bool:
+        if not any(tensor.is_meta for tensor in _tensors_in(obj)):
+            return True
+        told(f"{library} writes no file ({os.path.basename(os.fspath(filename))}): a trace has no values")
+        return False
+
     @functools.wraps(save)
     def save_values(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        if hasattr(f, "write") or not any(tensor.is_meta for tensor in _tensors_in(obj)):
-            return save(obj, f, *args, **kwargs)
-        told(f"torch.save writes no file ({os.path.basename(os.fspath(f))}): a trace has no values")
-
-    def serialize_file(tensors: object, filename: Any, *args: Any, **kwargs: Any) -> None:
-        told(f"safetensors writes no file ({os.path.basename(os.fspath(filename))}): a trace has no values")
+        if hasattr(f, "write") or has_values(obj, f, "torch.save"):
+            save(obj, f, *args, **kwargs)
 
     with ExitStack() as stack:
         for place in (torch, torch.serialization):
             stack.enter_context(mock.patch.object(place, "save", save_values))
         if importlib.util.find_spec("safetensors") is not None:
             files = importlib.import_module("safetensors.torch")
+            serialize = files.serialize_file
+
+            def serialize_file(written: object, filename: Any, *args: Any, **kwargs: Any) -> None:
+                # `save_file` gives addresses alone (safetensors/torch.py, 0.8); its argument `tensors` holds the tensors
+                if has_values(sys._getframe(1).f_locals.get("tensors"), filename, "safetensors"):
+                    serialize(written, filename, *args, **kwargs)
+
             stack.enter_context(mock.patch.object(files, "serialize_file", serialize_file))
         yield
 
