@@ -1,4 +1,4 @@
-"""Objects that the garbage collector leaves alone, since this process has frozen them for good."""
+"""Freeze objects for the garbage collector, and remember it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ _frozen = False
 
 
 def freeze() -> None:
-    """Freeze all objects that there are, until this process ends."""
+    """Freeze all objects of this process until it ends."""
     global _frozen
     gc.freeze()
     _frozen = True
 
 
 def is_frozen() -> bool:
-    """Return whether objects are frozen. `gc.get_freeze_count` looks at each of them, a tenth of a second for a job's."""
+    """Return whether objects are frozen.
+
+    `gc.get_freeze_count` visits each frozen object, which takes a tenth of a second in a job.
+    """
     return _frozen or gc.get_freeze_count() > 0

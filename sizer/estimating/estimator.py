@@ -169,7 +169,7 @@ class Estimator:
     def _growing(self, dtype: str, batches: tuple[int, ...], pending: list[str]) -> Iterator[Report]:
         """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
         in focus first."""
-        begun, shown = self._columns.get(dtype), None  # the first of one batch size alone
+        begun, shown = self._columns.get(dtype), None  # `begun` has one batch size
         focus = self.request.focus
         in_turn = sorted(batches, key=lambda batch: focus is not None and focus[0] == dtype and batch != focus[1])
         for traced in self._tracer.traces(dtype, in_turn):

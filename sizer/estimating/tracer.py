@@ -93,7 +93,7 @@ class Tracer:
         self._line_facts = LineFacts()
         self._choices = choices_of(self.request)
         self._tapes = KeptTapes(self._kept, self.request, self.device(), self._unpacked)
-        self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape that came before the others
+        self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape of `begin`
 
     @cached_property
     def _model(self) -> Model:
@@ -379,7 +379,7 @@ class Tracer:
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Iterator[Traced]:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
         whole: dict[int, Tape] = {}
-        # what comes after the steps repeats none of them, and a generation is no step
+        # neither an evaluation nor a generation repeats a training step
         repeats = self.request.evaluate == NONE and not MODES[self.request.mode].generates
 
         def at(batch: int, *, short: bool = False) -> Tape:

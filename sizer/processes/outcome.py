@@ -35,7 +35,7 @@ class Outcome:
                 self._changed.notify_all()
 
     def tell_change(self) -> None:
-        """Have those that wait look again whether they are ready."""
+        """Wake the threads that wait, so that they check whether they are ready."""
         with self._changed:
             self._changed.notify_all()
 

@@ -27,7 +27,7 @@ CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
 # of one that was stopped, for which another may have to be stopped.
 NEW_LEAD, PAUSED_LEAD, STOPPED_LEAD = 2.0, 1.5, 4.0
 TURN_SECONDS = 2.0  # before which no job is paused
-STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run, those aside that were paused early
+STARTED_PER_PLACE = 2  # jobs that may hold memory for each place; jobs that were paused early do not count
 SESSION_JOBS = 8  # that one session may have in the queue
 MAX_VISITORS = 10_000  # whose use is remembered
 
@@ -74,7 +74,7 @@ class _Entry:
     stopped: bool = False  # it held memory once, which was needed for others
     wanted: bool = True
     shown: bool = False  # its first figures have come
-    early: bool = False  # it was paused for the first figures of others, before its turn was over
+    early: bool = False  # it was paused before its turn was over, for the first figures of another job
     had_seconds: float = 0.0
     unkept_seconds: float = 0.0  # of those, what would be lost if it were stopped
 
@@ -89,7 +89,7 @@ class FairQueue:
             tuple[str, ...], tuple[float, float]
         ] = {}  # seconds and when they were right, by address, session
         self._now = 0.0
-        self.roomy = False  # whether there is memory for jobs that are paused early
+        self.roomy = False  # whether there is memory to pause jobs early
 
     def put(self, number: int, visitor: Visitor, cells: int, now: float) -> None:
         """Add a job that asks for so many cells. Raises JobError where there is no room for it."""
@@ -152,8 +152,10 @@ class FairQueue:
         return {number: place for place, number in enumerate(self._waiting())}
 
     def _overtaken(self, *, after: int) -> dict[int, int]:
-        """The jobs whose turn is over, or whose first figures have come, with those that they give their places to; the first
-        `after` that wait need none."""
+        """Return the jobs to pause, each with the job that gets its place. The first `after` waiting jobs get free places.
+
+        A job is paused if its turn is over, or if its first figures have come.
+        """
         running = [number for number, entry in self._entries.items() if entry.running and entry.wanted]
         waiting = self._waiting()[after:]
         found: dict[int, int] = {}

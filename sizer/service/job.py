@@ -64,7 +64,7 @@ class Job:
         return None if value is None else self._view(value)
 
     def waited(self, timeout: float, ready: Callable[[], bool] = lambda: False) -> bool:
-        """Return whether the job is done, after waiting for that, or until the caller is `ready`, for at most `timeout` seconds."""
+        """Wait until the job is done or the caller is `ready`, at most `timeout` seconds. Return whether the job is done."""
         if not self.cancelled:
             self.shared.wait(timeout, ready)
         return self.done

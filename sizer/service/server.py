@@ -71,8 +71,8 @@ from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore
 
 LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
-FORKED_BYTES = 96 * MIB  # of a small job: pages of the template that it has written to do not count as its own
-ROOMY = 0.75  # of the budget, below which jobs that have shown their first figures hold memory while others begin
+FORKED_BYTES = 96 * MIB  # least memory of a job; pages that it copied from the template are not measured
+ROOMY = 0.75  # share of the budget that all jobs may hold while jobs are paused early
 
 
 class Server:

@@ -30,7 +30,7 @@ from sizer.ui.turns import give_back, result_of
 LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 0.5  # each poll of a waiting page is a message to its browser
-REDRAW_SECONDS = 1.0  # before which a page that has figures waits for its whole answer, rather than draw more of it
+REDRAW_SECONDS = 1.0  # before a page that has figures draws a larger part of its answer
 MODELS_SECONDS = 20.0
 STALLED_SECONDS = 30.0  # without a new sign of a job, after which the page says what it waits for
 REPORTED = "reported"  # session state: the last query and its report
@@ -248,7 +248,7 @@ def _poll_seconds(since: float) -> float:
 
 
 def _has_more(answer: Answer, drawn: float) -> bool:
-    """Return True if the job has more to show than the page: its first figures, or more after the page has stood for a while."""
+    """Return True if the page should be drawn again: for the first figures at once, for more after REDRAW_SECONDS."""
     if answer.job is None or answer.job.parts == answer.parts:
         return False
     has_figures = answer.report is not None and answer.report.estimates

@@ -2,9 +2,8 @@
 
     python -m tests.benchmarks.bench_crowd [--crowds 1,10,50,100] [--small 15] [--record]
 
-A real app in public mode on the loopback interface. Each person asks a question that nobody has asked before: seconds until the
-headline has its first figures, and until the answer is whole and drawn. Nothing is kept from an earlier run. The visitors take a
-part of this machine's CPU themselves.
+Start an app in public mode on the loopback interface. Each person asks a new question. Measure the seconds until the headline has
+figures, and until the whole answer is drawn. No answer is kept from an earlier run. The visitors use CPU time of the same machine.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Visitor:
         await self._socket.send(request.SerializeToString())
 
     async def run(self, query: str, look: Callable[[Shown], None] = lambda shown: None) -> Shown:
-        """What the page shows at a query once its run has ended and started no other; after each message one may `look`."""
+        """Return what the page shows at a query when its last run has ended; call `look` after each message."""
         await self.start(query)
         shown = Shown()
         while not shown.ended:
