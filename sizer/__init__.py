@@ -25,14 +25,15 @@ __version__ = SIZER
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
 
 
-def estimate(query: str, /, **keys: Any) -> Report:
+def estimate(query: str = "", /, **keys: Any) -> Report:
     """Return the report on a query, all sizes in bytes.
 
         sizer.estimate("arch=torchvision:resnet50&batch=32&gpu=rtx-4090")
         sizer.estimate("llama-3.1-8b", gpu="rtx-4090", train="adapter", weights="nf4", seq=2048)
+        sizer.estimate(arch="hf:llama-3.1-8b", dtype=torch.bfloat16, batch=[1, 2])
 
     Args:
-        query: A query string, a link of the page, or the name of an architecture.
+        query: A query string, a link of the page, or the name of an architecture, unless `arch` names one.
         keys: Keys of the query. True and False are 1 and 0, and a list or tuple is a comma list.
 
     Returns:
@@ -46,12 +47,14 @@ def estimate(query: str, /, **keys: Any) -> Report:
 
     *Known limitations*: the work runs in this process, without limits and sandbox. Page and command line use a child process.
     """
+    from sizer.base.arguments import check_text
     from sizer.base.config_json import read_config
     from sizer.base.errors import PipelineError
     from sizer.catalogue.sources import fetch
     from sizer.query.several import as_pipeline, with_keys
     from sizer.query.text import parse_query
 
+    check_text("query", query, "pass a name or a query, and keys by name: estimate('resnet50', batch=32)")
     text = with_keys(query, keys)
     request, config = parse_query(text), None
     if request.is_fetched:

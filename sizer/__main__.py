@@ -33,9 +33,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sizer.base.errors import PipelineError, RequestError, SizerError, suggest
+from sizer.base.errors import PipelineError, RequestError, SizerError
 from sizer.base.versions import SIZER
-from sizer.commands.arguments import answer_as_pipeline, describe_keys, print_link
+from sizer.commands.arguments import answer_as_pipeline, describe_keys, instead_of, print_link
 from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient, start_client
 
@@ -127,10 +127,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             flags = list(command._option_string_actions)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        word = unknown[0].partition("=")[0]
         raise RequestError(
             f"unrecognized arguments: {' '.join(unknown)}",
-            todo=suggest(word, flags)
+            todo=instead_of(unknown, flags)
             or f"see `{parser.prog} {' '.join(name for name in COMMANDS if name in named)} --help`",
         )
     return options

@@ -477,6 +477,11 @@ def test_a_key_is_given_once_as_a_flag_or_in_the_query(run):
     [
         (("gpt2", "--chekpointing"), "unrecognized arguments: --chekpointing; did you mean --checkpointing"),
         (("gpt2", "--batchs=2"), "did you mean --batch"),
+        (("gpt2", "--batch-size", "4"), "unrecognized arguments: --batch-size 4; write --batch 4"),
+        (("gpt2", "--gradient-checkpointing"), "unrecognized arguments: --gradient-checkpointing; write --checkpointing"),
+        (("gpt2", "--qlora"), "unrecognized arguments: --qlora; write --train adapter --weights nf4"),
+        (("gpt2", "batch=4"), "unrecognized arguments: batch=4; write --batch 4"),
+        (("--model", "gpt2"), "unrecognized arguments: --model; write the name of the model alone"),
         (("gpt2", "--xyz", "1"), "unrecognized arguments: --xyz 1; see `python -m sizer estimate --help`"),
     ],
 )

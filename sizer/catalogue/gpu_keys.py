@@ -26,6 +26,9 @@ CAPABILITIES: tuple[tuple[int, int], ...] = tuple(
 _MAKERS = ("", "nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "oam")
 _SAME_MEMORY, _SIMILAR_MEMORY = 0.003, 0.05  # shares by which a reported memory may differ
 _UNITS = {"MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
+_PARTS = re.compile(r"sxm[0-9]?|pcie|hbm[0-9]e?|gpu|generation|edition|workstation|server|blackwell")  # of drivers' names
+_COUNTED = re.compile(r"([0-9]{1,3})\s*[x×*]\s*(\S.*)|(\S*[0-9].*?)\s*[x×*]\s*([0-9]{1,3})", re.IGNORECASE)
+_MACHINE = re.compile(r"(cuda|gpu)(:?[0-9]+)?|mps|nvidia|amd|apple", re.IGNORECASE)  # devices of a machine, not a model
 _FORM = re.compile(
     r"custom:([0-9]{1,7}(?:\.[0-9]{1,3})?) ?(MiB|GiB|MB|GB)@([0-9]{1,2})\.([0-9])", re.ASCII | re.IGNORECASE
 )
@@ -37,7 +40,8 @@ _SUGGESTIONS = 3
 def find_gpu(key: str) -> Gpu:
     """The device with this key; case, separators and the maker's name before it do not count.
 
-    The `key` of one of one's own is its canonical form.
+    The name that its driver prints, such as "NVIDIA A100-SXM4-80GB", is as good. The `key` of one of one's own is its canonical
+    form.
 
     Raises RefusedValueError, with the keys that may have been meant, where there is none.
     """
@@ -47,10 +51,50 @@ def find_gpu(key: str) -> Gpu:
         return _custom_gpu(key)
     if (same := _by_letters().get(_MAKER.sub("", letters(key)))) is not None:
         return GPUS[same]
+    if (named := _key_of_name(key)) is not None:
+        return GPUS[named]
     raise RefusedValueError(
         f"a key that `python -m sizer gpus` lists, or a device of your own as in {EXAMPLE}",
-        _suggestion(key) or "write for example gpu=rtx-4090",
+        _of_many(key) or _suggestion(key) or "write for example gpu=rtx-4090",
     )
+
+
+def _key_of_name(name: str) -> str | None:
+    """Return the key of the one device that a driver, or the catalogue, prints by this name; None for another name.
+
+    The name may say how the device is built, and its memory, which is then that of the device.
+    """
+    plain = letters(name)
+    printed = [row["key"] for row in read_rows() if plain and plain in (letters(row["driver_name"]), letters(row["name"]))]
+    if len(printed) == 1:
+        return printed[0]
+    words = re.split(r"[\s_()-]+", re.sub(r"(\d) (gb)", r"\1\2", name.lower()))
+    words = [word for word in words if word and word not in _MAKERS]
+    sizes = [word for word in words if re.fullmatch(r"[0-9]{1,4}gb", word)]
+    named = [word for word in words if word not in sizes]
+    bare = [word for word in named if not _PARTS.fullmatch(word)]
+    for asked in (named + sizes, named, bare + sizes, bare):
+        if (found := _by_letters().get("".join(map(letters, asked)))) is not None:
+            sized = letters(GPUS[found].name)
+            return found if all(size in sized for size in sizes) else None
+    return None
+
+
+def _of_many(text: str) -> str | None:
+    """Return what to write for several devices ("8xH100"), or for a device of a machine ("cuda:0"); None for another text."""
+    if _MACHINE.fullmatch(text.strip()):
+        return "write the device's model, for example gpu=rtx-4090 or gpu=m4-24gb"
+    if (found := _COUNTED.fullmatch(text.strip())) is None:
+        return None
+    number, one = (found[1], found[2]) if found[1] else (found[4], found[3])
+    try:
+        key = find_gpu(one).key
+    except RefusedValueError:
+        held = _held(one)
+        if not held:
+            return None
+        key = held[0]
+    return f"write gpu={key}&ranks={number} with parallel=fsdp, ddp, tp or pp"
 
 
 @cache
@@ -165,8 +209,13 @@ def _refused_custom() -> RefusedValueError:
 
 def _suggestion(text: str) -> str | None:
     """The keys that may have been meant: those whose key or name holds the text, else those that look like it."""
+    return did_you_mean(_held(text)[:_SUGGESTIONS]) or suggest(text, GPUS, _SUGGESTIONS)
+
+
+def _held(text: str) -> list[str]:
+    """The keys that hold the text, or whose device's name does."""
     wanted = _MAKER.sub("", letters(text)) or letters(text)
-    held = (
+    held = [
         key for key, gpu in GPUS.items() if wanted in letters(key) or wanted in letters(f"{gpu.maker} {gpu.name}")
-    )
-    return did_you_mean(list(held)[:_SUGGESTIONS] if len(wanted) > 1 else ()) or suggest(text, GPUS, _SUGGESTIONS)
+    ]
+    return held if len(wanted) > 1 else []

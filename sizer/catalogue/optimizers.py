@@ -106,6 +106,26 @@ _ROWS = (
 )
 
 OPTIMIZERS: dict[str, Optimizer] = {row.key: row for row in _ROWS}
+_OF_TRAINERS = {  # names in configs of trainers, and the items of a query that they stand for
+    "adamw": {"optimizer": "adamw"}, "adamw_torch": {"optimizer": "adamw"}, "adamw_hf": {"optimizer": "adamw"},
+    "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"}, "adam": {"optimizer": "adam"},
+    "adamw_8bit": {"optimizer": "adamw-8bit"}, "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
+    "adamw8bit": {"optimizer": "adamw-8bit"}, "pagedadamw": {"optimizer": "paged-adamw"},
+    "paged_adamw": {"optimizer": "paged-adamw"}, "paged_adamw_32bit": {"optimizer": "paged-adamw"},
+    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"}, "pagedadamw8bit": {"optimizer": "paged-adamw-8bit"},
+    "adafactor": {"optimizer": "adafactor-transformers"}, "torch.optim.adafactor": {"optimizer": "adafactor"},
+    "sgd": {"optimizer": "sgd"}, "rmsprop": {"optimizer": "rmsprop"},
+    "adagrad": {"optimizer": "adagrad"}, "lion": {"optimizer": "lion"}, "lion_32bit": {"optimizer": "lion"},
+    "lion_8bit": {"optimizer": "lion-8bit"}, "ademamix_8bit": {"optimizer": "ademamix-8bit"},
+    "adamw_torch_8bit": {"optimizer": "adamw-ao-8bit"}, "adamw_torch_4bit": {"optimizer": "adamw-ao-4bit"},
+}  # fmt: skip
+
+
+def items_of_optimizer(name: str) -> dict[str, str] | None:
+    """Return the items of a query for an optimizer's name in the config of a trainer, None for an unknown one."""
+    whole = name.lower()
+    last = whole.rpartition(".")[2]
+    return _OF_TRAINERS.get(whole) or _OF_TRAINERS.get(last) or _OF_TRAINERS.get(last.replace("_", ""))
 
 
 def check_installed(name: str) -> None:

@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
-from sizer.base.errors import ConfigError, PipelineError, quote
+from sizer.base.errors import ConfigError, PipelineError, quote, suggest
 from sizer.commands.terminal import to_printable
+from sizer.query.other_words import items_for
 from sizer.query.several import as_pipeline, with_keys
 from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 
@@ -68,6 +69,31 @@ def answer_as_pipeline(options: argparse.Namespace, found: PipelineError) -> Non
     for key in _flags():
         setattr(options, f"key_{key.name}", None)  # they are in the query now
     print(to_printable(f"{found.what}, which is answered"), file=sys.stderr)
+
+
+def instead_of(unknown: list[str], flags: list[str]) -> str | None:
+    """Return what to write for arguments that no option takes: flags of a query's keys, for another program's words, too."""
+    word, equals, value = unknown[0].partition("=")
+    if not equals and unknown[1:] and not unknown[1].startswith("-"):
+        value = unknown[1]
+    name = word.lstrip("-").replace("-", "_")
+    items = items_for(name, value) if "--batch" in flags else None
+    if items is None and f"--{name}".replace("_", "-") in flags and equals:
+        items = f"{name}={value}"
+    if not items:
+        return suggest(word, flags)
+    return f"write {' '.join(_as_flag(item) for item in items.split('&'))}"
+
+
+def _as_flag(item: str) -> str:
+    """Return an item of a query, such as "seq=2048", as a command line has it; an architecture stands by itself."""
+    key, _, value = item.partition("=")
+    if key == "arch":
+        return "the name of the model alone" if value == "..." else value
+    flag = key.replace("_", "-")
+    if any(known.name == key and known.toggles for known in _flags()):
+        return f"--{flag}" if value == "1" else f"--no-{flag}"
+    return f"--{flag} {value}"
 
 
 def _flags() -> list[QueryKey]:

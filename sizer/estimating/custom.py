@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,16 +14,18 @@ from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.module_census import take_census
+from sizer.base.arguments import arguments_of, check_function, check_text, check_whole, describe
 from sizer.base.errors import RefusedValueError, RequestError
 from sizer.base.versions import parse_version
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.distributed.world import world_of
 from sizer.estimating.cautions import cautions, target, versions
-from sizer.query.values import read_torch
+from sizer.query.keys import read_optimizer
+from sizer.query.other_words import TOLD
+from sizer.query.values import choice, read_torch
 from sizer.report.bounds import ROUTED, Margin
 from sizer.report.census import Census
 from sizer.report.column import read_columns
@@ -56,6 +58,9 @@ from sizer.tracing.watch import StepWatcher
 
 Loss = Callable[[Any], Tensor]
 
+_FACTORY = "pass lambda: MyModel()"
+_SETUP = "make models and optimizers in it, then `def step(): ...` and `return step`"
+
 
 def size_module(
     factory: Callable[[], nn.Module],
@@ -80,15 +85,17 @@ def size_module(
     """
     if steps != 2:
         raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
-    _check("mode", mode, [key for key, row in MODES.items() if not (row.generates or row.serves)])
-    _check("optimizer", optimizer, OPTIMIZERS)
+    modes = [key for key, row in MODES.items() if not (row.generates or row.serves)]
+    mode = _read("mode", mode, choice(modes, told=TOLD["mode"]))
+    optimizer = _read("optimizer", optimizer, read_optimizer)
+    check_function("factory", factory, allowed="a function that returns the module, without arguments", todo=_FACTORY)
     place = _gpu(gpu)
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    args, kwargs = arguments_of(inputs)
     example = Example(args=args, kwargs=kwargs)
     blueprint = Blueprint(
         name=getattr(factory, "__name__", "module"),
         class_name="",
-        build=factory,
+        build=partial(_made, factory),
         example=lambda batch, training: example,
         loss=lambda module, e: _loss_of(module(*e.args, **e.kwargs), module, loss),
         predict=lambda module, e: module(*e.args, **e.kwargs),
@@ -134,6 +141,8 @@ def size_step(
     Tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several
     optimizers "backward" ends at the first one's step.
     """
+    check_function("setup", setup, allowed="a function that returns the step, without arguments", todo=_SETUP)
+    check_whole("steps", steps, "2")
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
     place = _gpu(gpu)
@@ -157,6 +166,15 @@ def size_step(
         crowded=crowded,
         compiled=compiled,
     )
+
+
+def _made(factory: Callable[[], nn.Module]) -> nn.Module:
+    module = factory()
+    if not isinstance(module, nn.Module):
+        raise RequestError(
+            "factory", given=f"one that returned {describe(module)}", allowed="one that returns an nn.Module", todo=_FACTORY
+        )
+    return module
 
 
 def _trace_step(
@@ -202,6 +220,7 @@ def _trace_step(
             watcher.low_bits_refused(),
         ):
             step = setup()
+        check_function("setup", step, allowed="one that returns a function without arguments", todo=_SETUP, returned_by="one")
         host.setting_up = False
         watcher.loaded()
         for number in range(1, steps + 1):
@@ -269,30 +288,30 @@ def _report(
 
 
 def _gpu(key: str) -> Gpu:
-    try:
-        return find_gpu(key)
-    except RefusedValueError as refused:
-        raise RequestError(refusals=[refused.at("gpu", key)]) from None
+    return find_gpu(_read("gpu", key, lambda text: find_gpu(text).key))
 
 
 def _device(gpu: Gpu, torch: str | None) -> Device:
-    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(_torch(torch)))
+    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(_read("torch", torch, read_torch)))
 
 
-def _torch(text: str) -> str:
+def _read(name: str, given: object, read: Callable[[str], str]) -> str:
+    text = check_text(name, given)
     try:
-        return read_torch(text)
+        return read(text)
     except RefusedValueError as refused:
-        raise RequestError(refusals=[refused.at("torch", text)]) from None
+        raise RequestError(refusals=[refused.at(name, text)]) from None
 
 
 def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> AbstractContextManager[None]:
+    check_whole("rank", rank, "rank=0")
     if size is None:
         if rank:
             raise RequestError(
                 "rank", given=str(rank), allowed="0 without a world", todo="give world=, the number of ranks"
             )
         return devices_answer(accelerator_of(gpu), count=1) if gpu.backend == "cuda" else nullcontext()
+    check_whole("world", size, "world=8")
     if size < 1:
         raise RequestError("world", given=str(size), allowed="1 or more", todo="give the number of ranks")
     if not 0 <= rank < size:
@@ -304,11 +323,6 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
     return world_of(size, rank, accelerator_of(gpu), on_no_device=recorder.deferred.__contains__)
 
 
-def _check(name: str, given: str, allowed: Collection[str]) -> None:
-    if given not in allowed:
-        raise RequestError(name, given=given, allowed=", ".join(allowed), todo="pick one of these keys")
-
-
 def _dtype(module: nn.Module) -> str:
     return next((str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()), "float32")
 
@@ -316,4 +330,15 @@ def _dtype(module: nn.Module) -> str:
 def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
     from sizer.architecture.blueprint import stand_in_loss
 
-    return stand_in_loss(output, module) if loss is None else loss(output)
+    if loss is None:
+        return stand_in_loss(output, module)
+    found = loss(output)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        given = f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else describe(found)
+        raise RequestError(
+            "loss",
+            given=f"a function that returned {given}",
+            allowed="one that returns a scalar tensor",
+            todo="pass for example lambda out: out.mean()",
+        )
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sizer.catalogue.optimizers import items_of_optimizer
 from sizer.catalogue.sources import arch_of
 from sizer.pasted.plain_text import as_flag, as_number, as_text
 from sizer.pasted.question import Draft
@@ -16,19 +17,6 @@ from sizer.pasted.question import Draft
 Reader = Callable[[Draft, str, object], bool]
 """Takes a draft, the name of a line and its value; returns False if the line has no counterpart."""
 
-OPTIMIZERS = {
-    "adamw": {"optimizer": "adamw"}, "adamw_torch": {"optimizer": "adamw"}, "adamw_hf": {"optimizer": "adamw"},
-    "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"}, "adam": {"optimizer": "adam"},
-    "adamw_8bit": {"optimizer": "adamw-8bit"}, "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
-    "adamw8bit": {"optimizer": "adamw-8bit"}, "pagedadamw": {"optimizer": "paged-adamw"},
-    "paged_adamw": {"optimizer": "paged-adamw"}, "paged_adamw_32bit": {"optimizer": "paged-adamw"},
-    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"}, "pagedadamw8bit": {"optimizer": "paged-adamw-8bit"},
-    "adafactor": {"optimizer": "adafactor-transformers"}, "torch.optim.adafactor": {"optimizer": "adafactor"},
-    "sgd": {"optimizer": "sgd"}, "rmsprop": {"optimizer": "rmsprop"},
-    "adagrad": {"optimizer": "adagrad"}, "lion": {"optimizer": "lion"}, "lion_32bit": {"optimizer": "lion"},
-    "lion_8bit": {"optimizer": "lion-8bit"}, "ademamix_8bit": {"optimizer": "ademamix-8bit"},
-    "adamw_torch_8bit": {"optimizer": "adamw-ao-8bit"}, "adamw_torch_4bit": {"optimizer": "adamw-ao-4bit"},
-}  # fmt: skip
 DTYPES = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "torch.bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
     "torch.float16": "float16", "half": "float16", "fp32": "float32", "float32": "float32", "torch.float32": "float32",
@@ -89,9 +77,7 @@ def switch(**items: str | int) -> Reader:
 
 def optimizer(draft: Draft, name: str, value: object) -> bool:
     """Read the name of an optimizer."""
-    whole = as_text(value).strip().lower()
-    text = whole.rpartition(".")[2]
-    if (items := OPTIMIZERS.get(whole) or OPTIMIZERS.get(text) or OPTIMIZERS.get(text.replace("_", ""))) is None:
+    if (items := items_of_optimizer(as_text(value).strip())) is None:
         return False
     draft.take(f"{name}: {as_text(value)}", **items)
     return True

@@ -16,7 +16,8 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
 from sizer.architecture.module_census import take_census, unregistered_tensors
 from sizer.architecture.peft_adapters import cast
-from sizer.base.errors import BuildError, TraceError
+from sizer.base.arguments import arguments_of, describe
+from sizer.base.errors import BuildError, RequestError, TraceError
 from sizer.catalogue.modes import MODES
 from sizer.placement import findings
 from sizer.placement.function_mode import PlacementFunctionMode
@@ -48,14 +49,16 @@ def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Pla
     The forward pass runs on meta tensors, on a copy of the module whose weights are on the meta device, which stands for the
     device of the weights. Your module, its gradients, buffers and random numbers are not touched, no accelerator is needed,
     and what only a GPU would refuse is found on a CPU. A module that was built on meta can be checked with inputs anywhere.
-    Raises BuildError where a lazy parameter has no shape yet.
+    Raises BuildError where a lazy parameter has no shape yet, RequestError for other arguments.
 
     *Known limitations*: only code that this forward pass reaches is checked, backward hooks and the training loop around it
     are not; kernels of other libraries (Triton, CUDA extensions) do not run on meta; where control flow reads values that
     come from weights, stand-ins are taken and noted; dropped results are read from CPython's byte code; several accelerators in
     one model (pipeline parallelism) are told as weights on several devices; the module's own hooks run too.
     """
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    args, kwargs = arguments_of(inputs)
+    if not isinstance(module, nn.Module):
+        raise RequestError("module", given=describe(module), allowed="an nn.Module", todo="pass MyModel()")
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     return _check(module, (args, kwargs, None), lambda copied, given: copied(*given[0], **given[1]))
 

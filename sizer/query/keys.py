@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sizer.base.config_json import encode_config
-from sizer.base.errors import RefusedValueError, suggest
+from sizer.base.errors import RefusedValueError, letters, suggest
 from sizer.base.versions import OLDEST, format_version
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, SCRIPT, TRAINS
 from sizer.catalogue.compilation import SCOPES
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
-from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS, items_of_optimizer
 from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.pipelines import (
     CACHED,
@@ -101,6 +101,7 @@ from sizer.query.needs import (
     training,
     unserved,
 )
+from sizer.query.other_words import TOLD
 from sizer.query.request import Request
 from sizer.query.server_values import (
     format_size,
@@ -283,6 +284,16 @@ def _read_arch(text: str) -> dict[str, object]:
     return {"source": source, **SOURCES[source].read(value)}
 
 
+def read_optimizer(text: str) -> str:
+    """Return an optimizer's key, for the name in a trainer's config, too."""
+    if letters(text) in map(letters, OPTIMIZERS) or (items := items_of_optimizer(text)) is None:
+        return choice(OPTIMIZERS)(text)
+    if len(items) > 1:
+        written = "&".join(f"{key}={value}" for key, value in items.items())
+        raise RefusedValueError(", ".join(OPTIMIZERS), f"write {written}")
+    return items["optimizer"]
+
+
 def _read_parallel(text: str) -> dict[str, object]:
     if text not in PARALLELS and (told := OTHER_NAMES.get(text)):
         raise RefusedValueError(", ".join(PARALLELS), told)
@@ -300,7 +311,7 @@ def _read_focus(text: str) -> tuple[str, int]:
 
 def _read_weights(text: str) -> dict[str, object]:
     if text in WEIGHTS or (":" not in text and text != CAST):
-        return {"weights": choice(WEIGHTS)(text)}
+        return {"weights": choice(WEIGHTS, told=TOLD["weights"])(text)}
     parts = {}
     for item in text.split(","):
         part, colon, how = item.strip().rpartition(":")
@@ -365,10 +376,10 @@ KEYS: dict[str, Key] = {
         otherwise="the config's own, else the usual one of its type",
         affects=MODULE,
     ),
-    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES), affects=MODULE),
+    "mode": _field("mode", choice(MODES, told=TOLD["mode"]), allowed=", ".join(MODES), affects=MODULE),
     "dtype": _field(
         "dtypes",
-        listed(choice(DTYPES, OTHER_DTYPES)),
+        listed(choice(DTYPES, OTHER_DTYPES, TOLD["dtype"])),
         format_list,
         allowed=f"a comma list of {', '.join(DTYPES)}",
         needs=unserved(_anything),
@@ -424,14 +435,14 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(CACHES)}: transformers' KV cache, with mode=generate",
         needs=generation,
     ),
-    "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
+    "optimizer": _field("optimizer", read_optimizer, allowed=", ".join(OPTIMIZERS)),
     "optimizer_impl": _field(
         "optimizer_impl",
         choice(IMPLEMENTATIONS),
         allowed=", ".join(IMPLEMENTATIONS),
         otherwise="what PyTorch chooses on that device",
     ),
-    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS), affects=MODULE),
+    "attention": _field("attention", choice(ATTENTIONS, told=TOLD["attention"]), allowed=", ".join(ATTENTIONS), affects=MODULE),
     "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH, affects=MODULE),
     "gpu": _field(
         "gpu",
@@ -455,7 +466,7 @@ KEYS: dict[str, Key] = {
     ),
     "train": _field(
         "train",
-        choice(TRAINS),
+        choice(TRAINS, told=TOLD["train"]),
         allowed=f"{', '.join(TRAINS)}: every weight, all but a vision or audio tower, the head on a frozen backbone, an "
         "adapter beside frozen weights",
         needs=training,

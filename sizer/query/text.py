@@ -13,12 +13,13 @@ from typing import Any
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
-from sizer.base.errors import Refusal, RefusedValueError, RequestError, quote, suggest
+from sizer.base.errors import GIVEN_LIMIT, Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import GRPO, NEW
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.query.conflicts import conflicts
 from sizer.query.keys import ARCH_ALLOWED, KEYS, Key
+from sizer.query.other_words import items_for
 from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import COMPILED_BATCHES, COMPILED_DTYPES, check_length
 
@@ -150,7 +151,7 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
         key, equals, raw = item.partition("=")
         try:
             if key not in KEYS:
-                raise RefusedValueError(KEYS_ALLOWED, suggest(key, KEYS) or "remove it", quote(item))
+                raise RefusedValueError(KEYS_ALLOWED, _instead_of(key, raw), quote(item))
             if key in pairs or key in refusals:
                 raise RefusedValueError(
                     "each key once", "keep one of them; lists take commas", "the key more than once"
@@ -161,6 +162,13 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
             refusals[name] = refused.at(name, raw)
             pairs.pop(key, None)
     return pairs, list(refusals.values())
+
+
+def _instead_of(key: str, raw: str) -> str:
+    value = unquote_plus(raw)
+    if (items := items_for(key, value if len(value) <= GIVEN_LIMIT and value.isprintable() else "")) is None:
+        return suggest(key, KEYS) or "remove it"
+    return f"write {items}" if items else "leave it out"
 
 
 def _decode(key: str, raw: str | None) -> str:

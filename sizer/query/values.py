@@ -30,6 +30,7 @@ from sizer.catalogue.recipes import (
     OTHER_OBJECTIVES,
     TRANSFORMERS,
 )
+from sizer.query.other_words import SWITCHED
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
 ATTENTIONS = ("sdpa", "eager")
@@ -47,6 +48,7 @@ MAX_CLASSES = 1_000_000
 OTHER_DTYPES = {
     **{"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"},
     **{"ampbf16": "amp-bfloat16", "ampfp16": "amp-float16"},
+    **{f"torch{dtype}": dtype for dtype in ("float32", "bfloat16", "float16")},
 }
 OFF = "off"
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
@@ -64,15 +66,21 @@ _GROUPED = re.compile(r"\d{1,3}(?:[,_' \u00a0\u202f]\d{3})+", re.ASCII)
 _SHORT = re.compile(r"(\d{1,6})(?:\.(\d{1,3}))?\s*[kK]", re.ASCII)
 
 
-def choice(allowed: Iterable[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """A function that reads one of the allowed words. Case and separators do not count, and `aliases` are other names of them."""
-    known = tuple(allowed)
+def choice(
+    allowed: Iterable[str], aliases: Mapping[str, str] | None = None, told: Mapping[str, str] | None = None
+) -> Callable[[str], str]:
+    """A function that reads one of the allowed words. Case and separators do not count, and `aliases` are other names of them.
+
+    `told` has refused words, and what to write in their place.
+    """
+    known, hints = tuple(allowed), told or {}
     plain = {**(aliases or {}), **{letters(word): word for word in known}}
 
     def read(text: str) -> str:
         text = text if text in known else plain.get(letters(text), text)
         if text not in known:
-            raise RefusedValueError(", ".join(known), suggest(text, known) or "give one of these")
+            hint = hints.get(letters(text)) or suggest(text, known) or "give one of these"
+            raise RefusedValueError(", ".join(known), hint)
         return text
 
     return read
@@ -80,7 +88,7 @@ def choice(allowed: Iterable[str], aliases: Mapping[str, str] | None = None) -> 
 
 def read_switch(text: str) -> bool:
     """0 or 1."""
-    return choice(("0", "1"))(text) == "1"
+    return choice(("0", "1"), told=SWITCHED)(text) == "1"
 
 
 def format_switch(on: bool) -> str:
@@ -150,7 +158,7 @@ def read_compile(text: str) -> str | None:
     for mode, reason in _REFUSED_COMPILES.items():
         if word == letters(mode):
             raise RefusedValueError(", ".join(COMPILES), "ask for compile=default", f"{quote(text)}: {reason}")
-    mode = choice(COMPILES)(text)
+    mode = choice(COMPILES, told=dict.fromkeys(("1", "true", "yes"), "write compile=default"))(text)
     return None if mode == OFF else mode
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 import sizer
-from sizer.base.errors import RefusedValueError, RequestError
+from sizer.base.errors import RefusedValueError, RequestError, letters
 from sizer.catalogue.gpu_keys import CAPABILITIES, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
-from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.gpus import GPUS, read_rows
 from sizer.query.text import format_query, parse_query
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 
@@ -100,6 +101,14 @@ def test_no_library_is_asked_in_its_place():
         ("rtx-4009", "did you mean rtx-4090, "),
         ("x", "write for example gpu=rtx-4090"),
         ("nothing of the kind", "write for example gpu=rtx-4090"),
+        ("RTX 4090 48GB", "did you mean "),
+        ("RTX 4090 SUPER", "did you mean "),
+        ("NVIDIA GeForce RTX 5060 Ti", "did you mean rtx-5060-ti-16gb, rtx-5060-ti-8gb?"),
+        ("8xH100", "write gpu=h100-80gb&ranks=8 with parallel="),
+        ("A100-40GB x 4", "write gpu=a100-40gb&ranks=4 with parallel="),
+        ("8xnothing", "write for example gpu=rtx-4090"),
+        ("cuda:0", "write the device's model, for example gpu=rtx-4090"),
+        ("mps", "write the device's model, for example gpu=rtx-4090"),
     ],
 )
 def test_what_may_have_been_meant_is_suggested_and_never_taken(given: str, said: str):
@@ -120,6 +129,26 @@ def test_what_may_have_been_meant_is_suggested_and_never_taken(given: str, said:
 )  # fmt: skip
 def test_case_separators_and_the_makers_name_do_not_count(given: str, key: str):
     assert parse_query(f"{RESNET}&gpu={given}").gpu == key
+
+
+def test_the_name_that_a_driver_prints_is_as_good_as_the_key():
+    names = Counter(letters(row["driver_name"]) for row in read_rows())
+    alone = [row for row in read_rows() if row["driver_name"] and names[letters(row["driver_name"])] == 1]
+    assert len(alone) > 60
+    assert [find_gpu(row["driver_name"]).key for row in alone] == [row["key"] for row in alone]
+    assert [find_gpu(gpu.name).key for gpu in GPUS.values()] == list(GPUS)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ("Tesla V100-SXM2-16GB", "v100-16gb"), ("NVIDIA A100 80GB PCIe", "a100-80gb"), ("H100 SXM5 80GB", "h100-80gb"),
+        ("RTX 4090 24 GB", "rtx-4090"), ("NVIDIA H100 80GB PCIe", "h100-pcie"), ("h100 pcie", "h100-pcie"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+    ],
+)  # fmt: skip
+def test_how_a_device_is_built_does_not_count(given: str, key: str):
+    assert find_gpu(given).key == key
 
 
 def test_suggestions_are_keys():

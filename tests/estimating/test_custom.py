@@ -6,7 +6,7 @@ import copy
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -731,10 +731,85 @@ def test_a_step_that_fails_names_the_error() -> None:
         size_step(broken)
 
 
-@pytest.mark.parametrize(("name", "value"), [("mode", "train"), ("optimizer", "adamx")])
-def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}: given {value}, allowed .*; pick one of these keys"):
+@pytest.mark.parametrize(("name", "value"), [("mode", "generate"), ("optimizer", "adamx"), ("gpu", 3), ("torch", 2.11)])
+def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"{name}: given '?{value}'?, allowed .*; "):
         size_module(lambda: torch.nn.Linear(2, 2), (torch.zeros(1, 2),), **{name: value})
+
+
+def test_names_are_read_as_in_a_query() -> None:
+    X = (torch.zeros(1, 2),)
+    same = size_module(lambda: torch.nn.Linear(2, 2), X, optimizer="AdamW", gpu="NVIDIA A100-SXM4-80GB")
+    assert same == size_module(lambda: torch.nn.Linear(2, 2), X, optimizer="adamw", gpu="a100-80gb")
+
+
+async def _coroutine() -> None:
+    """Do nothing."""
+
+
+def _generator() -> Iterator[None]:
+    yield
+
+
+SETUPS: dict[str, tuple[object, str]] = {
+    "nothing": (None, "setup: given None, allowed a function that returns the step"),
+    "a module": (nn.Linear(2, 2), "setup: given an object of Linear, allowed a function"),
+    "a file": ("train.py", "setup: given 'train.py', allowed a function"),
+    "a function of x": (lambda x: x, "missing a required argument: 'x', allowed a function"),
+    "a coroutine": (_coroutine, "setup: given a coroutine, which does nothing when it is called"),
+    "no step": (lambda: None, "setup: given one that returned None, allowed one that returns a function"),
+    "a module for a step": (lambda: nn.Linear(2, 2), "setup: given one that returned an object of Linear"),
+    "a step of x": (lambda: lambda x: x, "missing a required argument: 'x', allowed one that returns a function"),
+    "a generator for a step": (lambda: _generator, "given one that returned a generator, which does nothing"),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_setup_that_makes_no_step_is_refused(name: str) -> None:
+    setup, words = SETUPS[name]
+    with pytest.raises(RequestError, match=re.escape(words)) as refused:
+        size_step(setup)
+    assert refused.value.todo == "make models and optimizers in it, then `def step(): ...` and `return step`"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((nn.Linear(2, 2), (X,)), "factory: given an object of Linear, allowed a function that returns the module"),
+        ((nn.Linear, (X,)), "factory: given the class Linear, missing a required argument: 'in_features', allowed"),
+        ((lambda: None, (X,)), "factory: given one that returned None, allowed one that returns an nn.Module; pass lambda"),
+        ((Pair, X), "inputs: given an object of Tensor, allowed a tuple or a dict"),
+        ((Pair, None), "inputs: given None, allowed a tuple or a dict"),
+    ],
+)
+def test_what_is_no_factory_and_what_are_no_inputs_is_refused(arguments: tuple, words: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)):
+        size_module(*arguments)
+
+
+@pytest.mark.parametrize(("loss", "given"), [(lambda out: out, r"a tensor of \(\d+, \d+\)"), (lambda out: None, "None")])
+def test_a_loss_that_is_no_scalar_is_refused(loss: Callable[[Any], Any], given: str) -> None:
+    with pytest.raises(RequestError, match=f"loss: given a function that returned {given}, allowed one that returns a scalar"):
+        size_module(lambda: nn.Linear(2, 2), (torch.zeros(3, 2),), loss=loss)
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", "2"), ("steps", 1.5), ("steps", True), ("world", "8"), ("rank", None)])
+def test_what_is_no_whole_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"{name}: given .+, allowed a whole number; pass for example"):
+        size_step(accumulating, **{name: value})
+
+
+@pytest.mark.parametrize("query", [None, 3, {"arch": "resnet18"}, nn.Linear(2, 2)])
+def test_a_query_that_is_no_text_is_refused(query: object) -> None:
+    with pytest.raises(RequestError, match=r"query: given .+, allowed a text; pass a name or a query"):
+        sizer.estimate(query)
+
+
+def test_an_architecture_by_name_is_a_query() -> None:
+    known = sizer.estimate("torchvision:resnet18", dtype="float32", batch=1)
+    assert sizer.estimate(arch="torchvision:resnet18", dtype=torch.float32, batch=[1]) == known
+    with pytest.raises(RequestError, match="arch: given nothing"):
+        sizer.estimate()
 
 
 def _device(*shape: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import re
 import threading
 from unittest import mock
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import sizer
 from sizer.__main__ import main
-from sizer.base.errors import BuildError
+from sizer.base.errors import BuildError, RequestError
 from sizer.commands.placement import format_placement
 from sizer.placement import findings
 from sizer.placement.check import check_placement, check_request
@@ -533,3 +534,15 @@ class HasMasksAndNoise(HasMasks):
 
 def test_the_package_offers_it():
     assert sizer.check_placement(Model(), (X,)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((MakesNoise, (X,)), "module: given the class MakesNoise, allowed an nn.Module; pass MyModel()"),
+        ((MakesNoise(), X), "inputs: given an object of Tensor, allowed a tuple or a dict"),
+    ],
+)
+def test_what_is_no_module_and_what_are_no_inputs_is_refused(arguments: tuple, words: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)):
+        check_placement(*arguments)

@@ -12,7 +12,7 @@ import pytest
 
 from sizer.base.codec import decode, encode
 from sizer.base.config_json import decode_config, encode_config
-from sizer.base.errors import ConfigError, RequestError
+from sizer.base.errors import ConfigError, RequestError, letters
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, TRAINS
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
@@ -22,6 +22,7 @@ from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
+from sizer.query.other_words import _SAME, _SWITCHES, TOLD
 from sizer.query.request import DEFAULT_BATCHES, Request, check_one_rank, gpu_of, scope_of
 from sizer.query.text import MAX_KEYS, format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
@@ -211,6 +212,66 @@ def test_a_repeated_key_is_refused_even_with_equal_values():
     with pytest.raises(RequestError, match="batch: given the key more than once, allowed each key once"):
         parse_query(f"{RESNET}&batch=1&batch=1&batch=1")
     assert refused_keys(f"{RESNET}&batch=1&batch=1&batch=1") == ["batch"]
+
+
+@pytest.mark.parametrize(
+    ("item", "todo"),
+    [
+        ("batch_size=4", "write batch=4"),
+        ("per_device_train_batch_size=4", "write batch=4"),
+        ("max_length=2048", "write seq=2048"),
+        ("gradient_checkpointing=True", "write checkpointing=1"),
+        ("gradient_checkpointing=False", "leave it out"),
+        ("load_in_4bit=1", "write weights=nf4"),
+        ("qlora", "write train=adapter&weights=nf4"),
+        ("num_gpus=8", "write ranks=8"),
+        ("model=gpt2", "write arch=gpt2"),
+        (f"model={'x' * 99}", "write arch=..."),
+        ("nothing_like_it=1", "remove it"),
+        ("mode=train", "did you mean training?"),
+        ("checkpointing=true", "write 1"),
+        ("compile=1", "write compile=default"),
+        ("train=lora", "write train=adapter"),
+        ("train=qlora", "write train=adapter&weights=nf4"),
+        ("dtype=int8", "a dtype is that of the computation: for weights in few bits leave it, and ask for weights=int8"),
+        ("dtype=tf32", "write dtype=float32, of which TF32 takes the memory"),
+        ("weights=4bit", "write weights=nf4, or weights=fp4"),
+        ("attention=flash_attention_2", "write attention=sdpa, which takes PyTorch's flash attention where it can"),
+        ("optimizer=adamw_torch_fused", "write optimizer=adamw&optimizer_impl=fused"),
+        ("mode=finetune", "write mode=training, and train=adapter or train=all"),
+    ],
+)
+def test_a_word_of_another_program_is_refused_with_what_to_write(item: str, todo: str):
+    with pytest.raises(RequestError, match=re.escape(todo)) as refused:
+        parse_query(f"{RESNET}&{item}")
+    (refusal,) = refused.value.refusals
+    assert refusal.todo == todo
+
+
+@pytest.mark.parametrize("others", [*_SAME.values(), *_SWITCHES.values()])
+def test_no_word_of_another_program_is_a_key(others: str):
+    assert not {letters(word) for word in others.split()} & {letters(key) for key in KEYS}
+
+
+@pytest.mark.parametrize("items", [*_SWITCHES, *(text for told in TOLD.values() for text in told.values() if "=" in text)])
+def test_what_a_refusal_says_to_write_is_read(items: str):
+    found = re.findall(r"\b(?:(\w+)=([\w.:@-]+))", items)
+    assert found
+    for key, value in found:
+        KEYS[key].read(value)
+
+
+@pytest.mark.parametrize(
+    ("item", "same"),
+    [
+        ("dtype=torch.bfloat16", "dtype=bfloat16"),
+        ("optimizer=adamw_bnb_8bit", "optimizer=adamw-8bit"),
+        ("optimizer=adafactor", "optimizer=adafactor"),
+        ("gpu=NVIDIA+A100-SXM4-80GB", "gpu=a100-80gb"),
+    ],
+)
+def test_a_word_of_another_program_that_means_the_same_is_read(item: str, same: str):
+    assert parse_query(f"{RESNET}&{item}") == parse_query(f"{RESNET}&{same}")
 
 
 def test_close_matches_are_offered():
@@ -469,7 +530,7 @@ def test_language_models_are_compiled_by_blocks():
             "compile_scope: given 'blocks' with compile=reduce-overhead and mode=inference, allowed model",
         ),
         ("compile=max-autotune", "compile: given 'max-autotune': it chooses kernels by timing"),
-        ("compile=1", "compile: given '1', allowed off, default, reduce-overhead; give one of these"),
+        ("compile=1", "compile: given '1', allowed off, default, reduce-overhead; write compile=default"),
         ("compile=default&mode=generate", "compile: given 'default' without mode=training or mode=inference"),
         ("compile=default&mode=serve", "compile: given 'default' without mode=training or mode=inference"),
         ("compile=default&gpu=cpu", "compile: given 'default' with gpu=cpu, allowed a CUDA device"),
