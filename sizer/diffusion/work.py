@@ -123,7 +123,7 @@ def trace(
             torch.device("meta"),
             OnMeta(host, deferred) as mode,
             modes_in_callbacks(mode),
-            devices_told(host, deferred),
+            devices_told(host, deferred, device.kind),
             deferred.setting_up(),
         ):
             pipe = build_pipeline(
@@ -146,7 +146,7 @@ def trace(
         with (
             OnMeta(host, deferred) as mode,
             modes_in_callbacks(mode),
-            devices_told(host, deferred),
+            devices_told(host, deferred, device.kind),
             _phases_marked(pipe, recorder),
             _blending_twice(pipe),
             _copies_counted(pipe, host) as of_steps,

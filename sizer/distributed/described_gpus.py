@@ -40,8 +40,8 @@ _COUNTS = (
     "num_device_free",
     "max_split_size",
 )
+_TOLD = {kind: torch.device(kind) for kind in ("cuda", "mps")}  # here, since a trace makes them of meta
 _LOOP = workers._worker_loop
-_CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,9 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
-        is_elsewhere = isinstance(device, int) or torch.device(device).type in ("cuda", "meta")
-        made = super().__new__(cls, "cpu" if is_elsewhere else device)
-        if isinstance(device, int) or str(device).startswith("cuda"):
-            made._told = _CUDA
+        kind = "cuda" if isinstance(device, int) else str(device).partition(":")[0]
+        made = super().__new__(cls, "cpu" if kind in ("cuda", "mps", "meta") else device)
+        made._told = _TOLD.get(kind)
         return made
 
     @property

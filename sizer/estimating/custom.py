@@ -215,7 +215,7 @@ def _trace_step(
             on_meta("meta"),
             OnMeta(host, deferred) as mode,
             modes_in_callbacks(mode),
-            devices_told(host, deferred),
+            devices_told(host, deferred, device.kind),
             deferred.setting_up(),
             watcher.low_bits_refused(),
         ):
@@ -225,7 +225,7 @@ def _trace_step(
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
-            with OnMeta(host, deferred) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
+            with OnMeta(host, deferred) as mode, modes_in_callbacks(mode), devices_told(host, deferred, device.kind):
                 step()
             if compiler is not None:
                 compiler.end_step()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sizer.base.errors import DeviceError
+from sizer.base.errors import DeviceError, RequestError
 from sizer.catalogue.gpus import Gpu
 from sizer.running.command_line import Command
 from sizer.running.driver.build import find_obstacle, installed_kernels, kernels_for
@@ -54,12 +54,15 @@ def run_script(
 
     Raises:
         DeviceError: This machine cannot run the script.
+        RequestError: The device is none that runs scripts, or has no such ranks.
     """
     if messages is None:
         with tempfile.TemporaryDirectory(prefix="sizer-ranks-") as folder:
             kept: dict[str, Any] = {"strict": strict, "steps": steps, "seconds": seconds}
             kept |= {"skip_draws": skip_draws, "snapshot": snapshot}
             return run_script(command, gpu=gpu, route=route, world=world, rank=rank, messages=Path(folder), **kept)
+    if world > 1 and gpu.backend == "mps":
+        raise RequestError("--world", given=f"{world} with --gpu {gpu.key}", allowed="1: a Mac has one GPU", todo="leave it out")
     local = command.local or min(world, _LOCAL)
     settings = {
         "steps": steps,
@@ -123,11 +126,11 @@ def _after_others(run: Callable[[dict[str, Any]], Any], settings: dict[str, Any]
 
 def _meta_reason(gpu: Gpu, route: str) -> str | None:
     """Why the route meta is taken, or None for the driver. Raises DeviceError if the route asked for is not possible."""
+    if gpu.backend == "cpu":
+        raise RequestError("--gpu", given=gpu.key, allowed="a GPU", todo="run the script itself: it needs no other device")
     if route == META:
         return "asked for"
-    obstacle = find_obstacle()
-    if obstacle is None and gpu.backend != "cuda":
-        obstacle = f"{gpu.key} is no CUDA device"
+    obstacle = find_obstacle() if gpu.backend == "cuda" else f"{gpu.key} is no CUDA device"
     if obstacle is None:
         try:
             kernels_for(gpu.capability or (0, 0), installed_kernels())

@@ -45,6 +45,11 @@ class TracedCounters:
             found[f"{name}.all.freed"] = int(rises - levels[-1])
         return found
 
+    def in_use(self) -> tuple[int, int]:
+        """Return the bytes allocated and reserved now."""
+        allocated, reserved = self._levels()
+        return int(allocated[-1]), int(reserved[-1])
+
     def nested(self, device: Any = None) -> dict[str, Any]:
         """Stand in for torch.cuda.memory_stats_as_nested_dict."""
         found: dict[str, Any] = {}

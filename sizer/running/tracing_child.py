@@ -49,6 +49,7 @@ from sizer.distributed.described_gpus import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
+from sizer.running.mps_calls import mps_answers
 from sizer.running.other_ranks import one_rank
 from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
@@ -62,7 +63,7 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
-from sizer.tracing.meta.own_code import checkpoints_read_at_once, host_tensors_told
+from sizer.tracing.meta.own_code import checkpoints_read_at_once, compiling_refused, host_tensors_told
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
 from sizer.tracing.values.host_draws import HostDraws
@@ -81,7 +82,7 @@ class Stop(BaseException):
 class Steps:
     """Tell the tracer what `size_step` would tell it, by what modules, optimizers and compiled code do."""
 
-    def __init__(self, recorder: Recorder, compiler: Compiler, limit: int, setup: ExitStack, steps: ExitStack) -> None:
+    def __init__(self, recorder: Recorder, compiler: Compiler | None, limit: int, setup: ExitStack, steps: ExitStack) -> None:
         """Trace up to `limit` steps; `setup` is closed when the first step begins, from when on `steps` is open."""
         self.watcher, self._recorder, self._limit = StepWatcher(recorder), recorder, limit
         self._compiler = compiler
@@ -147,7 +148,8 @@ class Steps:
         self.done = max(self.done, number)
         if self._leader is not None and self._leader() is optimizer:
             self._led = number
-            self._compiler.end_step()
+            if self._compiler is not None:
+                self._compiler.end_step()
             self.watcher.end_step("optimizer" if number == 1 else "")
             self.watcher.begin_step()
         self.ends[phase_of_step(self._led)] = self._position()
@@ -178,8 +180,10 @@ def main() -> NoReturn:
     settings = Settings.from_json(sys.argv[1])
     gpu = find_gpu(settings.gpu)
     recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
-    compiler, launches = Compiler(gpu, recorder), Launches(hardware_like(gpu), recorder.values.forget)
-    recorder.compiles, recorder.environment = True, os.environ
+    is_cuda = gpu.backend == "cuda"
+    compiler = Compiler(gpu, recorder) if is_cuda else None
+    launches = Launches(hardware_like(gpu), recorder.values.forget) if is_cuda else None
+    recorder.compiles, recorder.environment = is_cuda, os.environ
     noted = _noted(recorder)
     recorder.draws = HostDraws(recorder.host.__contains__, lambda text: recorder.notes.setdefault(text))
     began, status, message = time.monotonic(), "completed", ""
@@ -191,8 +195,10 @@ def main() -> NoReturn:
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_data))
         setup = ExitStack()
         steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
-        compiler.before_call = steps.begin
-        stack.enter_context(launches.seen())
+        if compiler is not None:
+            compiler.before_call = steps.begin
+        if launches is not None:
+            stack.enter_context(launches.seen())
         stack.enter_context(deepspeed_answered())
         stack.enter_context(_answers(settings, recorder, steps.checkpoints))
         stack.enter_context(recordings_answered(history=False))
@@ -200,7 +206,7 @@ def main() -> NoReturn:
             repeatable(),
             checkpoints_read_at_once(),
             host_tensors_told(recorder.host),
-            compiler.watching(),
+            compiling_refused() if compiler is None else compiler.watching(),
             recording(recorder),
             steps.watcher.watching(),
         ):
@@ -245,11 +251,11 @@ def main() -> NoReturn:
             status, message = "failed" if failed else "untraced", f"{type(error).__name__}: {error}"[:2000]
             if (words := _untraced(error)) is not None:
                 message = str(_refusal(*words))
-        recorder.notes.update(dict.fromkeys(launches.notes()))
+        recorder.notes.update(dict.fromkeys(() if launches is None else launches.notes()))
         found = _found(settings, steps, gpu)
         del end
     found |= {name: counts.most_common() for name, counts in noted.items()}
-    found["compiled"] = encode(compiler.code)
+    found["compiled"] = encode(None if compiler is None else compiler.code)
     found |= {"status": status, "message": message, "seconds": round(time.monotonic() - began, 1)}
     Path(settings.out).write_text(json.dumps(found))
     steps.checkpoints.close()
@@ -343,7 +349,7 @@ def enter_device(stack: ExitStack, recorder: Recorder) -> None:
     """Send to meta what the script puts on the device, until `stack` is closed."""
     mode = stack.enter_context(OnMeta(recorder.host, recorder.deferred))
     stack.enter_context(modes_in_callbacks(mode))
-    stack.enter_context(devices_told(recorder.host, recorder.deferred))
+    stack.enter_context(devices_told(recorder.host, recorder.deferred, recorder.device.kind))
 
 
 # What asks the CUDA driver, or C++ code that takes tensors of CUDA alone.
@@ -408,10 +414,15 @@ def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
 
 @contextmanager
 def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -> Any:
-    """Within the context torch.cuda answers for the device and torch.distributed for the world."""
+    """Within the context torch.cuda, or torch.mps, answers for the device and torch.distributed for the world."""
     gpu = find_gpu(settings.gpu)
+    counters = TracedCounters(recorder.log, gpu, size_oracle_of(gpu))
+    if gpu.backend == "mps":
+        with mps_answers(gpu, counters):
+            yield
+        return
     hardware = HARDWARE.get(gpu.key)
-    assert gpu.capability is not None, "a dry run is on a GPU of CUDA's"
+    assert gpu.capability is not None, "a dry run is on a GPU"
     device = Accelerator(
         capability=gpu.capability,
         total_bytes=gpu.total_bytes,
@@ -432,5 +443,5 @@ def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -
         stack.enter_context(one_rank(settings.world, settings.rank, all_traced=True))
         process = multiprocessing.process.BaseProcess
         stack.enter_context(mock.patch.object(process, "start", functools.partialmethod(_start_without_device)))
-        stack.enter_context(TracedCounters(recorder.log, gpu, size_oracle_of(gpu)).answering())
+        stack.enter_context(counters.answering())
         yield

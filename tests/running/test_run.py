@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sizer import size_step
 from sizer.catalogue.gpus import GPUS
 from sizer.tracing.values.boxes import MATCHED
 from tests.running.conftest import ROOT, DryRunner
@@ -292,6 +294,32 @@ def test_route_meta_is_taken_where_the_driver_cannot_run(dry_run: DryRunner):
     assert [use["phase"] for use in done.figures["phases"]] == ["load", "step1", "step2", "step3", "rest"]
     done = dry_run("--route", "meta", "--", "failing.py")
     assert done.status == 1 and "ValueError: an error of the script" in done.stderr
+
+
+def test_a_script_for_a_mac_runs_on_one(dry_run: DryRunner):
+    """Its device, torch.mps's counters and its peaks, which are those of the same step by size_step."""
+    done = dry_run("--gpu", "m4-24gb", "--steps", "0", "--", "mac.py")
+    assert done.status == 0 and done.json["route"] == "meta", done.stderr
+    assert "is mps:0 True False mps mps\ncuda False\n" in done.stdout
+    kept = done.figures["phases"][-1]
+    assert f"allocated {kept['allocated_bytes']} driver {kept['reserved_bytes']}\n" in done.stdout
+    script = runpy.run_path(str(ROOT / "tests" / "running" / "scripts" / "mac.py"))
+    script["make"].__globals__["DEVICE"] = "mps"
+    stepped = {use.phase: use.peak_allocated_bytes for use in size_step(script["make"], gpu="m4-24gb").estimates[0].phases}
+    ran = {use["phase"]: use["peak_allocated_bytes"] for use in done.figures["phases"]}
+    assert (ran["load"], ran["step1"], ran["step2"]) == (stepped["load"], stepped["optimizer"], stepped["step2"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "cpu"), "--gpu: given cpu, allowed a GPU; run the script itself"),
+        (("--gpu", "m4-24gb", "--world", "2"), "--world: given 2 with --gpu m4-24gb, allowed 1: a Mac has one GPU"),
+    ],
+)
+def test_what_no_dry_run_is_on_is_refused(dry_run: DryRunner, words: tuple[str, ...], said: str):
+    done = dry_run(*words, "--", "mac.py")
+    assert done.status == 2 and said in done.stderr
 
 
 @pytest.mark.exhaustive

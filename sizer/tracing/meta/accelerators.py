@@ -22,7 +22,7 @@ from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.host_memory import HostMemory, steps_on
 
 _ACCELERATOR = torch.device("cuda")
-_FIRST = torch.device("cuda", 0)
+_TOLD = {"cuda": torch.device("cuda", 0), "mps": torch.device("mps", 0), "cpu": torch.device("cpu")}  # by kind of device
 _CPU = torch.device("cpu")
 _INITIALIZERS = "torch.nn.init"  # some return at once for meta tensors, of which a device's tensor is none
 _OURS = ("torch", "sizer")
@@ -420,14 +420,18 @@ def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 @contextmanager
-def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
+def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> Iterator[None]:
     """Within the context, tensors tell code outside of PyTorch and Sizer where they are: on the first device, or on the host.
+
+    `kind` is that of the device that is traced.
 
     The attributes are those of the class, so that hooks of saved tensors and autograd's callbacks see them, too. An optimizer of
     parameters on the host steps there.
     """
-    own = {name: getattr(Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu", "is_meta")}
-    told = {"device": (_FIRST, _CPU), "is_cuda": (True, False), "is_cpu": (False, True), "is_meta": (False, False)}
+    first = _TOLD[kind]
+    told: dict[str, tuple[Any, Any]] = {"device": (first, _CPU), "is_cpu": (kind == "cpu", True), "is_meta": (False, False)}
+    told |= {f"is_{name}": (kind == name, False) for name in ("cuda", "mps")}
+    own = {name: getattr(Tensor, name).__get__ for name in told}
 
     def answer(name: str) -> property:
         read, is_meta, (on_device, on_host) = own[name], own["is_meta"], told[name]
@@ -464,22 +468,24 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         """0 on the device, -1 on the host."""
         with torch._C.DisableTorchFunction():
             told_otherwise = own["is_meta"](tensor) and _is_outside(sys._getframe(1)) and tensor not in deferred
-            return (-1 if tensor in host else 0) if told_otherwise else get_device(tensor)
+            return (-1 if tensor in host or kind == "cpu" else 0) if told_otherwise else get_device(tensor)
 
     current = torch.accelerator.current_accelerator
 
     def current_accelerator(*args: Any, **kwargs: Any) -> torch.device | None:
-        return _ACCELERATOR if _is_outside(sys._getframe(1)) else current(*args, **kwargs)
+        if not _is_outside(sys._getframe(1)):
+            return current(*args, **kwargs)
+        return None if kind == "cpu" else torch.device(kind)
 
     set_type, set_device, get_device_of_default = torch.set_default_tensor_type, torch.set_default_device, torch.get_default_device
 
     def set_default_device(device: object) -> None:
         """Stand in for torch.set_default_device, whose own mode is below this trace's, and would be asked after it."""
-        host.is_default_elsewhere = str(device).partition(":")[0] == _ACCELERATOR.type
+        host.is_default_elsewhere = str(device).partition(":")[0] == kind != "cpu"
         set_device(None if host.is_default_elsewhere else device)
 
     def get_default_device() -> torch.device:
-        return _FIRST if host.is_default_elsewhere and _is_outside(sys._getframe(1)) else get_device_of_default()
+        return first if host.is_default_elsewhere and _is_outside(sys._getframe(1)) else get_device_of_default()
 
     def set_default_tensor_type(kind: object) -> None:
         """Stand in for torch.set_default_tensor_type, of which PyTorch makes a dtype and a device."""
@@ -509,13 +515,13 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         with torch._C.DisableTorchFunction():
             if not own["is_meta"](tensor) or tensor in deferred:
                 return text
-            return text.replace("device='meta'", "device='cpu'" if tensor in host else "device='cuda:0'")
+            return text.replace("device='meta'", f"device='{_CPU if tensor in host else first}'")
 
     def device_of_storage(storage: torch.UntypedStorage) -> torch.device:
         device = storage_device(storage)
         if device.type != "meta" or not _is_outside(sys._getframe(1)) or deferred.holds(storage):
             return device
-        return _CPU if host.holds(storage) else _FIRST
+        return _CPU if host.holds(storage) else first
 
     answers: dict[str, Any] = {name: answer(name) for name in own}
     with (
