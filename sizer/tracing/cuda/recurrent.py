@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import During, Held, Steps
 from sizer.tracing.cuda.by_hardware import DROPOUT
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -160,8 +160,8 @@ def held_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def held_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """`_cudnn_rnn_backward` of cudnn/RNN.cpp: zeros for the gradients that autograd does not have, then a contiguous input, its
-    output's gradient and a workspace for the gradients of inputs, and an input and a workspace for those of weights."""
+    """`_cudnn_rnn_backward` of cudnn/RNN.cpp: zeros for the gradients that autograd does not have, then the gradients of inputs
+    within a contiguous input and its output's gradient, and those of weights within an input, each with a workspace."""
     hx, cx, output = args[4:7]
     pairs = zip((output, hx, cx), args[7:10], strict=True)
     yield tuple(like.nbytes for like, grad in pairs if like is not None and grad is None)
@@ -169,15 +169,13 @@ def held_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     copied = _copied(args[0], turned)
     gradient = _copied(like(output) if args[7] is None else args[7], turned)
     workspace = _workspace(args[0], args[10], args[11], args[17])
-    yield from tensors_of(out[:3])
-    yield [*copied, *gradient, workspace]
+    yield During([*copied, *gradient], (*tensors_of(out[:3]), [workspace]))
     if out[3] and args[2] < _BIASED:
         buffer = args[1][0].itemsize * (sum(weight.numel() for weight in args[1]) + _bias_values(args[1], args[2]))
         yield (*copied, buffer, workspace)
         yield from out[3]
     elif out[3]:
-        yield out[3][0]
-        yield [*copied, workspace]
+        yield During(copied, (out[3][0], [workspace]))
 
 
 def lstm_cell(device, input: Tensor, hx: list[Tensor], w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]:
