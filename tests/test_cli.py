@@ -661,10 +661,11 @@ def test_a_job_of_levers_is_told_whether_to_compile(part, compiles, monkeypatch)
 def test_the_path_of_a_config_is_read_as_config_is(run, tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in LLAMA.items()))
     monkeypatch.chdir(tmp_path)
     asked = ("--batch", "1", "--dtype", "float32", "--json")
     expected = run("estimate", "", "--config", "model/config.json", *asked)
-    for given in ("model/config.json", str(tmp_path / "model"), "model"):
+    for given in ("model/config.json", str(tmp_path / "model"), "model", "model.yaml"):
         assert run("estimate", given, *asked) == expected
     assert run("estimate", "model&batch=1&dtype=float32", "--json") == expected
     status, _, err = run("estimate", "nothere.json")

@@ -18,10 +18,12 @@ from sizer.base.pasted_json import (
     check_kind,
     check_text,
     is_quantization,
+    pasted_lines,
     relax,
     two_objects,
     with_quantization,
 )
+from sizer.base.pasted_yaml import is_yaml, yaml_as_json
 
 MAX_CONFIG_BYTES = 2 * 2**20
 MAX_DEPTH = 16
@@ -49,7 +51,8 @@ def read_config(data: bytes | str) -> dict:
     """The JSON object in `data` as a dict of plain values.
 
     A hf_quant_config.json before or behind the config is read with it.
-    Also reads what people paste: Markdown fences, Python dicts, printed configs, comments, trailing commas (`pasted_json`).
+    Also reads what people paste: Markdown fences, numbers of lines, Python dicts, printed configs, comments, trailing commas
+    (`pasted_json`), and YAML of at most 64 KiB (`pasted_yaml`).
     NaN and Infinity, which Python's and transformers' readers take, become transformers' own `{"__float__": "Infinity"}`.
     Raises ConfigError for another file of a model's folder, by its name, and for anything but one JSON object in UTF-8 of at
     most 2 MiB: repeated keys, lone surrogates,
@@ -75,8 +78,8 @@ def read_object(data: bytes | str) -> dict:
     """Return the JSON object in `data`, whatever file it is of. Raises ConfigError as `read_config` does."""
     if isinstance(data, bytes) and data.startswith(b"GGUF"):
         data = "GGUF"  # what follows is no text
-    # A number of eight bytes comes first in a safetensors file, and torch.save writes a zip file.
-    if isinstance(data, bytes) and ((b"\0" in data[:8] and data[8:9] == b"{") or data.startswith(b"PK")):
+    # A number of eight bytes comes first in a safetensors file, torch.save writes a zip file, and ONNX its version as field 1.
+    if isinstance(data, bytes) and ((b"\0" in data[:8] and data[8:9] == b"{") or data.startswith((b"PK", b"\x08"))):
         raise ConfigError("this is a file of weights, not a model's config.json", todo="paste the config.json beside it")
     text = _decode(data)
     if not text.strip():
@@ -85,15 +88,32 @@ def read_object(data: bytes | str) -> dict:
     try:
         value = _inside(_parse(text))
     except json.JSONDecodeError as error:
-        try:
-            value = _inside(_parse(relax(text)))
-        except json.JSONDecodeError:
-            place = f"{error.msg} at line {error.lineno}, column {error.colno}"
-            raise ConfigError("config is not valid JSON", given=place, todo=_FIX) from None
+        value = _read_loosely(text, error)
     if not isinstance(value, dict):
         raise ConfigError("config is not a JSON object", given=f"a {type(value).__name__}", allowed="{...}", todo=_FIX)
     _check_values(value)
     return value
+
+
+def _read_loosely(text: str, error: json.JSONDecodeError) -> _Json:
+    """Return the value of a text that is no strict JSON, for the reason `error`: YAML, or an object as people paste it."""
+    lines = pasted_lines(text)
+    place = f"{error.msg} at line {error.lineno}, column {error.colno}"
+    refusal = ConfigError("config is not valid JSON", given=place, todo=_FIX)
+    in_yaml = is_yaml(lines)
+    if in_yaml:
+        try:
+            return _parse(yaml_as_json(lines))
+        except ConfigError as error_of_yaml:
+            refusal = error_of_yaml
+    try:
+        return _inside(_parse(relax(text)))
+    except json.JSONDecodeError:
+        raise refusal from None
+    except ConfigError:
+        if in_yaml:
+            raise refusal from None
+        raise
 
 
 def _inside(value: _Json) -> _Json:

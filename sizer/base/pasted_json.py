@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ _CONSTRUCTOR = re.compile(
 _SIZE = re.compile(r"model_type|\w*(?:hidden|layer|embd|embed|d_model|dim|vocab)\w*")
 _REST = re.compile(r"[{}]|[\"']\s{0,20}:")  # what no sentence around an object has: a brace, or a key
 _QUOTED_LINE = re.compile(r"\s*+(?:$|[>+|]\s?)")  # of a quoted mail, or of a diff
+_NUMBERED_LINE = re.compile(r"[ \t]*+(\d{1,6}+)(?:[ \t]?[:.|)│→][ \t]?|\t|[ \t]|$)")  # of `cat -n` or a web page
 _KEYS_ALONE = re.compile(r"""\s*+["'][\w.-]{1,200}["']\s*+:""")
 _PRINTED_MODEL = re.compile(r"\s*+\w++\(\s*\n\s*\(\w++\): ")
 CONFIG_CLASS = "_config_class"  # the key for the class whose constructor was pasted
@@ -47,7 +49,7 @@ def relax(text: str) -> str:
 
     What cannot be read stays as it is: the JSON reader then says where.
     """
-    text = _from_start(first_fence(_unquoted(text)))
+    text = _from_start(pasted_lines(text))
     found: list[str] = []
     closing: list[str] = []
     for match in _TOKEN.finditer(text):
@@ -85,6 +87,29 @@ def _strict(kind: str, token: str) -> str:
 def is_other_class(value: dict) -> bool:
     """Return True for the constructor of a config that is not a model's, such as LoraConfig: it names no size."""
     return CONFIG_CLASS in value and not any(map(_SIZE.fullmatch, value))
+
+
+def pasted_lines(text: str) -> str:
+    """Return a text without what is around its lines: numbers, a Markdown fence, the marks of a mail or of a diff."""
+    return textwrap.dedent(_unnumbered(first_fence(_unquoted(_unnumbered(text)))))
+
+
+def _unnumbered(text: str) -> str:
+    """Return a text without the numbers of its lines, before each of them or on lines of their own; they must go up by one."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < 2 or not lines[0].lstrip()[:1].isdecimal():
+        return text
+    marks = [_NUMBERED_LINE.match(line) for line in lines]
+    numbers = [int(mark[1]) for mark in marks if mark]
+    if len(numbers) == len(lines) and numbers == [*range(numbers[0], numbers[0] + len(lines))]:
+        return "\n".join(line[mark.end() :] for line, mark in zip(lines, marks, strict=True) if mark)
+    found, rest = 0, []
+    for line in lines:  # a page whose numbers are lines, such as a table's cells
+        if numbers and line.strip() == str(numbers[0] + found):
+            found += 1
+        else:
+            rest.append(line)
+    return "\n".join(rest) if found > 1 and found >= len(rest) else text
 
 
 def _unquoted(text: str) -> str:
@@ -207,6 +232,8 @@ OTHER_FILES = (
     OtherFile(name="a list of tokens, such as vocab.json", matches=_is_vocabulary),
     OtherFile(name="a config of DeepSpeed", matches=_has("zero_optimization"), todo=_OF_TRAINER),
     OtherFile(name="a file of trainer arguments", matches=_has("per_device_train_batch_size"), todo=_OF_TRAINER),
+    OtherFile(name="a training config", matches=_has("base_model"), todo=_OF_TRAINER),
+    OtherFile(name="a training config", matches=_has("model_name_or_path"), todo=_OF_TRAINER),
     OtherFile(name="an adapter's config of MLX", matches=_has("lora_parameters"), todo=_OF_TRAINER),
     OtherFile(name="quantize_config.json of GPTQ", matches=lambda value: set(value) >= {"bits", "group_size"} and len(value) < 20),
     OtherFile(name="a config of LitGPT", matches=_has("padded_vocab_size"), todo="paste the config.json of the model on the hub"),
@@ -253,6 +280,9 @@ def check_text(text: str) -> None:
         raise ConfigError("this is a web page, not a model's config.json", todo="paste the text of the file: the hub's raw view")
     if _PRINTED_MODEL.match(text):
         raise ConfigError("this is a printed model, not its config", todo="paste what print(model.config) prints")
+    if "llama_model_loader:" in text[:2000] or "general.architecture" in text[:2000]:
+        what = "these are the settings of a GGUF file, not a model's config.json"
+        raise ConfigError(what, todo="paste the config.json of the original model")
     if text.startswith("GGUF"):
         raise ConfigError("this is a GGUF file, not a model's config.json", todo="paste the config.json of the original model")
     if "sentence_transformers." in text[:2000] and text.lstrip().startswith("["):

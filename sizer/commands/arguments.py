@@ -136,7 +136,8 @@ def _with_config(query: str, path: Path) -> str:
 
 
 def _is_config(path: Path) -> bool:
-    return path.suffix == ".json" or any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    files = ("config.json", "adapter_config.json")
+    return path.suffix in (".json", ".yaml", ".yml") or any((path / name).is_file() for name in files)
 
 
 def _file_of(folder: Path) -> Path:

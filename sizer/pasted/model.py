@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 from sizer.base.config_json import canonical_config, encode_config, query_of_adapter
-from sizer.base.pasted_json import CONFIG_CLASS, first_fence, is_other_class, relax
+from sizer.base.errors import ConfigError
+from sizer.base.pasted_json import CONFIG_CLASS, is_other_class, pasted_lines, relax
+from sizer.base.pasted_yaml import is_yaml, yaml_as_json
 from sizer.catalogue.sources import arch_of
 from sizer.pasted.question import Draft, Question
 
@@ -19,12 +21,13 @@ def read_model(text: str) -> Question | None:
         ConfigError: The text is another file of a model's folder, or a config that is malformed.
     """
     name = text.strip().removeprefix("https://huggingface.co/")
-    if "{" not in name and CONFIG_CLASS not in relax(text):
+    in_yaml = is_yaml(pasted_lines(text))
+    if not in_yaml and "{" not in name and CONFIG_CLASS not in relax(text):
         arch = arch_of(name) if len(name) <= 200 and len(name.split()) == 1 else None
         return None if arch is None else _alone("the name of a model", {"arch": arch})
     try:
-        value = json.loads(relax(first_fence(text)))
-    except (ValueError, RecursionError):
+        value = json.loads(yaml_as_json(pasted_lines(text)) if in_yaml else relax(text))
+    except (ValueError, RecursionError, ConfigError):
         return None
     if not isinstance(value, dict) or is_other_class(value):
         return None

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import yaml
 
 from sizer.base.config_json import read_object
 from sizer.base.errors import ConfigError, quote
-from sizer.base.pasted_json import first_fence
+from sizer.base.pasted_json import pasted_lines
+from sizer.base.pasted_yaml import PlainLoader
 from sizer.pasted.code import is_command, read_calls, read_command
 
 MAX_BYTES = 64 * 1024
-_FLOAT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # "2e-4": YAML 1.1 takes it for a text
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's plain values. Anchors are refused: a few bytes of them can stand for gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.constructor.ConstructorError(None, None, "anchors are not read", event.start_mark)
-        return super().compose_node(parent, index)
 
 
 def read_mapping(text: str) -> dict[str, Any]:
@@ -37,13 +26,13 @@ def read_mapping(text: str) -> dict[str, Any]:
         raise ConfigError(
             "this text is too long", allowed=f"at most {MAX_BYTES:,} bytes", todo="paste the config alone"
         )
-    text = first_fence(text)
+    text = pasted_lines(text)
     if text.lstrip().startswith("{"):
         return read_object(text)
     if found := read_command(text) if is_command(text) else read_calls(text):
         return found
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=PlainLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""

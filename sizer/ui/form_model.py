@@ -129,7 +129,7 @@ def _ask_repository(source: Source, names: Names) -> str:
 def _ask_config(source: Source, names: Names) -> str:
     limit = MAX_CONFIG_BYTES // MIB
     st.file_uploader(
-        "Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload
+        "Upload config.json", type=["json", "yaml", "yml"], key="config_file", max_upload_size=limit, on_change=_take_upload
     )
     text = st.text_area(
         "or paste it",
@@ -140,7 +140,7 @@ def _ask_config(source: Source, names: Names) -> str:
         **KEEP,
     )
     if given := st.session_state.get(UPLOAD_REFUSED):
-        show_error(ConfigError("the uploaded file was not read", given=given, allowed="JSON in UTF-8, at most 2 MiB"))
+        show_error(ConfigError("the uploaded file was not read", given=given, allowed="JSON or YAML in UTF-8, at most 2 MiB"))
     return text
 
 

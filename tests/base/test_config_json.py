@@ -46,6 +46,7 @@ def test_limits_are_inclusive():
         ("Model(\n  (layer): Linear()\n)", "this is a printed model"),
         (b"\x40\0\0\0\0\0\0\0{", "this is a file of weights"),
         (b"PK\3\4", "this is a file of weights"),
+        (b"\x08\x07\x12\x07pytorch", "this is a file of weights"),
         ("{", "not valid JSON"),
         ("{} {}", "not valid JSON: given Extra data at line 1, column 4"),
         ('{"a": "\n"}', "not valid JSON"),

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+import yaml
 
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import canonical_config, encode_config, read_config, read_object
@@ -20,6 +21,19 @@ from sizer.tracing.trace import build
 MINILM = PRESETS["all-minilm-l6-v2"].config
 CONFIG = {"model_type": "llama", "hidden_size": 64, "tie": True, "pad": None, "eps": 1e-06, "ids": [1, 2], "name": "it's \"a\""}
 JSON = json.dumps(CONFIG, indent=1)
+YAML = yaml.safe_dump(CONFIG)
+
+
+def numbered(text: str) -> list[str]:
+    """Return a text with numbers at its lines, as `cat -n`, grep -n, editors and web pages show and copy them."""
+    lines = [*enumerate(text.splitlines(), start=9)]
+    return [
+        "".join(f"{number:6d}\t{line}\n" for number, line in lines),
+        *("\n".join(f"{number:4d}{mark}{line}" for number, line in lines) for mark in (" ", ": ", " | ", "  ")),
+        "\n".join(f"{number}:{line}" for number, line in lines),
+        "\n".join(f"{number}\n{line}" for number, line in lines),
+        "\n".join([*(str(number) for number, _ in lines), text]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +61,14 @@ JSON = json.dumps(CONFIG, indent=1)
         f"[{JSON}]",
         "config = dict(model_type='llama', hidden_size=64, tie=True, pad=None, eps=1e-06, ids=(1, 2), name='it\\'s \"a\"')",
         repr(CONFIG).replace("[1, 2]", "(1, 2)"),
+        *numbered(JSON),
+        YAML,
+        f"```yaml\n{YAML}```",
+        f"---\n# of a small model\n{YAML}",
+        YAML.replace("ids:\n- 1\n- 2", "ids: [1, 2]"),
+        "\n".join(f"> {line}" for line in YAML.splitlines()),
+        "\n".join(f"    {line}" for line in YAML.splitlines()),
+        *numbered(YAML),
     ],
 )
 def test_what_is_pasted_is_read(pasted: str):

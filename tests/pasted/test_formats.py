@@ -122,6 +122,8 @@ def test_a_folder_is_no_repository():
         '{"model_type": "gpt2", "n_embd": 64, "_name_or_path": "my-company/secret"}',
         '```json\n{"model_type": "gpt2", "n_embd": 64}\n```',
         "GPT2Config {'model_type': 'gpt2', 'n_embd': 64,}  # printed",
+        "model_type: gpt2\nn_embd: 64\n",
+        '1  {\n2    "model_type": "gpt2",\n3    "n_embd": 64\n4  }',
     ],
 )
 def test_a_models_config_is_its_architecture(text):
@@ -137,7 +139,7 @@ def test_a_models_name_and_an_adapter_are_questions():
     assert adapter.items == {"arch": "hub:Qwen/Qwen3-8B", "mode": "training", "train": "adapter", "adapter": "lora", "r": "8"}
 
 
-@pytest.mark.parametrize("text", ["just words", "word", '{"a": 1}', "[1]", "{", "a: b"])
+@pytest.mark.parametrize("text", ["just words", "word", '{"a": 1}', "[1]", "{", "a: b", "a: b\nc: d", "a: &b 1\nc: d"])
 def test_what_is_no_model_is_none(text):
     assert read_model(text) is None
 
