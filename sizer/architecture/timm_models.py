@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from sizer.architecture.blueprint import Blueprint, Example, stand_in_loss
 from sizer.architecture.vision_inputs import Size, Task, batch_of_one_refused, classification, format_size, predict
 from sizer.base.errors import RequestError, quote, suggest
+from sizer.catalogue.names import close_name
 from sizer.query.request import Request
 
+LISTED = "`python -m sizer models` lists them"
 ONE_VALUE = "Expected more than 1 value per channel"  # torch/nn/functional.py (2.15), _verify_batch_size
 
 
@@ -93,7 +95,7 @@ def _facts(name: str) -> timm.models.PretrainedCfg:
             "arch: unknown timm model",
             given=quote(name),
             allowed=f"the {len(timm.list_models())} names of timm.list_models(), with a tag of timm.list_pretrained() or none",
-            todo=suggest(architecture, timm.list_models()) or "`python -m sizer models` lists them",
+            todo=close_name("timm", architecture) or suggest(architecture, timm.list_models()) or LISTED,
         )
     tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")]
     if tag and tag not in tags:

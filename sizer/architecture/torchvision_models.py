@@ -35,6 +35,7 @@ from sizer.architecture.vision_inputs import (
     usual_size,
 )
 from sizer.base.errors import RequestError, quote, suggest
+from sizer.catalogue.names import close_name
 from sizer.query.request import Request
 
 Size = tuple[int, int]
@@ -73,7 +74,7 @@ def vision_blueprint(
             "arch: unknown torchvision model",
             given=quote(name),
             allowed=f"the {len(list_models())} names of torchvision.models.list_models()",
-            todo=suggest(name, list_models()) or "`python -m sizer models` lists them",
+            todo=close_name("torchvision", name) or suggest(name, list_models()) or "`python -m sizer models` lists them",
         )
     class_name, task_name = class_name_of(name), task_name_of(name)
     size = image_size or usual_size(name, task_name)

@@ -155,7 +155,12 @@ def letters(text: str) -> str:
 
 
 def suggest(word: str, known: Iterable[str], count: int = 3) -> str | None:
-    """Return the known words closest to `word`, as text ("did you mean a, b?"), or None if nothing is close.
+    """Return the known words closest to `word`, as text ("did you mean a, b?"), or None if nothing is close."""
+    return did_you_mean(close_words(word, known, count))
+
+
+def close_words(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the known words closest to `word`.
 
     Case and separators do not count. A word that is the same without them is the only one named. A short form ("fp") matches what
     begins with it. Words of another family are not named.
@@ -165,11 +170,11 @@ def suggest(word: str, known: Iterable[str], count: int = 3) -> str | None:
     for one in known:
         plain.setdefault(letters(one), []).append(one)
     if wanted in plain:
-        return did_you_mean(plain[wanted][:count])
+        return plain[wanted][:count]
     close = difflib.get_close_matches(wanted, plain, n=4 * count, cutoff=0.6)
     begun = sorted((one for one in plain if len(wanted) >= _SHORTEST and one.startswith(wanted)), key=len)
     alike = (name for one in dict.fromkeys((*begun, *close)) for name in plain[one])
-    return did_you_mean([name for name in alike if _is_of_family(word.lower(), name.lower())][:count])
+    return [name for name in alike if _is_of_family(word.lower(), name.lower())][:count]
 
 
 def _is_of_family(wanted: str, word: str) -> bool:

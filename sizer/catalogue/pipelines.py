@@ -31,6 +31,12 @@ def is_pipeline_preset(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and (PRESETS / f"{name}.json").is_file()
 
 
+@functools.cache
+def preset_names() -> tuple[str, ...]:
+    """Return the names of all presets of pipelines."""
+    return tuple(sorted(file.name.removesuffix(".json") for file in PRESETS.glob("*.json")))
+
+
 def pipeline_preset_of(repository: str) -> str | None:
     """Return the preset of a repository of the hub; of several the one with the shortest name."""
     for file in sorted(PRESETS.glob("*.json"), key=lambda file: len(file.name)):

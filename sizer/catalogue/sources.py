@@ -16,7 +16,8 @@ from typing import Any, Literal
 from sizer.base.config_json import canonical_config, decode_config
 from sizer.base.errors import ConfigError, HubError, PipelineError, RefusedValueError, RequestError
 from sizer.catalogue.adapters import SCRIPT
-from sizer.catalogue.pipelines import is_pipeline_preset, pipeline_preset_of
+from sizer.catalogue.names import close_name, resolve
+from sizer.catalogue.pipelines import pipeline_preset_of
 from sizer.catalogue.presets import find_preset, list_presets
 
 Entry = Literal["names", "presets", "repository", "config"]
@@ -113,16 +114,18 @@ def find_source(text: str) -> tuple[str, str] | None:
     """Source and value of an architecture that is written without its source; None where it can be none.
 
     An address of the hub is a repository, as is <org/name>; a preset's key or hub name is that preset, in any case, as is that of a
-    diffusion pipeline; a name with a tag is timm's, any other torchvision's.
+    diffusion pipeline; a name of timm alone, or with a tag, is timm's, any other torchvision's.
 
-    *Known limitations*: packages are not asked which names they have, since this is read where none of them is imported.
+    *Known limitations*: packages are not asked which names they have, since this is read where none of them is imported. A name
+    that is newer than `vision_names.csv` is taken for torchvision's.
     """
     if HUB_ADDRESS.fullmatch(text) or REPO_ID.fullmatch(text.partition("@")[0]):
         return "hub", text
     with contextlib.suppress(RequestError):
         return "hf", find_preset(text).key
-    if is_pipeline_preset(text.lower()):
-        return "diffusers", text.lower()
+    for source in ("torchvision", "diffusers", "timm"):
+        if (name := resolve(source, text)) is not None:
+            return source, name
     if TORCHVISION_NAME.fullmatch(plain := _plain(text)):
         return "torchvision", plain
     return ("timm", text) if TIMM_NAME.fullmatch(text) else None
@@ -150,34 +153,37 @@ def arch_of(repository: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a function that people write with capital letters and hyphens, such as ResNet-50 or ViT_B_16."""
-    return name.lower().replace("-", "")
+    """Return the name of torchvision's function that people write otherwise, such as ResNet-50 or ViT-B-16."""
+    return resolve("torchvision", name) or name.lower().replace("-", "")
 
 
 def _read_torchvision(value: str) -> dict[str, str | None]:
     if not TORCHVISION_NAME.fullmatch(plain := _plain(value)):
-        raise RefusedValueError("a torchvision model name: lower-case letters, digits and _", EXAMPLE)
+        todo = close_name("torchvision", value) or EXAMPLE
+        raise RefusedValueError("a torchvision model name: lower-case letters, digits and _", todo)
     return {"name": plain}
 
 
 def _read_timm(value: str) -> dict[str, str | None]:
-    if not TIMM_NAME.fullmatch(value):
+    name = resolve("timm", value) or value
+    if not TIMM_NAME.fullmatch(name):
         allowed = "a timm model name: lower-case letters, digits and _, with a tag behind a dot or none"
-        raise RefusedValueError(allowed, "write for example arch=timm:resnet50.a1_in1k")
-    return {"name": value}
+        raise RefusedValueError(allowed, close_name("timm", value) or "write for example arch=timm:resnet50.a1_in1k")
+    return {"name": name}
 
 
 def _read_preset(value: str) -> dict[str, str | None]:
     try:
         return {"name": find_preset(value).key}
     except RequestError as error:
-        raise RefusedValueError(error.allowed or "", error.todo or "") from None
+        raise RefusedValueError(error.allowed or "", close_name("hf", value) or error.todo or "") from None
 
 
 def _read_hub(value: str, example: str = "hub:openai-community/gpt2") -> dict[str, str | None]:
     name, at, revision = _repository(value).partition("@")
     if not REPO_ID.fullmatch(name):
-        raise RefusedValueError("<org/name> of letters, digits, . _ -", f"write for example arch={example}")
+        todo = close_name("hub", name) or f"write for example arch={example}"
+        raise RefusedValueError("<org/name> of letters, digits, . _ -", todo)
     if at and not REVISION.fullmatch(revision):
         raise RefusedValueError("<org/name>@<branch, tag or commit>", f"write arch={example}@main")
     return {"name": name, "revision": revision if at else None}

@@ -10,7 +10,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sizer.base.config_json import FLOAT_TAG, TAGGED_FLOATS
-from sizer.base.errors import ConfigError, RefusedValueError, quote, suggest
+from sizer.base.errors import ConfigError, RefusedValueError, quote
+from sizer.catalogue.names import close_name, resolve
 from sizer.catalogue.pipelines import DENOISERS, PRESETS
 
 INDEX = "model_index.json"
@@ -108,22 +109,16 @@ class Bundle:
         return next((name for name in DENOISERS if name in self.with_weights), "")
 
 
-@functools.cache
-def preset_names() -> tuple[str, ...]:
-    """Return the names of all presets."""
-    return tuple(sorted(file.name.removesuffix(".json") for file in PRESETS.glob("*.json")))
-
-
 def find_preset(name: str) -> str:
-    """Return the preset that a text names, in any case.
+    """Return the preset that a text names, without regard to case and separators.
 
     Raises:
         RefusedValueError: There is no such preset.
     """
-    plain = name.lower()
-    if plain not in preset_names():
-        raise RefusedValueError(PRESETS_ALLOWED, suggest(plain, preset_names()) or EXAMPLE)
-    return plain
+    found = resolve("diffusers", name)
+    if found is None:
+        raise RefusedValueError(PRESETS_ALLOWED, close_name("diffusers", name) or EXAMPLE)
+    return found
 
 
 @functools.cache

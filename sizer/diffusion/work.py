@@ -21,9 +21,9 @@ from torch import nn
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import ConfigError, RequestError, TraceError
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.pipelines import CAST, DENOISERS, FRAMES, SECOND_DENOISER
+from sizer.catalogue.pipelines import CAST, DENOISERS, FRAMES, SECOND_DENOISER, preset_names
 from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, has_guardrail, reads_images
-from sizer.diffusion.bundle import INDEX, Bundle, preset_names, read_bundle, read_preset
+from sizer.diffusion.bundle import INDEX, Bundle, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, MODEL, NF4, NF4_TWICE, NONE, denoisers_of, place
 from sizer.diffusion.tokens import UnknownWords
 from sizer.distributed.described_gpus import accelerator_of, devices_answer

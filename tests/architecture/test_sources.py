@@ -25,7 +25,7 @@ def test_what_a_row_names_is_there(source: sources.Source):
     assert set(source.refuses) <= set(KEYS)
 
 
-@pytest.mark.parametrize("name", ["hf-hub:org/name", "local-dir:/etc", "../x", "resnet50.", "ResNet50"])
+@pytest.mark.parametrize("name", ["hf-hub:org/name", "local-dir:/etc", "../x", "resnet50.", "NoSuchNet"])
 def test_names_of_timm_that_point_elsewhere_are_refused(name: str):
     with pytest.raises(RequestError, match="allowed a timm model name"):
         parse_query(f"arch=timm:{name}")

@@ -11,8 +11,8 @@ import pytest
 
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
-from sizer.catalogue.pipelines import PART_NAME
-from sizer.diffusion.bundle import INDEX, file_of, preset_data, preset_names, read_bundle, read_preset
+from sizer.catalogue.pipelines import PART_NAME, preset_names
+from sizer.diffusion.bundle import INDEX, file_of, preset_data, read_bundle, read_preset
 from sizer.estimating.estimator import estimate
 from sizer.query.text import format_query, parse_query
 from sizer.tape.tape import PIPELINE_PHASES

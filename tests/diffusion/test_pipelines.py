@@ -23,11 +23,11 @@ from sizer.allocator.timeline import PhaseUse
 from sizer.architecture import quantizers
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError, RequestError
-from sizer.catalogue.pipelines import CAST
+from sizer.catalogue.pipelines import CAST, preset_names
 from sizer.decision import peak
 from sizer.diffusion import work
 from sizer.diffusion.building import as_loaded, build_pipeline, diffusers_installed, reads_images
-from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
+from sizer.diffusion.bundle import INDEX, read_bundle, read_preset
 from sizer.diffusion.placing import BITSANDBYTES, _quantised
 from sizer.diffusion.script import write_script
 from sizer.diffusion.work import count
