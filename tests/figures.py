@@ -251,11 +251,13 @@ def _accuracy() -> Iterator[str]:
 
 def _reports() -> Iterator[str]:
     """Yield a line for each public report that a query repeats."""
-    yield "| work | source | published | error | reason above 3 % |"
-    yield "|---|---|---|---|---|"
+    yield "| work | source | published | error | with gradients as zeros | reason above 3 % |"
+    yield "|---|---|---|---|---|---|"
     for row in read_table(REPORTS):
-        published, error = format_bytes(int(row["allocated_bytes"])), f"{float(row['error_percent']):+.2f} %".replace("-", "−")
-        yield f"| {row['work']} | {row['source']} | {published} | {error} | {row['reason']} |"
+        errors = (row["error_percent"], row["zeroed_percent"])
+        error, zeroed = (f"{float(text):+.2f} %".replace("-", "−") if text else "" for text in errors)
+        published = format_bytes(int(row["allocated_bytes"]))
+        yield f"| {row['work']} | {row['source']} | {published} | {error} | {zeroed} | {row['reason']} |"
 
 
 def _pipelines() -> Iterator[str]:

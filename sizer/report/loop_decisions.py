@@ -15,7 +15,13 @@ from sizer.catalogue.modes import FREED, KEPT
 from sizer.report.estimate import Estimate
 from sizer.report.replays import Replays
 from sizer.report.unbounded import find_unbounded
-from sizer.tape.loop_choices import float32_outputs, gradients_kept, outputs_kept_across_steps, with_outputs
+from sizer.tape.loop_choices import (
+    float32_outputs,
+    gradients_kept,
+    gradients_zeroed,
+    outputs_kept_across_steps,
+    with_outputs,
+)
 from sizer.tape.tape import Tape
 
 TRACED_PASSES = 2  # sizer.tracing.trace.PASSES: from the second pass on all are alike
@@ -73,6 +79,8 @@ def loop_decisions(
         yield decision("16-bit outputs are returned in float32 (Accelerate, Fabric)", reserved(wide) - base, estimate)
     kept = replace(gradients_kept(own), outputs=(), graphs=(), half_outputs=frozenset())
     yield decision("gradients are dropped after the forward pass", reserved(kept) - base, estimate)
+    zeroed = replace(gradients_zeroed(own), outputs=(), graphs=(), half_outputs=frozenset())
+    yield decision("gradients are set to zero and kept (set_to_none=False)", reserved(zeroed) - base, estimate)
 
 
 def summed_losses(tape: Tape, estimate: Estimate, *, passes: int) -> LoopDecision:

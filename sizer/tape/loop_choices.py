@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from sizer.catalogue.modes import KEPT
 from sizer.tape.tape import CATEGORIES, Tape
 
 _GRADIENT = CATEGORIES.index("gradient")
+_EMBEDDING = "aten.embedding_dense_backward.default"
 
 
 def with_outputs(tape: Tape, outputs: str | None) -> tuple[Tape, Callable[[int], int]]:
@@ -56,6 +57,58 @@ def gradients_kept(tape: Tape) -> Tape:
     freed = ~events[events < 0]
     categories = np.frombuffer(tape.categories, np.uint8)
     return postpone(tape, dict.fromkeys(freed[categories[freed] == _GRADIENT].tolist(), end))[0]
+
+
+def gradients_zeroed(tape: Tape) -> Tape:
+    """Return the tape of a loop that sets gradients to zero and keeps them: `zero_grad(set_to_none=False)`, PyTorch's default up
+    to 1.13.
+
+    The first step's gradients stay. The second step's are added to them (torch/csrc/autograd/functions/accumulate_grad.h, 2.15)
+    and released: before the next allocation of another module, since the tape does not tell where a node of the graph ends. A
+    gradient of an embedding that is itself temporary is added to that of the tied output layer, which waits for it.
+    Return the tape itself if no second step is told apart.
+
+    *Known limitations*: the gradient of another layer that is used several times is released after its first use.
+    """
+    begin = _end_of_step(tape)
+    if begin is None or tape.second_forward is None or tape.loops:
+        return tape
+    order = np.asarray(tape.order, np.int64)
+    made, freed = _places(tape, order), _places(tape, ~order)
+    gradients = np.frombuffer(tape.categories, np.uint8) == _GRADIENT
+    stay = np.flatnonzero(gradients & (made < begin) & (freed >= begin))
+    if not len(stay):
+        return tape
+    added = np.flatnonzero(gradients & (made >= begin))
+    modules = np.asarray(tape.modules, np.int64)
+    allocations = np.flatnonzero(order >= 0)
+    moved = freed[np.concatenate([stay, added])]
+    left = np.delete(np.arange(len(order)), moved[moved >= 0])
+    events, keys = [*order[left]], [*(2 * left + 1)]
+    passes = np.sort([made[block] for blocks in tape.outputs for block in blocks])
+    summands = [block for block in _embedding_gradients(tape) if not gradients[block]]
+    for block in added:
+        number = np.searchsorted(passes, made[block])
+        alike = (one for one in summands if tape.sizes[one] == tape.sizes[block] and made[one] > made[block])
+        end = next((one for one in alike if np.searchsorted(passes, made[one]) == number), block)
+        later = allocations[np.searchsorted(allocations, made[end], side="right") :]
+        others = later[modules[order[later]] != modules[end]]
+        events.append(~block)
+        keys.append(2 * others[0] if len(others) else 2 * len(order) - 1)
+    ascending = np.sort(keys)
+    new = np.asarray(events, np.int64)[np.argsort(keys, kind="stable")]
+
+    def moved_to(position: int) -> int:
+        return int(np.searchsorted(ascending, 2 * position))
+
+    return replace(_at_other_positions(tape, moved_to), order=array("q", new.tobytes()))
+
+
+def _embedding_gradients(tape: Tape) -> Iterator[int]:
+    """Yield the blocks that the backward pass of an embedding made."""
+    if _EMBEDDING in tape.op_names:
+        op = tape.op_names.index(_EMBEDDING)
+        yield from (block for block, made_by in enumerate(tape.ops) if made_by == op)
 
 
 def float32_outputs(tape: Tape) -> Tape:

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from sizer.allocator.timeline import live_by_category, peak_bytes
 from sizer.catalogue.gpus import GPUS
@@ -18,6 +19,7 @@ from sizer.report.unbounded import peak_reserved_bytes
 from sizer.tape.loop_choices import (
     float32_outputs,
     gradients_kept,
+    gradients_zeroed,
     outputs_kept,
     outputs_kept_across_steps,
     postpone,
@@ -128,6 +130,55 @@ def test_a_tape_of_a_loop_that_keeps_outputs_is_that_of_its_trace(query):
     assert {name: sum(live.values()) for name, live in live_by_category(made).items()} == {
         name: sum(live.values()) for name, live in live_by_category(kept).items()
     }
+
+
+@pytest.mark.parametrize("query", LOOPS)
+def test_a_tape_of_a_loop_that_zeroes_gradients_is_that_of_its_trace(query, monkeypatch):
+    """Peaks come within 0.1 %, as a tape does not tell where a node of the graph ends; Faster R-CNN's is 2 of 3,163 MB lower.
+
+    RAFT uses its weights in each of twelve updates. Their gradients are released after the first use: 4 of 155 MB are missing.
+    """
+    request = parse_query(query)
+    near = 0.03 if "raft" in query else 1e-3
+    gpu, (dtype,), (batch,) = gpu_of(request), request.dtypes, request.batches
+    tracer = Tracer(request, gpu)
+    blueprint, module = tracer.built()
+    work = work_of(as_traced(tracer.request), dtype)
+    dropped = trace(blueprint, module, work, batch=batch, device=tracer.device())
+    drop = nn.Module.zero_grad
+    monkeypatch.setattr(nn.Module, "zero_grad", lambda module, set_to_none=True: drop(module, set_to_none=False))
+    zeroed = trace(blueprint, module, work, batch=batch, device=tracer.device())
+    made = gradients_zeroed(dropped).validate()
+    assert list(made.sizes) == list(zeroed.sizes)
+    assert peak_bytes(made.order, made.sizes) == pytest.approx(peak_bytes(zeroed.order, zeroed.sizes), rel=near)
+    assert peak_reserved_bytes(made, "cuda", False) == pytest.approx(peak_reserved_bytes(zeroed, "cuda", False), rel=near)
+    assert live_of(made)["step2"] == live_of(zeroed)["step2"]
+    assert live_of(made)["step2"]["gradient"] == live_of(dropped)["optimizer"]["gradient"] > live_of(dropped)["step2"]["gradient"]
+
+
+def live_of(tape: Tape) -> dict[str, dict[str, int]]:
+    return {phase: dict(live) for phase, live in live_by_category(tape).items()}
+
+
+def test_gradients_zeroed_by_hand():
+    """Two gradients of 4 bytes, each made by a layer of its own. The second step's are released as they are added."""
+    first, second = (1, 2, ~1, ~2), (3, 5, 4, ~3, ~4, ~5)
+    made = gradients_zeroed(
+        Tape(
+            batch=1,
+            order=array("q", (0, *first, *second)),
+            sizes=array("q", (8, 4, 4, 4, 4, 2)),
+            categories=bytes([PARAMETER, *[CATEGORIES.index("gradient")] * 4, ACTIVATION]),
+            ops=array("l", [0] * 6),
+            modules=array("l", [0, 0, 1, 0, 1, 0]),
+            op_names=("aten.mm.default",),
+            module_names=("first", "second"),
+            marks=((1, "load"), (1, "forward"), (3, "backward"), (3, "optimizer"), (11, "step2")),
+            second_forward=5,
+        ).validate()
+    ).validate()
+    assert list(made.order) == [0, 1, 2, 3, 5, ~3, 4, ~5, ~4]
+    assert peak_bytes(made.order, made.sizes) == 8 + 2 * 4 + 4 + 2
 
 
 def test_gradients_kept_needs_a_second_step():
