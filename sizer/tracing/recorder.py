@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -119,6 +121,7 @@ class Recorder(TorchDispatchMode):
 
     environment: Mapping[str, str] | None = None  # variables of the code that is traced, if it has some
     draws: HostDraws | None = None  # what draws for large tensors of the host, where the numbers drawn next matter
+    supports_higher_order_operators = True
     compiles = False  # whether compiled code is compiled for the device (sizer.tracing.compiled)
 
     def ignore_compile_internals(self) -> bool:
@@ -134,6 +137,8 @@ class Recorder(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             self.taken_apart = func
             return NotImplemented  # the subclass takes itself apart, and its inner operators come here
+        if not types and isinstance(func, HigherOrderOperator):
+            return self._run_dense(func, args, kwargs or {})
         kwargs = kwargs or {}
         if self.compiles and (device := kwargs.get("device")) is not None and device.type == "cuda":
             kwargs = kwargs | {"device": _META}  # in compiled code no function mode sends it there
@@ -194,6 +199,17 @@ class Recorder(TorchDispatchMode):
         if plan.multiplies and not on_host and (blas := self.rules.blas) is not None:
             self._workspaces.multiply(plan.name, *cublas.needs(blas, func, args, out, beta=kwargs.get("beta", 1)))
         return out
+
+    def _run_dense(self, func: HigherOrderOperator, args: tuple, kwargs: dict) -> Any:
+        """Run an operator of functions, such as flex_attention outside of torch.compile, by its own kernel of plain operators.
+
+        Raises NotImplementedError if it has no such kernel, as PyTorch does.
+        """
+        dense = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
+        if dense is None:
+            raise NotImplementedError(f"{func.name()} without torch.compile has no kernel of plain operators")
+        with self:
+            return dense(*args, **kwargs)
 
     def _is_on_host(self, plan: _Plan, args: tuple, out: Any) -> bool:
         """Return True if an operator runs on the host: kernels of the device hold nothing then."""

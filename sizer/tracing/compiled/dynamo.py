@@ -16,6 +16,7 @@ from unittest import mock
 from weakref import WeakSet
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sizer.architecture.compile_later import step_hooks
@@ -49,6 +50,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
     import torch._dynamo.variables.tensor as tensors
     import torch.distributed.utils as distributed
 
+    flex = importlib.import_module("torch._higher_order_ops.flex_attention")  # the package has the operator by this name
     convert, wrap = convert_frame.CatchErrorsWrapper.__call__, builder.VariableBuilder.__call__
     methods, on_host = optimizer.OptimizerVariable.tp_methods, recorder.host.__contains__
     init = methods["_init_group"].handler
@@ -104,6 +106,15 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
 
         return run
 
+    def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if recorder not in _get_current_dispatch_mode_stack():  # Dynamo is at work
+                return function(*args)
+            with _disable_current_modes():
+                return function(*args)
+
+        return run
+
     for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were in their place
         tensors.all_tensor_attrs[name] = vars(torch._C.TensorBase)[name]
     with ExitStack() as stack:
@@ -117,6 +128,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
             (optimizer.OptimizerVariable, "move_step_if_cpu", recorded(optimizer.OptimizerVariable.move_step_if_cpu)),
             # DDP's forward pass moves its inputs, and is not compiled itself
             (distributed, "_recursive_to", steps.with_modes(distributed._recursive_to)),
+            (flex, "create_fw_bw_graph", unrecorded(flex.create_fw_bw_graph)),  # of fake tensors
             (trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS]),
             (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
         ):

@@ -121,6 +121,8 @@ def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 def between_devices(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """_to_copy(source, ..) from or to the host: a copy that nobody waits for is converted on the device, and a strided one is made
     contiguous there (cuda/Copy.cu, copy_kernel_cuda)."""
+    if not isinstance(args[0], Tensor):  # a number
+        return []
     return _between(device, args[0], out, kwargs.get("non_blocking", False))
 
 

@@ -33,6 +33,8 @@ _INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 mov
 _MOVERS = frozenset(
     {"torch.optim.swa_utils", "torch.nn.utils.clip_grad", "torch.nn.utils.convert_parameters", "torch.amp.grad_scaler"}
 )
+# Modules of PyTorch that refuse meta tensors by their device.
+_ASKERS = frozenset({"torch.nn.attention.flex_attention"})
 _UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
 _SPARSE = frozenset(
@@ -440,7 +442,8 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
             frame = sys._getframe(1)
             module = frame.f_globals.get("__name__", "")
             moves = module in _MOVERS and bool(host)
-            outside = not _is_ours(module) or moves or (name == "is_meta" and module == _INITIALIZERS)
+            asks = module in _ASKERS or (name == "is_meta" and module == _INITIALIZERS)
+            outside = not _is_ours(module) or moves or asks
             if not (outside and _are_devices_sent_to_meta()):
                 return read(tensor)
             with torch._C.DisableTorchFunction():

@@ -177,6 +177,8 @@ def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dic
 def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`.cpu()`, `.tolist()`, `.numpy()`: the known values; unknown ones arrive as zeros."""
     tensor, device = args[0], kwargs.get("device")
+    if not isinstance(tensor, Tensor):  # a number, which vmap's rules cast as a tensor (functorch/BatchRulesBinaryOps.cpp)
+        return func(torch.tensor(tensor, device="cpu"), **kwargs)
     if tensor.device.type != "meta" or device is None or torch.device(device).type != "cpu":
         return NotImplemented
     real = _on_host(recorder, tensor)
