@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+NAMED = "SIZER_OPERATOR_NAMES"  # a variable of the environment: operators to take in place of all
 MODES = ("no_grad", "inference", "backward")
 # Operators that need a linear-algebra library, draw at random, or whose result's size only a kernel knows.
 # This list may only shrink.
@@ -56,7 +57,8 @@ def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> 
 
     # torch.testing's internals forbid to set flags of backends for the rest of the process (disable_global_flags).
     torch.backends.__allow_nonbracketed_mutation_flag = True
-    for op in [op for op in op_db if not op.name.startswith(SKIPPED)][::every]:
+    named = os.environ.get(NAMED, "").split()
+    for op in [op for op in op_db if (op.name in named if named else not op.name.startswith(SKIPPED))][::every]:
         if mode == "backward" and not op.supports_autograd:
             continue
         if dtype not in op.dtypes and dtype not in (getattr(op, "dtypesIfCUDA", None) or ()):

@@ -99,6 +99,17 @@ def test_operators_allocate_as_on_an_h200(run_on_null, mode: str, dtype: str):
 
 
 @OF_2_15
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_all_samples_of_some_operators_are_equal(run_on_null, monkeypatch, dtype: str):
+    """Attention with as many heads of keys as of queries and `enable_gqa`, its mask of a triangle, and `ldexp` by integers."""
+    names = "ldexp nn.functional.scaled_dot_product_attention"
+    monkeypatch.setenv(operators.NAMED, names)
+    ran, differing = compared(run_on_null, operators, "no_grad", dtype, 0, 40, 1)
+    assert ran > 30
+    assert not differing
+
+
+@OF_2_15
 @pytest.mark.parametrize("mode", [pytest.param(mode, marks=[pytest.mark.exhaustive] * (mode == "inference")) for mode in MODES])
 def test_a_sample_of_operators_allocates_as_on_a_device(run_on_null, mode: str):
     ran, differing = compared(run_on_null, operators, mode, "float32", 0, 1, 6)

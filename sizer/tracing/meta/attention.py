@@ -111,7 +111,8 @@ def math_attention(a: Attention) -> Tensor:
     if a.is_causal:
         lower = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = additive_mask(lower, scaled.dtype)
-    if a.grouped:  # pre_process_group_query_attention_input
+        del lower
+    if a.grouped and not query.shape[-3] == key.shape[-3] == value.shape[-3]:  # pre_process_group_query_attention_input
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     weights = torch.matmul(scaled, key.transpose(-2, -1) * half_scale)

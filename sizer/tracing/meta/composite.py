@@ -188,7 +188,17 @@ def _observed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) ->
         return _aten.fake_quantize_per_channel_affine_cachemask.default(x, *buffers[2:], 0, least, most)
 
 
+def _ldexp(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """ldexp(x, exponent) of floats and integers: one kernel on CUDA (native/BinaryOps.cpp), on meta a power and a product."""
+    x, exponent = args
+    takes = x.is_meta and exponent.is_meta and x.is_floating_point() and not exponent.is_floating_point()
+    if not takes or exponent.is_complex() or recorder.device.kind != "cuda":
+        return NotImplemented
+    return torch.mul(x, exponent)
+
+
 HANDLERS = {
+    _aten.ldexp.Tensor: _ldexp,
     _aten._fused_moving_avg_obs_fq_helper.default: _observed,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _cached_mask,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _cached_mask,
