@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 import sizer
@@ -883,3 +884,29 @@ print("torch._dynamo.polyfills.tensor" in sys.modules)
 def test_the_compiler_may_be_imported_first_in_a_step() -> None:
     done = subprocess.run([sys.executable, "-c", DYNAMO_IMPORTED], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_lbfgs_holds_the_history_of_every_iteration(iterations: int):
+    """Values do not end it early. Over the null driver zero gradients do: the trace is 82 KB higher at one iteration."""
+
+    def make(device: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+        layer, inputs = nn.Linear(100, 100, device=device), torch.randn(4, 100, device=device)
+        optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=iterations)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = layer(inputs).pow(2).sum()
+            loss.backward()
+            return loss
+
+        return layer, optimizer, lambda: optimizer.step(closure)
+
+    layer, optimizer, step = make("cpu")
+    for _ in range(2):
+        step()
+    held = [*layer.parameters(), *(weight.grad for weight in layer.parameters()), torch.empty(4, 100)]
+    held += [leaf for leaf in tree_leaves(dict(optimizer.state[layer.weight])) if isinstance(leaf, Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
+    (estimate,) = sizer.size_step(lambda: make("cuda")[2], gpu="rtx-4090").estimates
+    assert estimate.phases[-1].allocated_bytes == sum(-(-size // 512) * 512 for size in storages.values())
