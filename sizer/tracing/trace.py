@@ -403,7 +403,8 @@ def _cached_methods(module: nn.Module) -> set[Any]:
     """Return the caches of methods (functools.lru_cache) of a module's classes, which may keep tensors by device."""
     found = set()
     for kind in {type(child) for child in module.modules()}:
-        for name, method in vars(kind).items():
+        for name, defined in vars(kind).items():
+            method = getattr(defined, "__func__", defined)  # of a static method
             inside = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]  # of a wrapper around a cache
             found |= {one for one in (method, *inside) if hasattr(one, "cache_clear") and not name.startswith("__")}
     return found
