@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,13 +36,22 @@ _VIEWED = frozenset(
 )  # fmt: skip
 _UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
               _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default}  # fmt: skip
-_FILLED = {
+Fill = Callable[[tuple, dict], Any]
+"""Takes an operator's arguments; returns the value of all elements of its result."""
+
+_FILLED: dict[Any, Fill] = {
     _aten.zeros_like.default: lambda args, kwargs: 0,
     _aten.new_zeros.default: lambda args, kwargs: 0,
     _aten.ones_like.default: lambda args, kwargs: 1,
     _aten.new_ones.default: lambda args, kwargs: 1,
     _aten.full_like.default: lambda args, kwargs: args[1] if len(args) > 1 else kwargs["fill_value"],
     _aten.new_full.default: lambda args, kwargs: args[2] if len(args) > 2 else kwargs["fill_value"],
+}
+# Of no tensor at all: autograd begins the gradient of each slice and selection with zeros, and writes unknown values over them
+_CONSTANT: dict[Any, Fill] = {
+    _aten.zeros.default: lambda args, kwargs: 0,
+    _aten.ones.default: lambda args, kwargs: 1,
+    _aten.full.default: lambda args, kwargs: args[1] if len(args) > 1 else kwargs["fill_value"],
 }
 
 
@@ -66,12 +76,16 @@ def is_small(tensor: Tensor) -> bool:
     return tensor.numel() <= LARGEST_INTEGERS
 
 
-def _filled(like: Tensor, value: Any) -> Tensor:
-    """A CPU tensor of a value, in the shape and dtype of another one."""
-    if value or not like.numel():
-        return torch.full(like.shape, value, dtype=like.dtype, device="cpu")
-    zeros = np.zeros(like.numel() * like.itemsize, np.uint8)  # of which nothing is written before it is read
-    return torch.from_numpy(zeros).view(like.dtype).view(like.shape)
+def _filled(shape: torch.Size, dtype: torch.dtype, value: Any) -> Tensor:
+    """A CPU tensor of a value."""
+    if value or not shape.numel():
+        return torch.full(shape, value, dtype=dtype, device="cpu")
+    zeros = np.zeros(shape.numel() * dtype.itemsize, np.uint8)  # of which nothing is written before it is read
+    return torch.from_numpy(zeros).view(dtype).view(shape)
+
+
+def _filled_storage(shape: torch.Size, dtype: torch.dtype, value: Any) -> torch.UntypedStorage:
+    return _filled(shape, dtype, value).untyped_storage()
 
 
 def unfilled(like: Tensor) -> Tensor:
@@ -132,7 +146,7 @@ class KnownValues:
         self.expected_false = StorageSet()  # asked for `any()`: though unknown, taken to hold no True
         self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
         self._assumed: dict[int, str] = {}
-        self._traits: dict[int, tuple[bool, bool, Any]] = {}  # by the operator's identity: its own hash is Python
+        self._traits: dict[int, _Traits] = {}  # by the operator's identity: its own hash is Python
 
     def get(self, tensor: Tensor) -> Tensor | None:
         """A real CPU tensor with this tensor's values (sharing the twin's memory), or None where they are unknown."""
@@ -227,15 +241,14 @@ class KnownValues:
         """Keep the twins in step with an operator that has just run on meta tensors."""
         traits = self._traits.get(id(func))
         if traits is None:
-            traits = self._traits[id(func)] = (func._schema.is_mutable, _is_unpredictable(func), func)
-        mutable, unpredictable, _ = traits
-        if mutable:
-            self._follow_mutation(func, args, kwargs, unpredictable)
+            traits = self._traits[id(func)] = _Traits.of(func)
+        if traits.mutable:
+            self._follow_mutation(func, args, kwargs, traits)
             return
-        if unpredictable:
+        if traits.unpredictable:
             self._follow_undefined(func, out)
             return
-        if func.overloadpacket is _aten.randperm:
+        if traits.permutes:
             if out.device.type == "meta" and is_small(out):
                 self.remember(out, permutation(out.numel()).to(out.dtype))
             return
@@ -245,13 +258,17 @@ class KnownValues:
         elif not isinstance(out, (list, tuple)):
             return
         if args and isinstance(args[0], Tensor) and not self.is_known(args[0]):  # most results, at once
-            self._follow_filled(func, args, kwargs, out)
+            if traits.fill is not None:
+                self._follow_filled(traits.fill, args, kwargs, out)
             return
         inputs = tensors_of(args)
         if kwargs:
             inputs += tensors_of(kwargs.values())
         if inputs and not self.all_known(inputs):
-            self._follow_filled(func, args, kwargs, out)
+            if traits.fill is not None:
+                self._follow_filled(traits.fill, args, kwargs, out)
+            return
+        if traits.constant is not None and not inputs and self._follow_constant(traits.constant, args, kwargs, out):
             return
         outs = [out] if isinstance(out, Tensor) else tensors_of(out)
         fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
@@ -287,31 +304,40 @@ class KnownValues:
         self._waiting.add(twin)
         return twin
 
-    def _follow_filled(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    def _follow_filled(self, fill: Fill, args: tuple, kwargs: dict, out: Any) -> None:
         """Remember the values of `full_like` and its like, which take nothing but the shape of a tensor of unknown values."""
-        fill = _FILLED.get(func)
-        if fill is None or out.device.type != "meta":
+        if out.device.type != "meta":
             return
         if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
             value = fill(args, kwargs)
             if not isinstance(value, Tensor):
-                self.remember(out, _filled(out, value))
+                self.remember(out, _filled(out.shape, out.dtype, value))
+
+    def _follow_constant(self, fill: Fill, args: tuple, kwargs: dict, out: Tensor) -> bool:
+        """Remember the values of `zeros` and its like, made when they are first asked for. Return False if they must be run."""
+        if kwargs.get("pin_memory") or not is_meta(out) or out.layout is not torch.strided:
+            return False
+        compute = partial(_filled_storage, out.shape, out.dtype, fill(args, kwargs))
+        self._pair(out.untyped_storage(), Twin(compute=compute))
+        return True
 
     def _follow_undefined(self, func: Any, out: Any) -> None:
         """Remember integers of `empty` as zeros: code writes them element by element before it reads them."""
         if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
             fresh = out.untyped_storage()._cdata not in self._twins
             if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
-                self.remember(out, _filled(out, 0))
+                self.remember(out, _filled(out.shape, out.dtype, 0))
 
-    def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, unpredictable: bool) -> None:
-        written = _written(func, args, kwargs)
-        if not any(t.device.type == "meta" for t in written):
+    def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, traits: _Traits) -> None:
+        written = tensors_of(
+            [args[index] if index < len(args) else kwargs.get(name) for index, name in traits.written]
+        )
+        if not any(map(is_meta, written)):
             return
-        if func.overloadpacket in _VIEWED or (func is _aten.resize_.default and self._still_fits(*written)):
+        if traits.keeps_values or (func is _aten.resize_.default and self._still_fits(*written)):
             return
         inputs = tensors_of(args) + tensors_of(kwargs.values())
-        if unpredictable or not self._can_mutate(func, written, inputs):
+        if traits.unpredictable or not self._can_mutate(traits.overwrites, written, inputs):
             for tensor in written:
                 self.forget(tensor)
             return
@@ -330,9 +356,8 @@ class KnownValues:
         twin = self._twins.get(storage._cdata)
         return twin is not None and twin[0].storage.nbytes() == storage.nbytes()
 
-    def _can_mutate(self, func: Any, written: list[Tensor], inputs: list[Tensor]) -> bool:
+    def _can_mutate(self, overwrites: bool, written: list[Tensor], inputs: list[Tensor]) -> bool:
         # fill_, zero_ and copy_ over a whole tensor need no earlier values of what they write.
-        overwrites = func.overloadpacket in (_aten.fill_, _aten.zero_, _aten.copy_)
         sources = [t for t in inputs if not any(t is w for w in written)] if overwrites else inputs
         if not self.all_known(sources):
             return False
@@ -371,9 +396,32 @@ def _is_unpredictable(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags or func in _UNDEFINED
 
 
-def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
-    written = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append(args[index] if index < len(args) else kwargs.get(argument.name))
-    return tensors_of(written)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traits:
+    """Facts about an operator by which its values are followed, looked up once: to hash an operator is Python."""
+
+    func: Any  # which is kept, so that no other operator has its identity
+    mutable: bool
+    unpredictable: bool
+    permutes: bool
+    written: tuple[tuple[int, str], ...]  # positions and names of the arguments that it writes to
+    keeps_values: bool  # changes shapes and strides alone
+    overwrites: bool  # needs no earlier values of what it writes to
+    fill: Fill | None
+    constant: Fill | None
+
+    @classmethod
+    def of(cls, func: Any) -> _Traits:
+        """Return the facts about an operator."""
+        arguments = enumerate(func._schema.arguments)
+        return cls(
+            func=func,
+            mutable=func._schema.is_mutable,
+            unpredictable=_is_unpredictable(func),
+            permutes=func.overloadpacket is _aten.randperm,
+            written=tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write),
+            keeps_values=func.overloadpacket in _VIEWED,
+            overwrites=func.overloadpacket in (_aten.fill_, _aten.zero_, _aten.copy_),
+            fill=_FILLED.get(func),
+            constant=_CONSTANT.get(func),
+        )
