@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import repeat
 
 import numpy as np
 
 from sizer.tape.size_queries import by_block
-from sizer.tape.streams import stream_of
 from sizer.tape.tape import Tape
 
 ENOUGH = 200  # events that two tapes have alike after a stretch that ends where they go on in the same way
@@ -81,21 +80,12 @@ class Rows:
         modules = np.asarray(tape.modules, np.int64)
         self.names, self.layers = [names[module] for module in tape.modules], layer_of[modules]
         self.sizes = np.asarray(tape.sizes, np.int64)
-        kinds = [
-            (
-                tape.op_names[tape.ops[block]],
-                name,
-                tape.categories[block],
-                stream_of(tape, block),
-                block in tape.awaited,
-            )
-            for block, name in enumerate(self.names)
-        ]
-        alike = [ids.setdefault(kind, len(ids)) for kind in kinds]
+        alike = self._kinds(names, ids)
         asked = {} if across_batches else by_block(tape.size_queries)
-        sizes = (
-            (kind, size, asked.get(block)) for block, (kind, size) in enumerate(zip(alike, tape.sizes, strict=True))
-        )
+        queries = {id(query): query for query in asked.values()}  # many blocks share one, which takes long to hash
+        numbers = {key: ids.setdefault(query, len(ids)) for key, query in queries.items()}
+        asks = [numbers.get(id(asked.get(block))) for block in range(len(alike))] if asked else repeat(None)
+        sizes = zip(alike, tape.sizes, asks, strict=False)
         exact = [ids.setdefault(row, len(ids)) for row in sizes]
         events = np.asarray(tape.order, np.int64)
         self.allocates = events >= 0
@@ -103,8 +93,24 @@ class Rows:
         self.alike, self.exact = self._by_event(alike), self._by_event(exact)
         self.exact_per_sample = self.exact
         if across_batches:
-            shares = ((kind, Fraction(size, tape.batch)) for kind, size in zip(alike, tape.sizes, strict=True))
+            common = np.gcd(self.sizes, tape.batch)
+            share = (self.sizes // common).tolist(), (tape.batch // common).tolist()  # a fraction in its lowest terms
+            shares = zip(alike, *share, repeat("share"), strict=False)
             self.exact_per_sample = self._by_event([ids.setdefault(share, len(ids)) for share in shares])
+
+    def _kinds(self, names: list[str], ids: dict[tuple, int]) -> list[int]:
+        """Return by block the number of its kind: operator, module but for the number of the layer, category and stream."""
+        tape = self.tape
+        streams = tape.streams or repeat(0)
+        awaited = map(tape.awaited.__contains__, range(len(tape.sizes))) if tape.awaited else repeat(False)
+        known: dict[tuple, int] = {}
+        kinds = []
+        for row in zip(tape.ops, tape.modules, tape.categories, streams, awaited, strict=False):
+            if (kind := known.get(row)) is None:
+                op, module, *others = row
+                kind = known[row] = ids.setdefault((tape.op_names[op], names[module], *others), len(ids))
+            kinds.append(kind)
+        return kinds
 
     def _by_event(self, ids_of_blocks: list[int]) -> np.ndarray:
         return 2 * np.array(ids_of_blocks, np.int64)[self.blocks] + self.allocates

@@ -116,7 +116,8 @@ def align(first: Tape, second: Tape, stacks: Sequence[Stacks] = (), *, earlier: 
     paths = paths_of(stacks)
     one, two = (Rows(tape, paths, ids, across_batches=across_batches) for tape in (first, second))
     alike_from = {path: stack.alike_from for stack in stacks for path in stack.paths}
-    begin = np.array([alike_from.get(name.partition(".*")[0], 0) for name in two.names], np.int64)
+    begins = {name: alike_from.get(name.partition(".*")[0], 0) for name in set(two.names)}
+    begin = np.array([begins[name] for name in two.names], np.int64)
     unlike = (two.layers != NO_LAYER) & (two.layers < begin)
     stretches = tuple(stretch.steadied(two, unlike, earlier) for stretch in find_stretches(one, two))
     return Aligned(first=one, second=two, stretches=stretches)
