@@ -53,6 +53,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}  # between the device and the host, too
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _RESIZING = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
+_VIEWS = {torch.ops.aten._unsafe_view.default}  # by their schemas they are none
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -75,6 +76,14 @@ class _Plan:
     lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
     resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments whose storages may grow
     draws: bool  # in place, at random
+    views: bool = False  # does nothing but return a view of an argument
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the operator itself is all that runs."""
+        rules = self.check, self.handler, self.instead, self.shortcut, self.correct, self.held, self.collective, self.resizable
+        does_more = self.multiplies or self.reads or self.lifts or self.draws
+        return all(rule is None for rule in rules) and not does_more
 
 
 class Recorder(TorchDispatchMode):
@@ -148,6 +157,8 @@ class Recorder(TorchDispatchMode):
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
         plan = self._plans.get(id(func)) or self._plan(func)
+        if plan.views and (view := self._view(func, args, kwargs)) is not None:
+            return view
         if plan.check is not None:
             plan.check(self.device.kind, args)
         if self.storages.overwritten and not func.is_view:
@@ -211,6 +222,23 @@ class Recorder(TorchDispatchMode):
         with self:
             return dense(*args, **kwargs)
 
+    @property
+    def sees_inputs(self) -> bool:
+        """Return True if operators are watched by their arguments, too: those of the host, those made by name, those of streams."""
+        return bool(self.host or self.host.tells or self.deferred.is_left or self.follow_stream is not None)
+
+    def _view(self, func: Any, args: tuple, kwargs: dict) -> Tensor | None:
+        """Return what an operator returns that is a view of a block, which has neither a block nor values of its own: None if it
+        may be more than that."""
+        if self.sees_inputs:
+            return None
+        try:
+            out = func(*args, **kwargs)
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return None  # which the operator raises once more
+        is_plain = type(out) is Tensor and is_meta(out) and not out.is_sparse
+        return out if is_plain and out in self.storages else None
+
     def _is_on_host(self, plan: _Plan, args: tuple, out: Any) -> bool:
         """Return True if an operator runs on the host: kernels of the device hold nothing then."""
         if self.host and self.host.makes(args):
@@ -227,7 +255,7 @@ class Recorder(TorchDispatchMode):
             self._workspaces.set_product(blas.size)
         rules, name = self.rules, str(func)
         kernel = rules.kernels.get(func)
-        plan = self._plans[id(func)] = _Plan(
+        plan = _Plan(
             func=func,
             name=name,
             check=rules.checks.get(func) or rules.checks.get(name),
@@ -244,7 +272,12 @@ class Recorder(TorchDispatchMode):
             draws=torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable,
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
+        self._plans[id(func)] = plan = replace(plan, views=(func.is_view or func in _VIEWS) and plan.is_plain)
         return plan
+
+    def only_views(self, func: Any) -> bool:
+        """Return True if an operator does nothing but return a view of an argument."""
+        return self._plan(func).views
 
     def load(self, module: nn.Module, *, tell_frozen: bool = False) -> None:
         """Log the module's parameters and buffers in the order in which they come to the device.

@@ -50,6 +50,7 @@ from sizer.tracing.meta.loss_operators import chunked_loss_on, transducers_on
 from sizer.tracing.meta.quantized_operators import fp8_products
 from sizer.tracing.meta.stream_calls import streams_seen
 from sizer.tracing.meta.unseen_calls import buckets_seen, emptied_caches_seen, resizes_seen
+from sizer.tracing.meta.views import views_unseen
 from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
@@ -181,7 +182,9 @@ def _trace(
     if work.plan is None:
         bring(recorder, module, loading, tell_frozen=work.tell_frozen)
     with world_of_work(work, module, device), unchanged(module):
-        with repeatable(), backends_of(work), compiling(work, recorder) as end_phase, recording(recorder):
+        with repeatable(), backends_of(work), compiling(work, recorder) as end_phase, recording(recorder), ExitStack() as views:
+            if work.plan is None and work.compile_scope is None:
+                views.enter_context(views_unseen(module, recorder.only_views))
             try:
                 with explained(recorder, module), compile_failures(), ExitStack() as stack:
                     if work.plan is not None:
