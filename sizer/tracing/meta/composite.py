@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_map
 from sizer.tracing.device import Device
 from sizer.tracing.meta.memo import makes_tensors
 from sizer.tracing.values.handler import HandlerContext
+from sizer.tracing.values.known import is_meta
 
 _aten = torch.ops.aten
+_META = torch.device("meta")
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 _DEVICE_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
 
@@ -197,8 +199,28 @@ def _ldexp(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     return torch.mul(x, exponent)
 
 
+def _gradient_of_view(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """select_backward(gradient, sizes, ..), slice_backward, diagonal_backward: zeros, into a view of which the gradient is copied.
+
+    The view and the copy make no block. A gradient of known values is copied. Source: native/TensorShape.cpp, 2.15.
+    """
+    gradient = args[0]
+    if kwargs or recorder.device.kind not in _DEVICE_KEYS or recorder.sees_inputs:
+        return NotImplemented
+    is_plain = type(gradient) is Tensor and is_meta(gradient) and gradient.layout is torch.strided
+    if not is_plain or recorder.values.is_known(gradient):
+        return NotImplemented
+    with recorder:
+        zeros = _aten.zeros.default(args[1], dtype=gradient.dtype, layout=torch.strided, device=_META, pin_memory=False)
+    recorder.values.forget(zeros)
+    return zeros
+
+
 HANDLERS = {
     _aten.ldexp.Tensor: _ldexp,
+    **dict.fromkeys(
+        (_aten.select_backward.default, _aten.slice_backward.default, _aten.diagonal_backward.default), _gradient_of_view
+    ),
     _aten._fused_moving_avg_obs_fq_helper.default: _observed,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _cached_mask,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _cached_mask,

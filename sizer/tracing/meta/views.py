@@ -23,8 +23,9 @@ VIEWS = (
     *(_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int, _aten.diagonal.default),
     _aten.alias.default,
 )
-# Of tensors of another class, which is among the arguments
-_MAKERS = tuple(name for name in ("_make_wrapper_subclass", "_make_subclass", "_make_dtensor", "as_subclass") if hasattr(Tensor, name))
+# Functions that make tensors of another class, which is among the arguments; not all versions have each
+_MAKE = ("_make_wrapper_subclass", "_make_subclass", "_make_dtensor", "as_subclass")
+_MAKERS = tuple(name for name in _MAKE if hasattr(Tensor, name))
 
 
 def dispatches(kind: type[Tensor]) -> bool:

@@ -25,6 +25,7 @@ class HandlerContext(AbstractContextManager, Protocol):
     taken_apart: Any  # the latest operator over a tensor subclass, which runs others on its inner tensors
     unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: what is held until it is waited for
     barriers: dict[str, Tensor]  # by the name of a group: the buffer of its barriers
+    sees_inputs: bool  # whether operators are watched by their arguments, too: those of the host, or of streams
     engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
     def stand_in(self, text: str) -> None:
