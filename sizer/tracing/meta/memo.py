@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sizer.tracing.values.known import is_meta, tensors_of
 
 _META = torch.device("meta")
+_FACTORIES = (torch.ops.aten.zeros.default, torch.ops.aten.ones.default, torch.ops.aten.full.default)
 _ORDINARY = (Tensor, nn.Parameter)
 _NUMBERS = (bool, int, float)  # True, 1 and 1.0 are equal, and promote differently
 
@@ -75,7 +76,7 @@ def memoized(func: Any, correct: Callable[[tuple, Any], Any] | None = None) -> C
 
     `correct` changes new results.
     """
-    if makes_tensors(func):
+    if makes_tensors(func) or func in _FACTORIES:
         return Memo(func, correct)
     return InPlaceMemo(func) if changes_values(func) else func
 

@@ -17,23 +17,24 @@ from torch import Tensor
 from sizer.tracing.meta.autocast import names
 from sizer.tracing.meta.strides import plain_strides
 from sizer.tracing.operator_tables import join, listed, operator
-from sizer.tracing.values.known import LARGEST_FLOATS
+from sizer.tracing.values.known import LARGEST_FLOATS, is_meta
 
 _aten = torch.ops.aten
+_META = torch.device("meta")
 
 
 def like(tensor: Tensor) -> Tensor:
     """An empty contiguous meta tensor of the same shape and dtype."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=_META)
 
 
 def _vector(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(length, dtype=dtype, device="meta")
+    return torch.empty(length, dtype=dtype, device=_META)
 
 
 def plain_floats(*tensors: Tensor) -> bool:
     """Return whether all are contiguous floating-point meta tensors."""
-    return all(t.device.type == "meta" and t.dtype.is_floating_point and t.is_contiguous() for t in tensors)
+    return all(is_meta(t) and t.dtype.is_floating_point and t.is_contiguous() for t in tensors)
 
 
 def like_first(args: tuple) -> Any:
@@ -79,7 +80,7 @@ def native_layer_norm(args: tuple) -> Any:
     if not plain_floats(input) or input.dtype == torch.float64:
         return NotImplemented
     rows = [*input.shape[: input.dim() - normalized], *[1] * normalized]
-    statistics = [torch.empty(rows, dtype=torch.float32, device="meta") for _ in range(2)]
+    statistics = [torch.empty(rows, dtype=torch.float32, device=_META) for _ in range(2)]
     return like(input), *statistics
 
 
@@ -96,7 +97,7 @@ def native_dropout(args: tuple) -> Any:
     input = args[0]
     if not plain_floats(input) or not args[2]:
         return NotImplemented
-    return like(input), torch.empty(input.shape, dtype=torch.bool, device="meta")
+    return like(input), torch.empty(input.shape, dtype=torch.bool, device=_META)
 
 
 _OF_NORMS: dict[Any, Any] = {
@@ -136,7 +137,7 @@ FOREACH = names("""
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.is_meta and tensor.dtype == dtype and (tensor.is_contiguous() or _is_row_major(tensor))
+    return is_meta(tensor) and tensor.dtype == dtype and (tensor.is_contiguous() or _is_row_major(tensor))
 
 
 def _is_row_major(tensor: Tensor) -> bool:
@@ -160,13 +161,13 @@ def _fits_into(small: torch.Size, large: torch.Size) -> bool:
 def pointwise(args: tuple) -> Any:
     """The result of a pointwise operator, or NotImplemented where its meta kernel must say."""
     shape = _common_shape(args)
-    return NotImplemented if shape is None else torch.empty(shape, dtype=args[0].dtype, device="meta")
+    return NotImplemented if shape is None else torch.empty(shape, dtype=args[0].dtype, device=_META)
 
 
 def comparison(args: tuple) -> Any:
     """The booleans that a comparison of floating-point tensors returns."""
     shape = _common_shape(args)
-    return NotImplemented if shape is None else torch.empty(shape, dtype=torch.bool, device="meta")
+    return NotImplemented if shape is None else torch.empty(shape, dtype=torch.bool, device=_META)
 
 
 def where(args: tuple) -> Any:
@@ -177,21 +178,24 @@ def where(args: tuple) -> Any:
     shape = _common_shape(tuple(values))
     if shape is None or not _fits_into(shape, condition.shape):
         return NotImplemented
-    return torch.empty(condition.shape, dtype=values[0].dtype, device="meta")
+    return torch.empty(condition.shape, dtype=values[0].dtype, device=_META)
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
     """The shape of the largest of the tensors, to which the others broadcast; None where a meta kernel must say."""
     first = args[0]
-    if not isinstance(first, Tensor) or not first.dtype.is_floating_point:
+    if not isinstance(first, Tensor) or not (dtype := first.dtype).is_floating_point:
         return None
-    if any(type(arg) is complex for arg in args):
-        return None
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if not all(_is_plain(tensor, first.dtype) for tensor in tensors):
-        return None
+    tensors = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            if not _is_plain(arg, dtype):
+                return None
+            tensors.append(arg)
+        elif type(arg) is complex:
+            return None
     shape = first.shape
-    if len(tensors) > 1:
+    if any(tensor.shape != shape for tensor in tensors):
         shape = max(tensors, key=lambda tensor: (tensor.dim(), tensor.numel())).shape
         if not all(tensor.shape == shape or _fits_into(tensor.shape, shape) for tensor in tensors):
             return None
@@ -203,7 +207,7 @@ def _common_shape(args: tuple) -> torch.Size | None:
 def in_place(args: tuple) -> Any:
     """The first argument, if it is a floating-point meta tensor that the others broadcast to."""
     first = args[0]
-    if first.device.type != "meta" or not first.dtype.is_floating_point:
+    if not is_meta(first) or not first.dtype.is_floating_point:
         return NotImplemented
     for other in args[1:]:
         if isinstance(other, Tensor) and other.shape != first.shape and not _fits_into(other.shape, first.shape):
@@ -213,17 +217,17 @@ def in_place(args: tuple) -> Any:
 
 def foreach(args: tuple) -> Any:
     """A new tensor for every dense floating-point meta tensor of the first list, of its shape and strides."""
-    if not all(t.device.type == "meta" and t.dtype.is_floating_point and _is_dense(t) for t in args[0]):
+    if not all(is_meta(t) and t.dtype.is_floating_point and _is_dense(t) for t in args[0]):
         return NotImplemented
     others = [a for a in args[1:] if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
     if any(a.dtype != t.dtype or a.shape != t.shape for other in others for a, t in zip(other, args[0], strict=True)):
         return NotImplemented
-    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in args[0]]
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META) for t in args[0]]
 
 
 def foreach_in_place(args: tuple) -> Any:
     """Nothing, if every tensor of the first list is a floating-point meta tensor."""
-    return None if all(t.device.type == "meta" and t.dtype.is_floating_point for t in args[0]) else NotImplemented
+    return None if all(is_meta(t) and t.dtype.is_floating_point for t in args[0]) else NotImplemented
 
 
 def resized(args: tuple) -> Any:
@@ -233,7 +237,7 @@ def resized(args: tuple) -> Any:
         return NotImplemented
     if len(size) != 2 or min(size) <= 0:
         return NotImplemented
-    return torch.empty((*input.shape[:2], *size), dtype=input.dtype, device="meta")
+    return torch.empty((*input.shape[:2], *size), dtype=input.dtype, device=_META)
 
 
 def summed(args: tuple) -> Any:
@@ -243,7 +247,7 @@ def summed(args: tuple) -> Any:
         return NotImplemented
     gone = {dim % tensor.dim() for dim in dims}
     shape = [1 if axis in gone else size for axis, size in enumerate(tensor.shape) if keep or axis not in gone]
-    return torch.empty(shape, dtype=tensor.dtype, device="meta") if len(gone) == len(dims) else NotImplemented
+    return torch.empty(shape, dtype=tensor.dtype, device=_META) if len(gone) == len(dims) else NotImplemented
 
 
 def joined(args: tuple) -> Any:
@@ -260,7 +264,7 @@ def joined(args: tuple) -> Any:
             return NotImplemented
     shape = [*first.shape]
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    return torch.empty(shape, dtype=first.dtype, device="meta")
+    return torch.empty(shape, dtype=first.dtype, device=_META)
 
 
 def zeros_like(args: tuple) -> Any:

@@ -10,7 +10,7 @@ Losses that are computed into their result and then reduced there: a scalar over
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ def _is_surely_contiguous(tensor: Tensor) -> bool:
     return tensor.stride(1) != 1 and tensor.is_contiguous()
 
 
-def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(2**12)
+def plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor that PyTorch makes itself: a dimension of size 1 counts like any other."""
     strides, step = [], 1
     for size in reversed(shape):
