@@ -149,6 +149,9 @@ class Estimator:
                         self._tracer.keep_begun(dtype)
                         self._columns[dtype] = replace(self._columns[dtype], max_batch=no_batch(dtype, self.gpu, 1))
                         continue
+                    if self._ends_with_two(dtype, begun, batches):
+                        self._tracer.keep_begun(dtype)
+                        continue
                 yield from self._growing(dtype, batches, pending)
                 self._check_kernels(dtype)
             except RequestError as error:
@@ -260,6 +263,23 @@ class Estimator:
         """Return True if a batch of 1 is all that was asked for, and does not fit: no line over the batch says more then."""
         fits = [row.fits for row in self._columns[dtype].estimates]  # none where it cannot be replayed
         return batches == (1,) and self.request.dtypes == (dtype,) and fits == [False]
+
+    def _ends_with_two(self, dtype: str, begun: Traced, batches: tuple[int, ...]) -> bool:
+        """Return True if the dtype ends with the first two batch sizes, neither of which fits, and add the second one.
+
+        No line over the batch says more then.
+        """
+        fits = [row.fits for row in self._columns[dtype].estimates]
+        is_alone = self.request.dtypes == (dtype,) and not MODES[self.request.mode].generates
+        ends = self._stops and is_alone and len(batches) > 1 and [1, *batches[1:]] == sorted(batches)
+        if not ends or fits != [False] or (both := self._tracer.add_batch(dtype, begun, batches[1])) is None:
+            return False
+        *_, column = self._cells(dtype, both, batches[:2])
+        if [row.fits for row in column.estimates] != [False, False]:
+            return False
+        self._traced[dtype] = both
+        self._columns[dtype] = replace(column, max_batch=no_batch(dtype, self.gpu, 1))
+        return True
 
     def _cells(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
         """The batch sizes of a dtype as they come; float16 has those of bfloat16 where it has its tapes."""

@@ -94,6 +94,7 @@ class Tracer:
         self._choices = choices_of(self.request)
         self._tapes = KeptTapes(self._kept, self.request, self.device(), self._unpacked)
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape of `begin`
+        self._whole: dict[str, dict[int, Tape]] = {}  # by dtype and batch size, tapes traced on the same device after it
 
     @cached_property
     def _model(self) -> Model:
@@ -212,6 +213,31 @@ class Tracer:
             return None  # `trace` says why
         self._begun[dtype] = device, tape
         return self._tapes.sized(_alone(device, tape))
+
+    def add_batch(self, dtype: str, begun: Traced, batch: int) -> Traced | None:
+        """Return what `begin` returned with the tape at a second batch size; None where it cannot be traced there."""
+        alone = self._tapes.find(dtype, at_batch=batch)
+        if alone is None:
+            device, _ = self._begun.get(dtype) or (self.device(shared=True), None)
+            try:
+                tape = self._run(dtype, batch, device)
+            except TraceError:
+                return None  # `trace` says why
+            alone = _alone(device, tape)
+            self._tapes.keep(dtype, alone, at_batch=batch)
+            if dtype in self._begun:
+                self._whole.setdefault(dtype, {})[batch] = tape
+        if alone.failure:
+            return None
+        alone = self._tapes.sized(alone)
+        return replace(
+            alone,
+            family=TapeFamily(exact=(*begun.family.exact, *alone.family.exact)),
+            kernels=tuple(dict.fromkeys((*begun.kernels, *alone.kernels))),
+            halves_differ=begun.halves_differ or alone.halves_differ,
+            decisions=tuple(dict.fromkeys((*begun.decisions, *alone.decisions))),
+            compiled=merge_compiled((begun.compiled, alone.compiled)),
+        )
 
     def keep_begun(self, dtype: str) -> None:
         """Keep the tape of `begin` where no other is traced."""
@@ -378,7 +404,7 @@ class Tracer:
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Iterator[Traced]:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
-        whole: dict[int, Tape] = {}
+        whole = {} if begun is None else self._whole.pop(dtype, {})
         # neither an evaluation nor a generation repeats a training step
         repeats = self.request.evaluate == NONE and not MODES[self.request.mode].generates
 
