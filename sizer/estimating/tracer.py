@@ -215,7 +215,12 @@ class Tracer:
         return self._tapes.sized(_alone(device, tape))
 
     def add_batch(self, dtype: str, begun: Traced, batch: int) -> Traced | None:
-        """Return what `begin` returned with the tape at a second batch size; None where it cannot be traced there."""
+        """Return what `begin` returned with the tape at a second batch size.
+
+        None if it cannot be traced there, or if `trace` traces each batch size by itself and says so.
+        """
+        if self._reason_without_line():
+            return None
         alone = self._tapes.find(dtype, at_batch=batch)
         if alone is None:
             device, _ = self._begun.get(dtype) or (self.device(shared=True), None)
@@ -423,18 +428,8 @@ class Tracer:
             )
 
         try:
-            if self.request.is_pipeline:
-                raise NotAffineError("a pipeline's call is traced as a whole")
-            if self.request.compile is not None:
-                raise NotAffineError("torch.compile decides by the sizes of tensors")
-            if self.request.pp > 1:
-                raise NotAffineError("a schedule has other steps with more microbatches")
-            if self.request.objective in WITH_REFERENCE:
-                raise NotAffineError("the loss has more chunks with more tokens")
-            if is_contrastive(self.request.objective):
-                raise NotAffineError("each text is compared with all others of the batch")
-            if self.request.loss != FULL and chunks_of(self.request.loss) is None:
-                raise NotAffineError("the loss has more chunks with more tokens")
+            if reason := self._reason_without_line():
+                raise NotAffineError(reason)
             if before.note.startswith(BY_ITSELF):
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
             smallest, known = self.counted.smallest, self._line_facts
@@ -467,6 +462,21 @@ class Tracer:
                 except TraceError as missing:
                     failure = str(missing)
             yield traced(family, failure=failure)
+
+    def _reason_without_line(self) -> str:
+        """Return why the work of the request is on no line over the batch size, whatever the model; empty if it may be on one."""
+        request = self.request
+        if request.is_pipeline:
+            return "a pipeline's call is traced as a whole"
+        if request.compile is not None:
+            return "torch.compile decides by the sizes of tensors"
+        if request.pp > 1:
+            return "a schedule has other steps with more microbatches"
+        if is_contrastive(request.objective):
+            return "each text is compared with all others of the batch"
+        if request.objective in WITH_REFERENCE or (request.loss != FULL and chunks_of(request.loss) is None):
+            return "the loss has more chunks with more tokens"
+        return ""
 
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""

@@ -230,6 +230,26 @@ def test_a_dtype_ends_after_two_batch_sizes_that_do_not_fit_if_it_may(traces, qu
     assert [row for row in whole.estimates if row.batch < 6] == [*report.estimates]
 
 
+def test_no_line_is_traced_where_two_batch_sizes_do_not_fit(traces):
+    """As the question without an end answers, with the tapes of the two batch sizes alone; a larger device takes up from there."""
+    # a layer's attention of 4 heads in float32, its probabilities alone: 4 * 12288^2 * 4 bytes = 2.25 GiB for each sample
+    question = STAGE.replace("seq=16&dtype=float32&pp=2&rank=0", "seq=12288&attention=eager&dtype=float32&batch=1,2,4")
+    small, shelf = parse_query(f"{question}&gpu=custom:2GiB@8.0"), Shelf()
+    *_, report = Estimator(small, kept=shelf, stops=True).reports()
+    assert [(row.batch, row.fits) for row in report.estimates] == [(1, False), (2, False)]
+    assert report.left_out("float32") == (4,)
+    assert {batch for _, batch in traces} == {1, 2}
+    whole = estimate(small)
+    assert [*report.estimates] == [row for row in whole.estimates if row.batch < 4]
+    assert report.max_batch == whole.max_batch
+    traces.clear()
+    *_, again = Estimator(small, kept=shelf, stops=True).reports()
+    assert plain(again) == plain(report) and not traces
+    large = parse_query(f"{question}&gpu=custom:100GiB@8.0")
+    *_, fits = Estimator(large, kept=shelf, stops=True).reports()
+    assert plain(fits) == plain(estimate(large))
+
+
 def test_what_was_traced_before_a_job_was_stopped_is_not_traced_again(traces):
     query, shelf = parse_query(f"{STAGE}&batch=2,4,8"), Shelf()
     for report in Estimator(query, kept=shelf).reports():
