@@ -116,6 +116,7 @@ class Recorder(TorchDispatchMode):
             None  # what is noted of blocks beside the log, where somebody wants to know
         )
         self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
+        self._kernels: dict[int, Callable[..., Any]] = {}  # the same, of those that handlers call
         self.taken_apart: Any = None
         self.unawaited: dict[int, tuple[Tensor, ...]] = {}
         self.barriers: dict[str, Tensor] = {}
@@ -386,6 +387,13 @@ class Recorder(TorchDispatchMode):
         """Note an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
         where = _LAYER.sub(".*", self.paths.current())
         self.notes.setdefault(f"{text} (in {where})" if where else text)
+
+    def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Return what an operator's meta kernel returns, from memory if it can be remembered."""
+        kernel = self._kernels.get(id(func))
+        if kernel is None:
+            kernel = self._kernels[id(func)] = memoized(func)
+        return kernel(*args, **kwargs)
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as the device has it, by the table RESULTS."""

@@ -97,7 +97,7 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
     owned = old._use_count() <= recorder.engine_use_count and recorder.is_unshared(old)
-    if not owned or not _aten.is_non_overlapping_and_dense.default(old):
+    if not owned or not (old.is_contiguous() or _aten.is_non_overlapping_and_dense.default(old)):
         return NotImplemented
     recorder.values.forget(old)
     return old  # which add_ would leave as it is

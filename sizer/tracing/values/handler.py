@@ -43,6 +43,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
 
+    def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Return what an operator's meta kernel returns, from memory if it can be remembered."""
+
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as the device has it, by the table RESULTS."""
 

@@ -120,7 +120,7 @@ def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict)
         return out
     args = (args[0], indices, *args[2:])
     out = _rows(args[0], indices) if len(indices) == 1 else None
-    out = recorder.corrected(func, args, func(*args, **kwargs)) if out is None else out
+    out = recorder.corrected(func, args, recorder.run_kernel(func, args, kwargs)) if out is None else out
     recorder.values.follow(func, args, kwargs, out)
     return out
 

@@ -62,7 +62,7 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
     Not where `any()` of them was asked for before, which finds nothing.
     """
-    out = func(*args, **kwargs)
+    out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
     unknown = out.device.type == "meta" and not recorder.values.is_known(out)
     if unknown and args[0] not in recorder.values.expected_false:
@@ -72,7 +72,7 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`any()` of unknown values: False where it is asked for, and `all()` of them, too, from then on."""
-    out = func(*args, **kwargs)
+    out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
     if args[0].device.type == "meta" and not recorder.values.is_known(out):
         recorder.values.expected_false.add(args[0])
