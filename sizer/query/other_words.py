@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sizer.base.errors import letters
+from sizer.catalogue.parallel import OTHER_NAMES
 
 _SAME = {  # a key, and what others call it with the same values
     "arch": "model model_name model_id model_name_or_path base_model architecture network repo repo_id name",
@@ -50,7 +51,6 @@ _SWITCHES = {  # the items of a query that a switch stands for
     "attention=sdpa": "flash_attn flash_attention flash_attention_2 use_flash_attention use_flash_attention_2 sdpa",
     "parallel=ddp": "ddp",
     "parallel=fsdp": "fsdp fully_shard",
-    "parallel=zero1": "zero zero_stage zero_optimization deepspeed",
     "ep=1": "expert_parallel enable_expert_parallel",
     "offload=1": "cpu_offload",
     "activations=offload": "activation_offloading enable_activation_offloading",
@@ -58,6 +58,7 @@ _SWITCHES = {  # the items of a query that a switch stands for
     "step=in_backward": "optimizer_in_bwd optimizer_in_backward",
     "gpu=custom:24GiB@8.9": "vram memory gpu_memory device_memory",
 }
+_STAGES = "zero zero_stage zero_optimization deepspeed"
 _NO = ("0", "false", "no", "off", "none")
 
 _COMPUTED = "a dtype is that of the computation: for weights in few bits leave it, and ask for weights="
@@ -102,6 +103,13 @@ TOLD = {  # by key: words that are refused, and what to write
 
 
 SWITCHED = {**dict.fromkeys(("true", "yes", "on"), "write 1"), **dict.fromkeys(("false", "no", "off"), "write 0")}
+
+
+def told_of_stage(word: str, value: str) -> str | None:
+    """Return what to do in the place of a stage of DeepSpeed's ZeRO, None for another word."""
+    if letters(word) not in map(letters, _STAGES.split()):
+        return None
+    return "write parallel=zero1" if value == "1" else OTHER_NAMES.get(f"zero{value}", OTHER_NAMES["deepspeed"])
 
 
 def items_for(word: str, value: str) -> str | None:

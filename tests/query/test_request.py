@@ -17,12 +17,12 @@ from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, TRAINS
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
-from sizer.query.other_words import _SAME, _SWITCHES, TOLD
+from sizer.query.other_words import _SAME, _STAGES, _SWITCHES, TOLD
 from sizer.query.request import DEFAULT_BATCHES, Request, check_one_rank, gpu_of, scope_of
 from sizer.query.text import MAX_KEYS, format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
@@ -227,6 +227,9 @@ def test_a_repeated_key_is_refused_even_with_equal_values():
         ("num_gpus=8", "write ranks=8"),
         ("model=gpt2", "write arch=gpt2"),
         (f"model={'x' * 99}", "write arch=..."),
+        ("zero_stage=1", "write parallel=zero1"),
+        ("zero_stage=3", OTHER_NAMES["zero3"]),
+        ("deepspeed=ds.json", OTHER_NAMES["deepspeed"]),
         ("nothing_like_it=1", "remove it"),
         ("mode=train", "did you mean training?"),
         ("checkpointing=true", "write 1"),
@@ -248,7 +251,7 @@ def test_a_word_of_another_program_is_refused_with_what_to_write(item: str, todo
     assert refusal.todo == todo
 
 
-@pytest.mark.parametrize("others", [*_SAME.values(), *_SWITCHES.values()])
+@pytest.mark.parametrize("others", [*_SAME.values(), *_SWITCHES.values(), _STAGES])
 def test_no_word_of_another_program_is_a_key(others: str):
     assert not {letters(word) for word in others.split()} & {letters(key) for key in KEYS}
 
