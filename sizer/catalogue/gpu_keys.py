@@ -40,8 +40,8 @@ _SUGGESTIONS = 3
 def find_gpu(key: str) -> Gpu:
     """The device with this key; case, separators and the maker's name before it do not count.
 
-    The name that its driver prints, such as "NVIDIA A100-SXM4-80GB", is as good. The `key` of one of one's own is its canonical
-    form.
+    The name that its driver prints, such as "NVIDIA A100-SXM4-80GB", is read, too. A custom device has the canonical form as its
+    `key`.
 
     Raises RefusedValueError, with the keys that may have been meant, where there is none.
     """

@@ -99,7 +99,7 @@ class Rows:
             self.exact_per_sample = self._by_event([ids.setdefault(share, len(ids)) for share in shares])
 
     def _kinds(self, names: list[str], ids: dict[tuple, int]) -> list[int]:
-        """Return by block the number of its kind: operator, module but for the number of the layer, category and stream."""
+        """Return for each block the number of its kind: its operator, module without the layer's number, category and stream."""
         tape = self.tape
         streams = tape.streams or repeat(0)
         awaited = map(tape.awaited.__contains__, range(len(tape.sizes))) if tape.awaited else repeat(False)
