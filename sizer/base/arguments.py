@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from sizer.base.errors import RequestError, quote
@@ -18,7 +19,7 @@ def check_text(key: str, value: object, todo: str = "pass a text") -> str:
 
 def check_whole(key: str, value: object, example: str) -> None:
     """Raise RequestError for a value that is not a whole number."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequestError(key, given=quote(value), allowed="a whole number", todo=f"pass for example {example}")
 
 

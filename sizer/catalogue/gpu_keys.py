@@ -13,7 +13,7 @@ import re
 from decimal import Decimal
 from functools import cache
 
-from sizer.base.errors import RefusedValueError, did_you_mean, letters, suggest
+from sizer.base.errors import GIVEN_LIMIT, RefusedValueError, did_you_mean, letters, suggest
 from sizer.catalogue.contexts import Context, context_between
 from sizer.catalogue.gpus import GPUS, RANGED, Gpu, read_rows
 
@@ -45,18 +45,33 @@ def find_gpu(key: str) -> Gpu:
 
     Raises RefusedValueError, with the keys that may have been meant, where there is none.
     """
-    if key in GPUS:
-        return GPUS[key]
     if is_custom(key):
         return _custom_gpu(key)
-    if (same := _by_letters().get(_MAKER.sub("", letters(key)))) is not None:
-        return GPUS[same]
-    if (named := _key_of_name(key)) is not None:
-        return GPUS[named]
+    if (known := _known(key)) is not None:
+        return GPUS[known]
     raise RefusedValueError(
         f"a key that `python -m sizer gpus` lists, or a device of your own as in {EXAMPLE}",
         _of_many(key) or _suggestion(key) or "write for example gpu=rtx-4090",
     )
+
+
+def _known(text: str) -> str | None:
+    """Return the key of the catalogue's device that a text is the key or the name of, or None."""
+    if text in GPUS:
+        return text
+    if len(text) > GIVEN_LIMIT:
+        return None
+    return _by_letters().get(_MAKER.sub("", letters(text))) or _key_of_name(text)
+
+
+@cache
+def _by_printed_name() -> dict[str, list[str]]:
+    """Return the keys of devices by the letters of the names that a driver and the catalogue print."""
+    found: dict[str, list[str]] = {}
+    for row in read_rows():
+        for name in filter(None, {letters(row["driver_name"]), letters(row["name"])}):
+            found.setdefault(name, []).append(row["key"])
+    return found
 
 
 def _key_of_name(name: str) -> str | None:
@@ -64,8 +79,7 @@ def _key_of_name(name: str) -> str | None:
 
     The name may say how the device is built, and its memory, which is then that of the device.
     """
-    plain = letters(name)
-    printed = [row["key"] for row in read_rows() if plain and plain in (letters(row["driver_name"]), letters(row["name"]))]
+    printed = _by_printed_name().get(letters(name), [])
     if len(printed) == 1:
         return printed[0]
     words = re.split(r"[\s_()-]+", re.sub(r"(\d) (gb)", r"\1\2", name.lower()))
@@ -82,19 +96,15 @@ def _key_of_name(name: str) -> str | None:
 
 def _of_many(text: str) -> str | None:
     """Return what to write for several devices ("8xH100"), or for a device of a machine ("cuda:0"); None for another text."""
+    if len(text) > GIVEN_LIMIT:
+        return None
     if _MACHINE.fullmatch(text.strip()):
         return "write the device's model, for example gpu=rtx-4090 or gpu=m4-24gb"
     if (found := _COUNTED.fullmatch(text.strip())) is None:
         return None
     number, one = (found[1], found[2]) if found[1] else (found[4], found[3])
-    try:
-        key = find_gpu(one).key
-    except RefusedValueError:
-        held = _held(one)
-        if not held:
-            return None
-        key = held[0]
-    return f"write gpu={key}&ranks={number} with parallel=fsdp, ddp, tp or pp"
+    key = _known(one) or next(iter(_held(one)), None)
+    return key and f"write gpu={key}&ranks={number} with parallel=fsdp, ddp, tp or pp"
 
 
 @cache

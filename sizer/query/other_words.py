@@ -61,7 +61,7 @@ _SWITCHES = {  # the items of a query that a switch stands for
 _STAGES = "zero zero_stage zero_optimization deepspeed"
 _NO = ("0", "false", "no", "off", "none")
 
-_COMPUTED = "a dtype is that of the computation: for weights in few bits leave it, and ask for weights="
+_COMPUTED = "dtype is what the model computes in: keep it, and ask for weights="
 TOLD = {  # by key: words that are refused, and what to write
     "mode": {
         "train": "did you mean training?",
@@ -86,7 +86,7 @@ TOLD = {  # by key: words that are refused, and what to write
         **dict.fromkeys(("amp", "mixed"), "write dtype=amp-bfloat16 or dtype=amp-float16"),
         "tf32": "write dtype=float32, of which TF32 takes the memory",
         **dict.fromkeys(
-            ("float64", "fp64", "double"), "no query has it; sizer.size_module takes a module that is in float64"
+            ("float64", "fp64", "double"), "a query has no float64: give sizer.size_module a module that is in float64"
         ),
     },
     "weights": {
@@ -100,9 +100,10 @@ TOLD = {  # by key: words that are refused, and what to write
         "write attention=sdpa, which takes PyTorch's flash attention where it can",
     ),
 }
-
-
-SWITCHED = {**dict.fromkeys(("true", "yes", "on"), "write 1"), **dict.fromkeys(("false", "no", "off"), "write 0")}
+SWITCHED = {  # words for 1 and 0
+    **dict.fromkeys(("true", "yes", "on"), "write 1"),
+    **dict.fromkeys(("false", "no", "off"), "write 0"),
+}
 
 
 def told_of_stage(word: str, value: str) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from unittest import mock
 
 import pytest
 
 import sizer
 from sizer.base.errors import RefusedValueError, RequestError, letters
+from sizer.catalogue import gpu_keys
 from sizer.catalogue.gpu_keys import CAPABILITIES, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS, read_rows
 from sizer.query.text import format_query, parse_query
@@ -149,6 +151,15 @@ def test_the_name_that_a_driver_prints_is_as_good_as_the_key():
 )  # fmt: skip
 def test_how_a_device_is_built_does_not_count(given: str, key: str):
     assert find_gpu(given).key == key
+
+
+@pytest.mark.parametrize("given", ["1x" * 490 + "a", "8x" * 20 + "h100", "a1" * 400 + "y", "x" * 999])
+def test_a_long_or_nested_name_is_refused_at_once(given: str):
+    """The page reads it in its event loop: the device is looked for under the whole name, and under one part of it."""
+    looked = mock.patch.object(gpu_keys, "_key_of_name", wraps=gpu_keys._key_of_name)
+    with looked as looked, pytest.raises(RefusedValueError, match="a key that"):
+        find_gpu(given)
+    assert looked.call_count <= 2
 
 
 def test_suggestions_are_keys():

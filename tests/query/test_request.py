@@ -236,7 +236,7 @@ def test_a_repeated_key_is_refused_even_with_equal_values():
         ("compile=1", "write compile=default"),
         ("train=lora", "write train=adapter"),
         ("train=qlora", "write train=adapter&weights=nf4"),
-        ("dtype=int8", "a dtype is that of the computation: for weights in few bits leave it, and ask for weights=int8"),
+        ("dtype=int8", "dtype is what the model computes in: keep it, and ask for weights=int8"),
         ("dtype=tf32", "write dtype=float32, of which TF32 takes the memory"),
         ("weights=4bit", "write weights=nf4, or weights=fp4"),
         ("attention=flash_attention_2", "write attention=sdpa, which takes PyTorch's flash attention where it can"),
