@@ -105,6 +105,8 @@ def _read_loosely(text: str, error: json.JSONDecodeError) -> _Json:
         try:
             return _parse(yaml_as_json(lines))
         except ConfigError as error_of_yaml:
+            if "{" not in lines:  # no object to look for, which takes a second for two megabytes
+                raise
             refusal = error_of_yaml
     try:
         return _inside(_parse(relax(text)))
