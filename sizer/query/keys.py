@@ -1,6 +1,6 @@
-"""The keys of a query: how each is read and written, what it takes, and to which questions it applies (sizer.query.needs).
+"""Keys of a query. Each key of the contract is one row of `KEYS`: parser, formatter, allowed values and conditions.
 
-Every key of the contract is one row of `KEYS`, by the fields of Request (sizer.query.request) that it stands for.
+A key sets one or more fields of Request (sizer.query.request). Conditions are functions of sizer.query.needs.
 """
 
 from __future__ import annotations
@@ -172,21 +172,26 @@ from sizer.query.values import (
     whole_number,
 )
 
-MODULE, TRACE, REPLAY, NOTHING = "module", "trace", "replay", "nothing"  # what keys affect
+MODULE, TRACE, REPLAY, NOTHING = "module", "trace", "replay", "nothing"  # stages that a key affects
 
 ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Reading (text → fields of Request) and writing (Request → text; None without a text) of one key.
+    """One key of a query.
 
-    `affects` is what a value changes: MODULE (the module that is built, and all that follows), TRACE (what is traced of it), REPLAY
-    (how traces are replayed; their names have dtype and device besides) or NOTHING. Questions share what their differences do not
-    affect (sizer.estimating.scopes).
-    `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text. `needs` says what a
-    question must ask for that the key can be part of it, nothing where it asks for that. A key with a `label` has a plain field in
-    the form, or a switch if `toggles`. Other keys have widgets of their own (sizer.ui.form).
+    Attributes:
+        read: Parser: text → fields of Request.
+        write: Formatter: Request → text; None if the value has no text.
+        is_default: Whether a request has the default.
+        allowed: Allowed values, for help and errors.
+        otherwise: Description of the default if the default has no text.
+        needs: Condition on the request. Returns the missing part of the question, or an empty text if the key applies.
+        label: Title of the key's plain field in the form. Keys without a label have other widgets (sizer.ui.form).
+        toggles: Whether the plain field is a switch.
+        affects: Earliest stage that a value changes: MODULE (the module that is built), TRACE, REPLAY or NOTHING. Questions share
+            the stages before their first difference (sizer.estimating.scopes).
     """
 
     read: Callable[[str], dict[str, Any]]
@@ -212,7 +217,7 @@ def _field(
     compiled: object = None,
     affects: str = TRACE,
 ) -> Key:
-    """The key of one field of Request, whose default is `compiled`, if given, in a question with compiled code."""
+    """Return the key of one field of Request. `compiled`, if given, is the default of questions with compiled code."""
 
     def write_field(request: Request) -> str | None:
         value = getattr(request, name)
@@ -244,7 +249,7 @@ def _recipe(
     otherwise: str = "",
     affects: str = TRACE,
 ) -> Key:
-    """Return the key of a training recipe, which has no text at its default."""
+    """Return the key of a training recipe. Its default has no text."""
     return Key(
         read=lambda text: {name: read(text)},
         write=lambda request: None if getattr(request, name) == default else write(getattr(request, name)),
@@ -259,7 +264,7 @@ def _recipe(
 
 
 def _usual_of(request: Request, name: str) -> object:
-    """Return the default of a field of Request: its source's own, else the same for all."""
+    """Return the default of a field of Request. A source may have a different one."""
     source = SOURCES.get(request.source)
     return source.defaults[name] if source is not None and name in source.defaults else _default_of(request, name)
 
@@ -285,7 +290,7 @@ def _read_arch(text: str) -> dict[str, object]:
 
 
 def read_optimizer(text: str) -> str:
-    """Return an optimizer's key, for the name in a trainer's config, too."""
+    """Return an optimizer's key, given its key or its name in a trainer's config."""
     if letters(text) in map(letters, OPTIMIZERS) or (items := items_of_optimizer(text)) is None:
         return choice(OPTIMIZERS)(text)
     if len(items) > 1:
@@ -366,14 +371,14 @@ KEYS: dict[str, Key] = {
         read=_read_arch,
         write=_write_arch,
         is_default=lambda request: False,
-        allowed=f"{ARCH_ALLOWED}; the name alone, or the address of a repository of the hub; required",
+        allowed=f"{ARCH_ALLOWED}; or a name alone, or the address of a hub repository; required",
         affects=MODULE,
     ),
     "head": _field(
         "head",
         read_head,
         allowed="a transformers class, e.g. LlamaForCausalLM",
-        otherwise="the config's own, else the usual one of its type",
+        otherwise="the config's class, or the usual one of its model type",
         affects=MODULE,
     ),
     "mode": _field("mode", choice(MODES, told=TOLD["mode"]), allowed=", ".join(MODES), affects=MODULE),
@@ -415,7 +420,7 @@ KEYS: dict[str, Key] = {
     "inputs": _field(
         "inputs",
         read_inputs,
-        allowed=f"{', '.join(INPUTS)}: what a model that reads images or sound within its text is given",
+        allowed=f"{', '.join(INPUTS)}: inputs of a model that reads images or sound together with text",
         otherwise=ALL,
         affects=MODULE,
     ),
@@ -424,7 +429,7 @@ KEYS: dict[str, Key] = {
         write=lambda request: str(request.new),
         is_default=lambda request: request.new
         == (NEW if request.objective == GRPO else _default_of(request, "new")),
-        allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate or objective=grpo",
+        allowed=f"tokens generated after the prompt of `seq` tokens, 1 to {MAX_NEW}, with mode=generate or objective=grpo",
         otherwise=f"512; {NEW} with objective=grpo",
         needs=completions,
         label="Tokens of a completion",
@@ -440,35 +445,34 @@ KEYS: dict[str, Key] = {
         "optimizer_impl",
         choice(IMPLEMENTATIONS),
         allowed=", ".join(IMPLEMENTATIONS),
-        otherwise="what PyTorch chooses on that device",
+        otherwise="PyTorch's choice on the device",
     ),
     "attention": _field("attention", choice(ATTENTIONS, told=TOLD["attention"]), allowed=", ".join(ATTENTIONS), affects=MODULE),
     "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH, affects=MODULE),
     "gpu": _field(
         "gpu",
         lambda text: find_gpu(text).key,
-        allowed=f"a key that `python -m sizer gpus` lists, or a device of your own by memory and capability: {CUSTOM_EXAMPLE}",
+        allowed=f"a key of `python -m sizer gpus`, or a custom device by memory and compute capability: {CUSTOM_EXAMPLE}",
         affects=REPLAY,
     ),
     "expandable": _field(
         "expandable_segments",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: the allocator's expandable segments",
+        allowed=f"{_SWITCH}: PYTORCH_ALLOC_CONF=expandable_segments:True",
         affects=REPLAY,
     ),
     "torch": _field(
         "torch",
         read_torch,
-        allowed=f"a version, {format_version(OLDEST)} or newer, whose rules are followed",
-        otherwise="the installed one",
+        allowed=f"PyTorch version of the allocator's and kernels' rules, {format_version(OLDEST)} or newer",
+        otherwise="the installed version",
         affects=REPLAY,
     ),
     "train": _field(
         "train",
         choice(TRAINS, told=TOLD["train"]),
-        allowed=f"{', '.join(TRAINS)}: every weight, all but a vision or audio tower, the head on a frozen backbone, an "
-        "adapter beside frozen weights",
+        allowed=f"{', '.join(TRAINS)}: train every weight, all except a vision or audio tower, only the head, or only an adapter",
         needs=training,
         affects=MODULE,
     ),
@@ -476,14 +480,14 @@ KEYS: dict[str, Key] = {
     "r": _field(
         "adapter_rank",
         whole_number(MAX_RANK, "r=16"),
-        allowed=f"the adapter's rank, its virtual tokens where it learns a prompt, 1 to {MAX_RANK}",
+        allowed=f"rank of the adapter, or the number of virtual tokens of a prompt method, 1 to {MAX_RANK}",
         needs=of_adapters("r"),
         affects=MODULE,
     ),
     "alpha": _field(
         "adapter_alpha",
         whole_number(MAX_ALPHA, "alpha=32"),
-        allowed=f"what the adapter is scaled by, over r, 1 to {MAX_ALPHA}",
+        allowed=f"1 to {MAX_ALPHA}: the adapter's output is scaled by alpha / r",
         otherwise="2 × r",
         needs=of_adapters("alpha"),
         affects=MODULE,
@@ -492,8 +496,8 @@ KEYS: dict[str, Key] = {
         "adapter_targets",
         read_targets,
         format_list,
-        allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
-        otherwise=f"{ALL_LINEAR}; of a pipeline {SCRIPT}, those that diffusers' example script adapts",
+        allowed=f"adapted layers: {ALL_LINEAR}, {ATTENTION}, or a comma list of module names",
+        otherwise=f"{ALL_LINEAR}; for a pipeline {SCRIPT}, the layers of diffusers' example script",
         needs=of_targets,
         affects=MODULE,
     ),
@@ -501,7 +505,7 @@ KEYS: dict[str, Key] = {
         "adapter_dropout",
         read_share,
         lambda share: f"{share:g}",
-        allowed="0 to below 1, for example 0.05",
+        allowed="0 to below 1, such as 0.05",
         needs=of_adapters("adapter_dropout"),
         affects=MODULE,
     ),
@@ -510,25 +514,25 @@ KEYS: dict[str, Key] = {
         read_modules,
         (),
         format_list,
-        allowed="none, or a comma list of modules' names, such as embed_tokens,lm_head: a copy of each trains with the adapter",
+        allowed="none, or a comma list of module names, such as embed_tokens,lm_head: a copy of each trains with the adapter",
         otherwise="none",
         needs=of_saved_modules,
-        label="Whole modules that train",
+        label="Whole modules to train",
         affects=MODULE,
     ),
     "weights": Key(
         read=lambda text: read_layout(text) or _read_weights(text),
         write=lambda request: request.server_weights or _write_weights(request),
         is_default=lambda request: request.weights == "checkpoint" and not (request.part_weights or request.server_weights),
-        allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded; of a pipeline's "
-        f"denoiser {CAST}, too, or of single parts, transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}",
+        allowed=f"{', '.join(WEIGHTS)}: as in the checkpoint, unquantised, or quantised on loading; for a pipeline also {CAST}, "
+        f"or by part: transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}",
         needs=of_weights,
         affects=MODULE,
     ),
     "compute": _field(
         "compute",
         choice(COMPUTES),
-        allowed=f"{', '.join(COMPUTES)}: bnb_4bit_compute_dtype, the dtype in which 4-bit layers compute",
+        allowed=f"{', '.join(COMPUTES)}: bnb_4bit_compute_dtype, the compute dtype of 4-bit layers",
         otherwise="the question's dtype",
         needs=four_bits,
         label="Compute dtype",
@@ -538,7 +542,7 @@ KEYS: dict[str, Key] = {
         "prepare",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: prepare_model_for_kbit_training, which makes norms and embeddings float32",
+        allowed=f"{_SWITCH}: prepare_model_for_kbit_training, which casts norms and embeddings to float32",
         needs=quantized_adapters,
         label="Prepare for k-bit training",
         affects=MODULE,
@@ -546,16 +550,16 @@ KEYS: dict[str, Key] = {
     "classes": _field(
         "classes",
         whole_number(MAX_CLASSES, "classes=10"),
-        allowed=f"classes that the model tells apart, 1 to {MAX_CLASSES}; of a torchvision detection model with the background",
-        otherwise="the model's own",
+        allowed=f"number of classes, 1 to {MAX_CLASSES}; torchvision's detection models count the background, too",
+        otherwise="the model's default",
         label="Classes",
         affects=MODULE,
     ),
     "trainable_layers": _field(
         "trainable_layers",
         read_trainable_layers,
-        allowed="0 to 5: trainable_backbone_layers of torchvision's detection models; below 5 batch norm is frozen, too",
-        otherwise="5: everything trains",
+        allowed="0 to 5: trainable_backbone_layers of torchvision's detection models; below 5, batch norm is also frozen",
+        otherwise="5: all layers train",
         needs=training,
         label="Trainable layers",
         affects=MODULE,
@@ -564,13 +568,13 @@ KEYS: dict[str, Key] = {
         "cudnn_benchmark",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: torch.backends.cudnn.benchmark, which tries all plans of a convolution in the first step",
+        allowed=f"{_SWITCH}: torch.backends.cudnn.benchmark, which tries all plans of each convolution in the first step",
         label="cuDNN benchmark",
     ),
     "accumulate": _field(
         "accumulate",
         whole_number(MAX_ACCUMULATE, "accumulate=4"),
-        allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
+        allowed=f"forward and backward passes for each optimizer step, 1 to {MAX_ACCUMULATE}",
         needs=training,
     ),
     "compile": _field(
@@ -584,8 +588,8 @@ KEYS: dict[str, Key] = {
     "compile_scope": _field(
         "compile_scope",
         choice(SCOPES),
-        allowed=f"{', '.join(SCOPES)}: each repeated block is compiled, or the model as a whole",
-        otherwise="blocks for transformers' models, model for others",
+        allowed=f"{', '.join(SCOPES)}: compile each repeated block, or the whole model",
+        otherwise="blocks for transformers models, model for others",
         needs=of_compiled,
         label="Compiled part",
     ),
@@ -594,7 +598,7 @@ KEYS: dict[str, Key] = {
         read_budget,
         lambda share: f"{share:g}",
         allowed="0 to 1: torch._functorch.config.activation_memory_budget, with compile and mode=training",
-        otherwise="PyTorch's own, 1",
+        otherwise="1, PyTorch's default",
         needs=of_compiled_training,
         label="Activation memory budget",
     ),
@@ -602,7 +606,7 @@ KEYS: dict[str, Key] = {
         "outputs",
         choice(OUTPUTS),
         allowed=f"{', '.join(OUTPUTS)}: whether the training loop keeps the model's outputs during the backward pass",
-        otherwise="figures as freed, the range covers both",
+        otherwise="figures of freed; the range covers both",
         needs=one_stage,
         affects=REPLAY,
     ),
@@ -610,8 +614,8 @@ KEYS: dict[str, Key] = {
         "loss",
         read_loss,
         FULL,
-        allowed=f"{', '.join(LOSSES)}, chunked:<chunks>: the loss of a language model; trl, liger and cce call these libraries, "
-        "chunked:<chunks> computes logits in chunks of tokens as torchtune does",
+        allowed=f"{', '.join(LOSSES)}, chunked:<chunks>: the loss of a language model; trl, liger and cce call these libraries; "
+        "chunked:<chunks> computes logits in chunks of tokens, as torchtune does",
         label="Loss",
         needs=of_language_models,
     ),
@@ -619,15 +623,15 @@ KEYS: dict[str, Key] = {
         "step",
         choice(STEPS),
         AFTER,
-        allowed=f"{', '.join(STEPS)}: whether the optimizer steps after the backward pass, or in it, parameter by parameter",
+        allowed=f"{', '.join(STEPS)}: step the optimizer after the backward pass, or for each parameter during it",
         label="Optimizer step",
     ),
     "evaluate": _recipe(
         "evaluate",
         read_evaluate,
         NONE,
-        allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps those of all batches on the device, as "
-        "transformers' Trainer does for compute_metrics",
+        allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps the logits of all batches on the "
+        "device, as transformers' Trainer does for compute_metrics",
         label="Evaluation",
         needs=of_replicas,
     ),
@@ -635,9 +639,9 @@ KEYS: dict[str, Key] = {
         "objective",
         read_objective,
         LM,
-        allowed=f"{', '.join(OBJECTIVES)}, contrastive:<texts>: what is trained for, by TRL's losses: pairs of completions (dpo, "
-        "orpo), single ones (kto), rewards of pairs (reward), groups of completions that the model makes (grpo); by "
-        "sentence-transformers' loss: embeddings of pairs of texts, also with gradient caching in mini-batches",
+        allowed=f"{', '.join(OBJECTIVES)}, contrastive:<texts>: training objective. TRL's losses: pairs of completions (dpo, "
+        "orpo), single completions (kto), rewards of pairs (reward), groups of generated completions (grpo). "
+        "sentence-transformers' loss: embeddings of text pairs (contrastive), with gradient caching in mini-batches of <texts>",
         label="Objective",
         needs=of_language_models,
         affects=MODULE,
@@ -646,8 +650,8 @@ KEYS: dict[str, Key] = {
         "reference",
         choice(REFERENCES),
         None,
-        allowed=f"{', '.join(REFERENCES)}: a frozen model beside, the model without its adapter, "
-        "log-probabilities that were computed before, or none (grpo, TRL's beta=0)",
+        allowed=f"{', '.join(REFERENCES)}: a second, frozen model; the model without its adapter; "
+        "precomputed log-probabilities; or no reference (grpo, TRL's beta=0)",
         label="Reference",
         otherwise="adapter with train=adapter, else model",
         needs=of_preferences,
@@ -665,8 +669,8 @@ KEYS: dict[str, Key] = {
         "rollout",
         read_rollout,
         TRANSFORMERS,
-        allowed="transformers, colocated:<share>: what makes completions with objective=grpo: transformers' generate, or a server "
-        "on the same device that has a share of its memory (vLLM's gpu_memory_utilization)",
+        allowed="transformers, colocated:<share>: generator of the completions with objective=grpo: transformers' generate, or a "
+        "server on the same device with this share of its memory (vLLM's gpu_memory_utilization)",
         label="Rollout",
         needs=of_groups,
     ),
@@ -675,8 +679,8 @@ KEYS: dict[str, Key] = {
             "activations",
             choice(ACTIVATIONS),
             KEEP,
-            allowed=f"{', '.join(ACTIVATIONS)}, {CHECKPOINT_OFFLOAD}: where activations wait for the backward pass: on the device, "
-            f"or on the host by TRL's hooks; {CHECKPOINT_OFFLOAD} is checkpointing=1&activations=offload",
+            allowed=f"{', '.join(ACTIVATIONS)}, {CHECKPOINT_OFFLOAD}: keep activations on the device, or offload them to the host "
+            f"with TRL's hooks; {CHECKPOINT_OFFLOAD} is checkpointing=1&activations=offload",
             label="Activations",
             needs=of_replicas,
         ),
@@ -687,7 +691,7 @@ KEYS: dict[str, Key] = {
         read_switch,
         False,
         format_switch,
-        allowed=f"{_SWITCH}: the optimizer's state and its step on the host, by torchao's CPUOffloadOptimizer",
+        allowed=f"{_SWITCH}: optimizer state and step on the host, with torchao's CPUOffloadOptimizer",
         label="Optimizer on the host",
         otherwise="0",
     ),
@@ -696,7 +700,7 @@ KEYS: dict[str, Key] = {
         read_switch,
         False,
         format_switch,
-        allowed=f"{_SWITCH}: weights in bfloat16 train under autocast, too, as trainers do with bf16=True",
+        allowed=f"{_SWITCH}: train bfloat16 weights under autocast, as trainers do with bf16=True",
         label="Autocast of 16-bit weights",
         needs=of_autocast,
         otherwise="0",
@@ -707,8 +711,8 @@ KEYS: dict[str, Key] = {
         read_switch,
         False,
         format_switch,
-        allowed=f"{_SWITCH}: Liger's norms, rotary embeddings and feed-forward layers, as with use_liger_kernel=True; its loss is "
-        "loss=liger",
+        allowed=f"{_SWITCH}: Liger's norms, rotary embeddings and feed-forward layers, as with use_liger_kernel=True; for Liger's "
+        "loss use loss=liger",
         label="Liger's layers",
         needs=of_language_models,
         otherwise="0",
@@ -717,7 +721,7 @@ KEYS: dict[str, Key] = {
         read=_read_parallel,
         write=lambda request: None if request.parallel == "none" else request.parallel,
         is_default=lambda request: request.parallel == "none",
-        allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
+        allowed=f"{', '.join(PARALLELS)}: parallelism across GPUs; every figure is that of one rank",
         otherwise="none",
         needs=unserved(of_ranks),
         affects=MODULE,
@@ -725,85 +729,85 @@ KEYS: dict[str, Key] = {
     "ranks": _field(
         "ranks",
         whole_number(MAX_WORLD, "ranks=8"),
-        allowed="GPUs among which data are parallel; those that share one copy of the weights, where hsdp has several",
+        allowed="data-parallel size; for hsdp, the shard group size",
         needs=of_parallels("ranks"),
     ),
     "replicate": _field(
         "replicate",
         whole_number(MAX_WORLD, "replicate=2"),
-        allowed="groups of ranks, each with a copy of the weights, with parallel=hsdp",
+        allowed="number of replica groups, each with a copy of the weights, with parallel=hsdp",
         needs=of_parallels("replicate"),
     ),
     "reshard": _field(
         "reshard",
         read_reshard,
-        allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
+        allowed="FSDP2's reshard_after_forward: 1, 0, or the size of a smaller group",
         needs=of_parallels("reshard"),
     ),
     "offload": Key(
         read=_read_offload,
         write=_write_offload,
         is_default=lambda request: not request.offload and request.offloading == OFFLOADS[0],
-        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory; of a "
-        f"pipeline {', '.join(OFFLOADS)}, group-block:<1 to {MAX_BLOCKS} blocks>: diffusers' own",
+        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, which keeps parameters, gradients and optimizer state on the host; for a "
+        f"pipeline {', '.join(OFFLOADS)}, group-block:<1 to {MAX_BLOCKS} blocks>: diffusers' offloading",
         needs=of_offload,
     ),
     "tp": _field(
         "tp",
         whole_number(MAX_TP, "tp=8"),
-        allowed=f"GPUs that split matrices by transformers' own plans, 1 to {MAX_TP}; alone it is parallel=tp",
+        allowed=f"tensor-parallel size, by transformers' own plans, 1 to {MAX_TP}; without parallel it means parallel=tp",
         needs=served_or("tp", of_parallels("tp")),
     ),
     "sp": _field(
         "sp",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: sequence parallel, which shards activations outside of tensor-parallel layers along the sequence",
+        allowed=f"{_SWITCH}: sequence parallel, shard activations outside tensor-parallel layers along the sequence",
         needs=of_split("sp"),
     ),
     "lp": _field(
         "lp",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: loss parallel, logits stay split by the vocabulary among the tp ranks",
+        allowed=f"{_SWITCH}: loss parallel, keep logits split along the vocabulary across the tp ranks",
         needs=of_split("lp", trains=True),
     ),
     "cp": _field(
         "cp",
         whole_number(MAX_WORLD, "cp=4"),
-        allowed="GPUs over which each sequence lies in attention, too: PyTorch's context_parallel, with attention=sdpa",
+        allowed="context-parallel size: GPUs that split each sequence, by PyTorch's context_parallel, with attention=sdpa",
         needs=of_context,
     ),
     "pp": _field(
         "pp",
         whole_number(MAX_PP, "pp=4"),
-        allowed=f"GPUs among which layers are split as stages of a pipeline, 1 to {MAX_PP}; alone it is parallel=pp",
+        allowed=f"number of pipeline stages, 1 to {MAX_PP}; without parallel it means parallel=pp",
         needs=served_or("pp", of_parallels("pp")),
     ),
     "schedule": _field(
         "schedule",
         choice(SCHEDULES),
-        allowed=f"{', '.join(SCHEDULES)}: in which order a pipeline's stages work, torch.distributed.pipelining's own",
+        allowed=f"{', '.join(SCHEDULES)}: schedule of torch.distributed.pipelining",
         needs=of_pipelines,
     ),
     "microbatch": _field(
         "microbatch",
         whole_number(MAX_BATCH, "microbatch=1"),
-        allowed="samples of each of the microbatches that a pipeline cuts the batch into",
+        allowed="samples in each microbatch of a pipeline",
         needs=of_pipelines,
     ),
     "rank": _field(
         "rank",
         read_rank,
-        allowed="0 to the number of ranks without one: whose figures are asked for",
-        otherwise="the one that needs most",
+        allowed="rank to report, from 0 to world size − 1",
+        otherwise="the rank with the highest peak",
         needs=of_parallels("rank"),
     ),
     "frames": _field(
         "frames",
         whole_number(MAX_FRAMES, "frames=49"),
         allowed=f"frames of a video, 1 to {MAX_FRAMES}, with arch=diffusers:",
-        otherwise="the pipeline's own number",
+        otherwise="the pipeline's default",
         needs=of_diffusion,
         affects=MODULE,
     ),
@@ -811,14 +815,14 @@ KEYS: dict[str, Key] = {
         "stream",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: group offloading copies weights on a stream of its own, ahead of their use",
+        allowed=f"{_SWITCH}: group offloading copies weights ahead of their use, on a separate CUDA stream",
         needs=of_group_offload,
     ),
     "vae": _field(
         "vae",
         lambda text: listed(choice(VAES))(",".join(VAES) if text == "both" else text),
         format_list,
-        allowed=f"{', '.join(VAES)}, or both, {','.join(VAES)}: how a pipeline's VAE decodes",
+        allowed=f"{', '.join(VAES)}, or both as {','.join(VAES)}: how a pipeline's VAE decodes",
         otherwise="whole images at once",
         needs=of_pipeline_calls,
     ),
@@ -826,32 +830,32 @@ KEYS: dict[str, Key] = {
         "guidance",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: whether a pipeline denoises a negative prompt, too",
-        otherwise="the pipeline's own",
+        allowed=f"{_SWITCH}: classifier-free guidance, which also denoises a negative prompt",
+        otherwise="the pipeline's default",
         needs=of_pipeline_calls,
     ),
     "output": _field(
         "output",
         choice(PIPELINE_OUTPUTS),
-        allowed=f"{', '.join(PIPELINE_OUTPUTS)}: what a pipeline returns; latents are not decoded",
-        otherwise="the pipeline's own",
+        allowed=f"{', '.join(PIPELINE_OUTPUTS)}: output of a pipeline; latents are not decoded",
+        otherwise="the pipeline's default",
         needs=of_pipeline_calls,
     ),
     "without": _field(
         "without",
         listed(choice(OPTIONAL_PARTS)),
         format_list,
-        allowed=f"parts of a pipeline that are left out: {', '.join(OPTIONAL_PARTS)}",
-        otherwise="all parts",
+        allowed=f"parts of a pipeline to leave out: {', '.join(OPTIONAL_PARTS)}",
+        otherwise="none",
         needs=of_pipeline_calls,
     ),
     "cached": _field(
         "cached",
         choice(CACHED),
-        allowed=f"{', '.join(CACHED)}: what of a pipeline's LoRA training is encoded before it; the VAE, "
-        "the text encoders, or both are on the device if latents, prompts, or both are not",
+        allowed=f"{', '.join(CACHED)}: inputs that are encoded before a pipeline's LoRA training. Without latents the VAE is on "
+        "the device, without prompts the text encoders are",
         needs=of_denoiser_adapters,
-        label="Encoded before the training",
+        label="Encoded before training",
         affects=MODULE,
     ),
     "engine": _field("engine", read_engine, allowed=f"{', '.join(ENGINES)}, with mode=serve", needs=serving),
@@ -859,15 +863,15 @@ KEYS: dict[str, Key] = {
         "engine_version",
         read_release,
         allowed="the server's version, such as 0.11.2, with mode=serve",
-        otherwise="the newest whose rules are known",
+        otherwise="the newest known version",
         needs=of_engines("engine_version"),
     ),
     "util": _field(
         "util",
         read_util,
         lambda share: f"{share:g}",
-        allowed="above 0, up to 1: the share of the device's memory that the server uses, with mode=serve",
-        otherwise="the server's own",
+        allowed="above 0, up to 1: share of the device's memory that the server uses, with mode=serve",
+        otherwise="the server's default",
         needs=of_engines("util"),
     ),
     "max_model_len": _field(
@@ -881,14 +885,14 @@ KEYS: dict[str, Key] = {
         "max_num_seqs",
         whole_number(MAX_SEQS, "max_num_seqs=256"),
         allowed=f"requests that the server schedules at once, 1 to {MAX_SEQS}, with mode=serve",
-        otherwise="the server's own",
+        otherwise="the server's default",
         needs=of_engines("max_num_seqs"),
     ),
     "max_num_batched_tokens": _field(
         "max_num_batched_tokens",
         read_tokens,
-        allowed=f"tokens of one step of the server, 1 to {MAX_TOKENS}, with mode=serve",
-        otherwise="the server's own",
+        allowed=f"tokens in one step of the server, 1 to {MAX_TOKENS}, with mode=serve",
+        otherwise="the server's default",
         needs=of_engines("max_num_batched_tokens"),
     ),
     "kv": _field(
@@ -900,7 +904,7 @@ KEYS: dict[str, Key] = {
     "dp": _field(
         "dp",
         whole_number(MAX_TP, "dp=2"),
-        allowed=f"copies of the server's attention, 1 to {MAX_TP}, with mode=serve",
+        allowed=f"data-parallel size, copies of the attention layers, 1 to {MAX_TP}, with mode=serve",
         needs=of_engines("dp"),
     ),
     "ep": _field(
@@ -920,34 +924,34 @@ KEYS: dict[str, Key] = {
     "api": _field(
         "api",
         choice(APIS),
-        allowed=f"{', '.join(APIS)}: vllm serve or the class LLM, which have other defaults, with mode=serve",
+        allowed=f"{', '.join(APIS)}: vllm serve or the class LLM, which have different defaults, with mode=serve",
         needs=of_engines("api"),
     ),
     "sampler": _field(
         "sampler",
         choice(SAMPLERS),
-        allowed=f"{', '.join(SAMPLERS)}: how tokens are drawn in the profile run, with mode=serve",
+        allowed=f"{', '.join(SAMPLERS)}: sampling kernel of the profile run, with mode=serve",
         needs=of_engines("sampler"),
     ),
     "prefix_caching": _field(
         "prefix_caching",
         choice(SWITCHES),
-        allowed=f"{', '.join(SWITCHES)}: whether prefixes stay in the cache, for which vLLM keeps one more of each state",
+        allowed=f"{', '.join(SWITCHES)}: prefix caching, for which vLLM keeps one more block of each state, with mode=serve",
         needs=of_engines("prefix_caching"),
     ),
     "kv_bytes": _field(
         "kv_bytes",
         read_size,
         format_size,
-        allowed="bytes of the KV cache, such as 8GiB, in the place of a profile run, with mode=serve",
-        otherwise="what the profile run leaves",
+        allowed="size of the KV cache, such as 8GiB, instead of a profile run, with mode=serve",
+        otherwise="the memory that the profile run leaves",
         needs=of_engines("kv_bytes"),
     ),
     "used": _field(
         "used",
         read_size,
         format_size,
-        allowed="memory of the device that other programs hold, such as 2GiB, with mode=serve",
+        allowed="device memory that other programs hold, such as 2GiB, with mode=serve",
         otherwise="nothing",
         needs=serving,
     ),
@@ -955,8 +959,8 @@ KEYS: dict[str, Key] = {
         "outside",
         read_size,
         format_size,
-        allowed="memory that the server holds beside weights, profile run, graphs and cache, such as 0.5GiB, with mode=serve",
-        otherwise="fitted on published logs",
+        allowed="memory that the server holds outside PyTorch, such as 0.5GiB, with mode=serve",
+        otherwise="fitted to published logs",
         needs=of_engines("outside"),
     ),
     "graphs": _field(
@@ -964,41 +968,41 @@ KEYS: dict[str, Key] = {
         read_size,
         format_size,
         allowed="memory of the server's CUDA graphs, such as 1.2GiB, with mode=serve",
-        otherwise="fitted on published logs",
+        otherwise="fitted to published logs",
         needs=of_engines("graphs"),
     ),
     "max_loras": _field(
         "max_loras",
         whole_number(MAX_LORAS, "max_loras=4"),
         allowed=f"slots of LoRA adapters, 1 to {MAX_LORAS}, as with --enable-lora --max-loras, with mode=serve",
-        otherwise="none, 1 with max_lora_rank",
+        otherwise="none; 1 with max_lora_rank",
         needs=of_engines("max_loras"),
     ),
     "max_lora_rank": _field(
         "max_lora_rank",
         read_lora_rank,
-        allowed=f"{', '.join(map(str, LORA_RANKS))}: the largest rank of an adapter, with mode=serve",
-        otherwise="none, 16 with max_loras",
+        allowed=f"{', '.join(map(str, LORA_RANKS))}: largest rank of an adapter, with mode=serve",
+        otherwise="none; 16 with max_loras",
         needs=of_engines("max_lora_rank"),
     ),
     "fully_sharded_loras": _field(
         "fully_sharded_loras",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: tensor-parallel ranks split both matrices of an adapter, with mode=serve",
+        allowed=f"{_SWITCH}: split both matrices of an adapter across the tensor-parallel ranks, with mode=serve",
         needs=of_engines("fully_sharded_loras"),
     ),
     "cpu_offload_gb": _field(
         "cpu_offload_gb",
         read_offload,
         lambda size: f"{size:g}",
-        allowed="GiB of weights that the server keeps on the host, on each GPU, with mode=serve",
+        allowed="GiB of each GPU's weights that the server keeps on the host, with mode=serve",
         needs=of_engines("cpu_offload_gb"),
     ),
     "dcp": _field(
         "dcp",
         whole_number(MAX_TP, "dcp=2"),
-        allowed=f"1 to {MAX_TP}: decode context parallel, the ranks of tp that share the tokens of a request, with mode=serve",
+        allowed=f"1 to {MAX_TP}: decode context parallel size, tp ranks that share a request's tokens, with mode=serve",
         needs=of_engines("dcp"),
     ),
     "want": _field(
@@ -1013,7 +1017,7 @@ KEYS: dict[str, Key] = {
         "focus",
         _read_focus,
         lambda cell: f"{cell[0]}:{cell[1]}",
-        allowed="<dtype>:<batch>, the cell to look at first",
+        allowed="<dtype>:<batch>, the cell to show first",
         otherwise="the largest batch that fits",
         affects=NOTHING,
     ),

@@ -1,6 +1,6 @@
-"""Requirements of a key on its question: nothing if the key can be part of it, else the reason in words.
+"""Conditions of keys on the rest of the question. A condition returns an empty text if the key applies, else the missing part.
 
-Each is the `needs` of rows in sizer.query.keys: a function of a request, or one that makes such a function for a key.
+Each function is the `needs` of rows in sizer.query.keys: a function of a request, or a factory of such functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def generation(request: Request) -> str:
 
 
 def completions(request: Request) -> str:
-    """Return what a number of new tokens needs: a mode or an objective that generates."""
+    """Require a mode or an objective that generates tokens."""
     return "" if MODES[request.mode].generates or request.objective == GRPO else "mode=generate or objective=grpo"
 
 
@@ -36,7 +36,7 @@ def serving(request: Request) -> str:
 
 
 def of_engines(key: str) -> Callable[[Request], str]:
-    """Return what a key needs that some servers take."""
+    """Require a server that takes the key."""
     taking = [row.key for row in ENGINES.values() if key in row.takes]
 
     def needs(request: Request) -> str:
@@ -46,19 +46,19 @@ def of_engines(key: str) -> Callable[[Request], str]:
 
 
 def unserved(needs: Callable[[Request], str]) -> Callable[[Request], str]:
-    """Return what a key needs that no server takes, which has a scheduler of its own."""
+    """Require another mode than serve, and the condition of that mode. Servers have their own scheduler."""
     others = " or ".join(f"mode={mode.key}" for mode in MODES.values() if not mode.serves)
     return lambda request: others if MODES[request.mode].serves else needs(request)
 
 
 def served_or(key: str, needs: Callable[[Request], str]) -> Callable[[Request], str]:
-    """Return what a key needs that servers take, and other modes with a condition."""
+    """Require a server that takes the key, or another mode with its condition."""
     of_server = of_engines(key)
     return lambda request: of_server(request) if MODES[request.mode].serves else needs(request)
 
 
 def of_adapters(key: str) -> Callable[[Request], str]:
-    """Return what a key needs that some adapters take."""
+    """Require an adapter that takes the key."""
 
     def needs(request: Request) -> str:
         if request.train != "adapter":
@@ -71,14 +71,14 @@ def of_adapters(key: str) -> Callable[[Request], str]:
 
 
 def of_targets(request: Request) -> str:
-    """Return what the key `targets` needs: an adapter that takes it, and for diffusers' script a pipeline."""
+    """Require an adapter that takes `targets`, and a pipeline for the layers of diffusers' script."""
     if (needs := of_adapters("targets")(request)) or SCRIPT not in request.adapter_targets or request.is_of_pipeline:
         return needs
     return "arch=diffusers:<pipeline>"
 
 
 def of_saved_modules(request: Request) -> str:
-    """Return what modules that train as a whole beside an adapter need: PEFT's own model around the one that trains."""
+    """Require a PEFT model, which trains whole modules together with the adapter."""
     needs = of_plain_module(request) or of_adapters("adapter")(request)
     if needs or not ADAPTERS[request.adapter].learns_prompt:
         return needs
@@ -86,7 +86,7 @@ def of_saved_modules(request: Request) -> str:
 
 
 def of_parallels(key: str) -> Callable[[Request], str]:
-    """Return what a key needs that some ways of parallel training take."""
+    """Require a form of parallelism that takes the key."""
     taking = [row.key for row in PARALLELS.values() if key in row.keys]
 
     def needs(request: Request) -> str:
@@ -96,7 +96,7 @@ def of_parallels(key: str) -> Callable[[Request], str]:
 
 
 def of_split(key: str, *, trains: bool = False) -> Callable[[Request], str]:
-    """Return what a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
+    """Require tensor parallel, and training if `trains`, for a key that shards more tensors across its ranks."""
     parallels = of_parallels(key)
 
     def needs(request: Request) -> str:
@@ -106,74 +106,74 @@ def of_split(key: str, *, trains: bool = False) -> Callable[[Request], str]:
 
 
 def of_context(request: Request) -> str:
-    """Return what context parallel needs: a step that trains, and attention that PyTorch has it for."""
+    """Require training with an attention that PyTorch's context parallel supports."""
     return (
         of_parallels("cp")(request)
         or training(request)
         or ("" if request.attention == "sdpa" else "attention=sdpa")
         or ("" if request.train != "adapter" else "train=all or train=head")
-        or ("sp=0" if request.sp else "")  # transformers' mask would be of other tokens than the ranks'
+        or ("sp=0" if request.sp else "")  # transformers' mask would not match the tokens of the ranks
     )
 
 
 def of_pipelines(request: Request) -> str:
-    """Return what a key needs that says how a pipeline works."""
+    """Require pipeline parallel."""
     return "" if request.pp > 1 else "pp=2 or more"
 
 
 def of_diffusion(request: Request) -> str:
-    """Return what a key needs that is about a diffusion pipeline's call."""
+    """Require a diffusion pipeline."""
     source = SOURCES.get(request.source)
     return "" if source is not None and source.trace else "arch=diffusers:<preset>"
 
 
 def of_pipeline_calls(request: Request) -> str:
-    """Return what a key needs that only calls of a diffusion pipeline take: the denoiser alone trains."""
+    """Require the call of a diffusion pipeline. Training runs only the denoiser."""
     return of_diffusion(request) or ("mode=inference" if MODES[request.mode].trains else "")
 
 
 def of_denoiser_adapters(request: Request) -> str:
-    """Return what a key needs that says how a diffusion pipeline's adapter trains."""
+    """Require the training of a diffusion pipeline's adapter."""
     return of_diffusion(request) or training(request) or ("" if request.train == "adapter" else "train=adapter")
 
 
 def of_offload(request: Request) -> str:
-    """Return what `offload` needs: 0 and 1 are FSDP2's policy, the other values a pipeline's."""
+    """Require FSDP2 for the values 0 and 1 of `offload`, and a diffusion pipeline for the others."""
     if request.offloading != "none":
         return of_pipeline_calls(request)
     return of_parallels("offload")(request) if request.offload or of_diffusion(request) else ""
 
 
 def of_group_offload(request: Request) -> str:
-    """Return what a stream of its own needs."""
+    """Require group offloading."""
     needs = of_pipeline_calls(request)
     return needs or ("" if request.offloading.startswith("group") else "offload=group-leaf or offload=group-block:1")
 
 
 def once_passed(request: Request) -> str:
-    """Return what torch.compile needs: a mode whose compiled steps were compared with PyTorch's own."""
+    """Require a mode whose compiled steps were compared with the null driver."""
     mode = MODES[request.mode]
     return "mode=training or mode=inference" if mode.generates or mode.serves else ""
 
 
 def of_compiled(request: Request) -> str:
-    """Return what a key needs that says how a model is compiled."""
+    """Require torch.compile."""
     return "compile=default or compile=reduce-overhead" if request.compile is None else ""
 
 
 def of_compiled_training(request: Request) -> str:
-    """Return what the activation memory budget needs: a compiled backward pass."""
+    """Require a compiled backward pass."""
     return training(request) or of_compiled(request)
 
 
 def four_bits(request: Request) -> str:
-    """Return what the dtype of 4-bit products needs."""
+    """Require 4-bit weights."""
     row = WEIGHTS[request.weights]
     return "" if row.has_4_bits else f"weights={' or '.join(one.key for one in WEIGHTS.values() if one.has_4_bits)}"
 
 
 def quantized_adapters(request: Request) -> str:
-    """Return what a key needs that is about adapters on quantised weights."""
+    """Require an adapter on quantised weights."""
     if request.train != "adapter":
         return "train=adapter"
     row = WEIGHTS[request.weights]
@@ -181,12 +181,12 @@ def quantized_adapters(request: Request) -> str:
 
 
 def of_one_device(request: Request) -> str:
-    """Return what a training recipe needs: a step of one device, which ranks of a world were not compared with."""
+    """Require one device. The recipe was not compared with PyTorch on several ranks."""
     return training(request) or of_plain_module(request) or ("" if request.parallel == "none" else "parallel=none")
 
 
 def of_replicas(request: Request) -> str:
-    """Return what a training recipe needs whose steps on several ranks were compared with PyTorch's own: whole samples on each."""
+    """Require whole samples on each rank. Such steps of the recipe were compared with PyTorch."""
     taking = [row.key for row in PARALLELS.values() if row.takes_recipes]
     if needs := training(request) or of_plain_module(request):
         return needs
@@ -196,41 +196,41 @@ def of_replicas(request: Request) -> str:
 
 
 def of_autocast(request: Request) -> str:
-    """Return what autocast of 16-bit weights needs: none that train if FSDP2 shards them, as Accelerate makes those float32."""
+    """Require weights that Accelerate does not cast to float32, as it does with trainable weights under FSDP2."""
     trains = PARALLELS[request.parallel].shards and request.train != "adapter"
     return of_replicas(request) or ("parallel=none or ddp, or train=adapter, or dtype=amp-bfloat16 without it" if trains else "")
 
 
 def of_language_models(request: Request) -> str:
-    """Return what a loss of language models needs."""
+    """Require a language model of transformers."""
     source = SOURCES.get(request.source)
     known = source is None or source.package == "transformers"
     return of_replicas(request) or ("" if known else "a language model of transformers")
 
 
 def of_preferences(request: Request) -> str:
-    """Return what a reference needs: an objective that compares with one."""
+    """Require an objective with a reference model."""
     taking = " or ".join(f"objective={objective}" for objective in WITH_REFERENCE)
     return of_language_models(request) or ("" if request.objective in WITH_REFERENCE else taking)
 
 
 def of_groups(request: Request) -> str:
-    """Return what a key needs that is about completions of the model that trains."""
+    """Require objective=grpo."""
     return of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
 
 
 def of_plain_module(request: Request) -> str:
-    """Return what a key needs that a pipeline of several modules does not take."""
+    """Require an architecture of one module."""
     return "an architecture of one module" if request.source and not of_diffusion(request) else ""
 
 
 def one_stage(request: Request) -> str:
-    """Return what a key needs that says what the loop does with outputs: a pipeline's schedule is no such loop."""
+    """Require a training loop without a pipeline schedule."""
     return training(request) or ("" if request.pp == 1 else "pp=1")
 
 
 def of_ranks(request: Request) -> str:
-    """Return what a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
+    """Require training, or a mode that the form of parallelism supports."""
     mode, row = MODES[request.mode], PARALLELS[request.parallel]
     if mode.trains or (row.generates if mode.generates else row.infers):
         return ""
@@ -238,7 +238,7 @@ def of_ranks(request: Request) -> str:
 
 
 def of_weights(request: Request) -> str:
-    """Return what quantised weights need: they are not trained."""
+    """Require that quantised weights are not trained."""
     if request.part_weights:
         return of_diffusion(request)
     if request.server_weights is not None:

@@ -1,4 +1,4 @@
-"""A question as a value: which architecture, in which mode, on which GPU, and what follows from these choices alone."""
+"""A question as a value: architecture, mode, GPU and other choices, and properties that follow from them."""
 
 from __future__ import annotations
 
@@ -23,39 +23,63 @@ DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Architecture, mode and GPU of a question. Made by `parse_query`, which checks every value.
+    """A question: architecture, mode, GPU and all other values of a query. `parse_query` makes it and checks every value.
 
-    `source` is a key of SOURCES. `name` is what a package calls the model, the preset's key or "org/name"; empty for a config.
-    `revision` belongs to the source "hub", `config` (canonical JSON text) to "config"; None elsewhere. `mode` is a key of MODES.
-    `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
-    architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
-    `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
-    `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
-    `adapter_alpha` None stands for twice the rank. `weights` is a key of WEIGHTS, `compute` the dtype of its 4-bit products (None
-    for the question's own), `prepare` whether `prepare_model_for_kbit_training` makes the other weights float32. `classes` is how
-    many a model tells apart (None for its own number), `trainable_layers` how many layers of a detection model's backbone train (0
-    to 5, None for all). `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `accumulate` is how many forward and backward
-    passes an optimizer's step has. `inputs` is "text" if a model that reads images or sound is given text alone, None if it is
-    given all that it reads.
-    `compile` is a mode of torch.compile, None for eager code. `compile_scope` is one of SCOPES, None for the usual one of the
-    source (`scope_of`). `budget` is PyTorch's activation memory budget, None for PyTorch's own.
-    `outputs` is one of OUTPUTS (sizer.catalogue.modes), None if the question leaves open whether the loop keeps them.
-    `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
-    prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
-    GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `offload`
-    its CPUOffloadPolicy, `tp` among how many GPUs matrices are split, `sp` and `lp` whether the sequence between the matrices and
-    the logits are, too, `cp` over how many each sequence lies, `pp` among how many layers are split, which work as a pipeline by
-    `schedule`, a key of SCHEDULES, on a `microbatch` of so many samples at a time; `rank` is the one whose figures are asked for,
-    None for the one that needs most.
-    The last fields are of diffusion pipelines (sizer.catalogue.pipelines): `frames` of a video, how weights are offloaded, on a
-    `stream` or not, how the `vae` decodes, whether the call has `guidance`, what it puts out, the parts that it is built without,
-    and how parts' weights are held, where an empty name is the denoiser; None is the pipeline's own choice. `cached` is one of
-    CACHED.
-    SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
-    that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `outside` and
-    `graphs` those of parts that are fitted without them, `want` how many requests of how many tokens are asked for.
-    `loss`, `step`, `evaluate`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `autocast`
-    and `liger` are of training recipes (sizer.catalogue.recipes); with objective=grpo `new` are the tokens of a completion.
+    Each field belongs to one key of the query; sizer.query.keys describes the allowed values. None means the default of the model,
+    of PyTorch, of the pipeline or of the server, if not stated otherwise below.
+
+    Architecture:
+        source: A key of SOURCES.
+        name: Name of the model in its package, key of the preset, or "org/name". Empty for a config.
+        revision: Branch, tag or commit, for the source "hub".
+        config: Canonical JSON text, for the source "config".
+        head: Name of a transformers class.
+        sequence_length, image_size: Tokens; height and width in pixels.
+        inputs: "text" if a model that also reads images or sound gets text only.
+        classes: Number of classes.
+
+    Work:
+        mode: A key of MODES.
+        focus: Dtype and batch size to show first. It changes no figure.
+        train: One of TRAINS. The fields of an adapter count only if `train` is "adapter".
+        adapter_alpha: None for twice the rank.
+        weights, part_weights, server_weights: A key of WEIGHTS; layouts by part of a pipeline, with an empty name for the denoiser;
+            one of LAYOUTS that WEIGHTS lacks.
+        compute: Dtype of 4-bit products; None for the question's dtype.
+        prepare: Whether prepare_model_for_kbit_training casts the other weights to float32.
+        trainable_layers: Trained layers of a detection model's backbone, 0 to 5; None for all.
+        accumulate: Forward and backward passes for each optimizer step.
+        new, cache: Tokens after the prompt of `sequence_length` tokens, and the KV cache, for modes that generate. With
+            objective=grpo `new` counts the tokens of a completion.
+        compile, compile_scope, budget: Mode of torch.compile, None for eager code; one of SCOPES (`scope_of`); activation memory
+            budget.
+        outputs: One of OUTPUTS; None if the question leaves open whether the loop keeps the model's outputs.
+        loss, step, evaluate, objective, reference, group, rollout, activations, optimizer_offload, autocast, liger: Fields of
+            training recipes (sizer.catalogue.recipes).
+
+    Device:
+        gpu: A key that `find_gpu` knows.
+        torch: PyTorch version of the rules ("2.11"); None for the installed one.
+        expandable_segments, cudnn_benchmark: PyTorch's settings of these names.
+
+    Parallelism:
+        parallel: A key of PARALLELS.
+        ranks, replicate: Data-parallel size, for hsdp the shard group size; number of replica groups.
+        reshard, offload: FSDP2's reshard_after_forward and CPUOffloadPolicy.
+        tp, cp, pp: Sizes of tensor, context and pipeline parallel.
+        sp, lp: Sequence parallel and loss parallel, with `tp`.
+        schedule, microbatch: A key of SCHEDULES; samples in each microbatch.
+        rank: Rank to report; None for the rank with the highest peak.
+
+    Diffusion pipelines (sizer.catalogue.pipelines):
+        frames, guidance, output, without, vae, offloading, stream, cached: Fields of a pipeline's call.
+
+    Servers:
+        SERVER_FIELDS (sizer.catalogue.modes): Flags of the server.
+        max_model_len: Tokens, or "auto".
+        used: Bytes of the device that other programs hold.
+        outside, graphs: Bytes that replace fitted constants.
+        want: Requests at once, and the tokens of each.
     """
 
     source: str
@@ -162,17 +186,17 @@ class Request:
 
     @property
     def is_pipeline(self) -> bool:
-        """Return True for the call of a diffusion pipeline, which has a trace of its own."""
+        """Return True for the call of a diffusion pipeline, which is traced in a different way than a module."""
         return self.is_of_pipeline and not MODES[self.mode].trains
 
     @property
     def is_of_pipeline(self) -> bool:
-        """Return True for a diffusion pipeline, whose denoiser alone trains."""
+        """Return True for a diffusion pipeline, called or trained. Training updates the denoiser only."""
         return self.source != "" and SOURCES[self.source].trace is not None
 
     @property
     def data_ranks(self) -> int:
-        """Among how many ranks data are parallel: each has samples of its own."""
+        """Return the data-parallel size: the number of ranks with different samples."""
         return self.ranks * self.replicate if "ranks" in PARALLELS[self.parallel].keys else 1
 
     @property
@@ -182,12 +206,12 @@ class Request:
 
     @property
     def batch_step(self) -> int:
-        """Return what a batch size is a multiple of: the passes of a step have whole groups of completions together."""
+        """Return the divisor of all batch sizes: the passes of a step hold whole groups of completions."""
         return self.group // gcd(self.group, self.accumulate) if self.objective == GRPO else 1
 
     @property
     def possible_batches(self) -> tuple[int, ...]:
-        """Return the batch sizes that its pipeline takes, or that make whole groups of completions; else all of them."""
+        """Return the batch sizes that the pipeline schedule allows, or that hold whole groups of completions; else all."""
         if self.objective == GRPO:
             return tuple(batch for batch in self.batches if batch % self.batch_step == 0)
         return tuple(batch for batch in self.batches if self.pp == 1 or self._is_scheduled(batch))
@@ -200,7 +224,7 @@ class Request:
 
 
 def check_one_rank(request: Request, what: str) -> None:
-    """Raise RequestError for one rank of several: `what` says of which answer there is none for it."""
+    """Raise RequestError if the question has several ranks. `what` names the answer that needs one rank."""
     if request.parallel != "none":
         raise RequestError(
             f"{what}: not for one rank of several",
@@ -211,7 +235,7 @@ def check_one_rank(request: Request, what: str) -> None:
 
 
 def scope_of(request: Request) -> str | None:
-    """Return how much of the model is compiled as one, one of SCOPES; None if the model runs eagerly."""
+    """Return the compiled unit, one of SCOPES; None if the model runs eagerly."""
     if request.compile is None:
         return None
     records_inference = request.compile == REDUCE_OVERHEAD and not MODES[request.mode].trains
@@ -220,7 +244,7 @@ def scope_of(request: Request) -> str | None:
 
 
 def check_eager(request: Request, what: str) -> None:
-    """Raise RequestError for compiled code: `what` names the answer that is not available for it."""
+    """Raise RequestError if the question has compiled code. `what` names the answer that needs eager code."""
     if request.compile is not None:
         raise RequestError(
             f"{what}: not for compiled code",
@@ -231,7 +255,7 @@ def check_eager(request: Request, what: str) -> None:
 
 
 def check_traced(request: Request) -> None:
-    """Raise RequestError for a server, whose scheduler is planned: it has no step, tape or peak to look at."""
+    """Raise RequestError for a server. Its plan has no step, tape or peak."""
     if MODES[request.mode].serves:
         refusal = Refusal(
             key="mode",
@@ -243,17 +267,17 @@ def check_traced(request: Request) -> None:
 
 
 def gpu_of(request: Request) -> Gpu:
-    """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks, and a server."""
+    """Return the GPU of a request, less the memory of NCCL (several ranks) and of a colocated server."""
     gpu = find_gpu(request.gpu)
     return beside_nccl(beside_nccl(gpu, nccl_of(request)), (served_bytes(request, gpu),) * 3)
 
 
 def served_bytes(request: Request, gpu: Gpu) -> int:
-    """Return the bytes of a device that a server has beside the trainer: its share of the memory, whatever it holds of it."""
+    """Return the bytes of a device that a colocated server reserves: its whole share, whether used or not."""
     return int(server_share(request.rollout) * gpu.total_bytes)
 
 
 def nccl_of(request: Request) -> tuple[int, int, int]:
-    """Return what NCCL holds of each rank's GPU, in bytes: the least, the usual, the most; nothing where there is one rank."""
+    """Return NCCL's memory on each rank's GPU in bytes: least, usual and most; zeros for one rank."""
     degrees = {"reshard": request.reshard, "tp": request.tp, "cp": request.cp, "pp": request.pp}
     return nccl_bytes(request.parallel, request.world, **degrees)

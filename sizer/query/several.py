@@ -1,4 +1,4 @@
-"""Several questions: reading them from texts, making one from another, and finding the keys in which they differ."""
+"""Several questions: read them from texts, change a key of one, and find the keys that differ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sizer.query.request import Request, check_traced
 from sizer.query.text import format_query, parse_query, query_keys
 
 FEWEST, MOST = 2, 4
-NOT_COMPARED = ("v", "focus")  # keys that change no figure
+NOT_COMPARED = ("v", "focus")  # keys that do not change figures
 
 
 def as_query(text: str) -> str:
-    """A text as a query: "resnet50" is "arch=resnet50", of a link to one of our pages only what it asks for is left."""
+    """Return a text as a query: "resnet50" becomes "arch=resnet50", and a link to a page of the app loses its address."""
     text = text.strip()
     _, mark, asked = text.partition("?")
     if mark and "arch=" in asked:
@@ -50,7 +50,7 @@ def _as_text(value: object) -> str:
 
 
 def read_question(text: str, number: int) -> Request:
-    """The request of the question with this number. Raises RequestError, whose refusals name the number."""
+    """Return the request of the question with this number. Raises RequestError, whose refusals name the number."""
     try:
         request = parse_query(as_query(text))
         check_traced(request)
@@ -62,7 +62,7 @@ def read_question(text: str, number: int) -> Request:
 
 
 def read_questions(texts: Sequence[str]) -> tuple[Request, ...]:
-    """The requests of two to four texts. Raises RequestError for another number of them, else for all that is refused at once."""
+    """Return the requests of two to four texts. Raises RequestError for another number of texts, or for all refusals together."""
     check_number(texts)
     requests: list[Request] = []
     refusals: list[Refusal] = []
@@ -77,7 +77,7 @@ def read_questions(texts: Sequence[str]) -> tuple[Request, ...]:
 
 
 def check_number(texts: Sequence[str]) -> None:
-    """Refuse a number of questions that cannot be compared. Raises RequestError."""
+    """Raise RequestError if the number of questions is not between two and four."""
     if not FEWEST <= len(texts) <= MOST:
         raise RequestError(
             "questions to compare",
@@ -88,10 +88,10 @@ def check_number(texts: Sequence[str]) -> None:
 
 
 def with_value(request: Request, key: str, value: str) -> Request:
-    """The same question with another value of one key; an empty one is the key's default. Raises RequestError.
+    """Return the question with a changed key. An empty value is the key's default. Raises RequestError.
 
-    The focus stays as near as it can: where its dtype or batch size is not asked for any more it goes to the first dtype, or to
-    the last batch size, that is.
+    If the new question lacks the dtype of the focus, the focus moves to the first dtype. If it lacks the batch size, the focus
+    moves to the last one.
     """
     items = dict(parse_qsl(format_query(replace(request, focus=None)))) | {key: value.strip()}
     changed = parse_query("&".join(f"{name}={quote(text, safe='')}" for name, text in items.items() if text))
@@ -104,9 +104,9 @@ def with_value(request: Request, key: str, value: str) -> Request:
 
 
 def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The keys in which the questions differ with the value of each, and the keys in which they do not.
+    """Return the keys that differ with their values, and the equal keys with their value.
 
-    A key that has no value in a question has what then holds, in words; one that has none in any of them is left out.
+    A key without a value has the description of its default. Keys without a value in all questions are left out.
     """
     values = [dict(parse_qsl(format_query(request, complete=True))) for request in requests]
     differs, same = {}, {}
@@ -122,5 +122,5 @@ def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, .
 
 
 def changeable_keys() -> Iterable[str]:
-    """The keys that one question may have another value of than the next."""
+    """Return the keys that may differ between two questions."""
     return (key.name for key in query_keys() if key.name not in NOT_COMPARED)

@@ -1,9 +1,9 @@
-"""The one language of links, forms and the command line: query strings to requests and back.
+"""Query strings, the language of links, forms and the command line: parse them to requests, and format requests.
 
     text ──parse_query──► Request ──format_query──► canonical text          parse_query(format_query(r)) == r
 
-Every key of the contract is one row of `KEYS` (sizer.query.keys). Whatever is not understood is refused by name, all at once;
-nothing silently becomes its default. No torch here: names are checked by their form, and by list where the list is plain data.
+Each key of the contract is one row of `KEYS` (sizer.query.keys). Unknown keys and values are refused by name, all together. No
+value silently becomes its default. This module does not import torch: it checks the form of names, and looks them up in plain data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import COMPILED_BATCHES, COMPILED_DTYPES, check_length
 
 USUAL_PROMPTS = (1, 2, 4, 8)  # of groups of completions
-USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
+USUAL_MICROBATCHES = 4  # for each stage of a pipeline; every microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
 MAX_KEYS = 96
 KEYS_ALLOWED = "a key that `python -m sizer --help` describes"
@@ -33,10 +33,10 @@ _OF_CALLS = frozenset(("offloading", "stream", "part_weights", "frames", "vae", 
 
 
 def parse_query(text: str) -> Request:
-    """The request that a query string asks for; a leading "?" is allowed.
+    """Return the request of a query string. A leading "?" is allowed.
 
-    Raises RequestError with one refusal per key that is unknown, repeated, malformed, out of range or at odds with
-    another one.
+    Raises RequestError with one refusal for each key that is unknown, repeated, malformed, out of range or in conflict with
+    another key.
     """
     if len(text) > MAX_QUERY_LENGTH:
         raise RequestError(
@@ -47,7 +47,7 @@ def parse_query(text: str) -> Request:
         )
     pairs, refusals = _split(text)
     values: dict[str, Any] = {}
-    given_by: dict[str, str] = {}  # by field, the key that says its value
+    given_by: dict[str, str] = {}  # key of each field
     for key, value in pairs.items():
         try:
             found = KEYS[key].read(value)
@@ -74,7 +74,7 @@ def parse_query(text: str) -> Request:
         values = {"new": NEW, **values}
     if "batches" not in values:
         values["batches"] = _usual_batches(Request(**{"source": "", **values}))
-    request = Request(**{"source": "", **values})  # what was refused is judged at its default
+    request = Request(**{"source": "", **values})  # refused keys have their default in the other checks
     refusals.extend(conflicts(request))
     if refusals:
         raise RequestError(refusals=refusals)
@@ -82,8 +82,8 @@ def parse_query(text: str) -> Request:
 
 
 def _usual_batches(request: Request) -> tuple[int, ...]:
-    """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage; with
-    objective=grpo a few numbers of prompts."""
+    """Return the default batch sizes: for a pipeline schedule, allowed sizes up to four microbatches for each stage; with
+    objective=grpo, a few numbers of prompts."""
     if request.objective == GRPO:
         return tuple(request.batch_step * prompts for prompts in USUAL_PROMPTS)
     if MODES[request.mode].serves:
@@ -94,9 +94,9 @@ def _usual_batches(request: Request) -> tuple[int, ...]:
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:
-    """The canonical query string of a request: keys in the contract's order, values at their default left out.
+    """Return the canonical query string of a request: keys in the contract's order, without defaults.
 
-    With `complete` every key that applies and has a value is written, defaults too; None ("the model's own choice") has no text.
+    With `complete`, write every key that applies and has a value, defaults included. None ("the model's default") has no text.
     """
     parts = []
     for name, key in KEYS.items():
@@ -108,7 +108,7 @@ def format_query(request: Request, *, complete: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryKey:
-    """One key of a query in words: its name, the values that it takes, and its default. A key that `toggles` takes 0 or 1."""
+    """Description of one key of a query: name, allowed values and default. A key that `toggles` takes 0 or 1."""
 
     name: str
     allowed: str
@@ -117,7 +117,7 @@ class QueryKey:
 
 
 def query_keys() -> tuple[QueryKey, ...]:
-    """The contract's table in words: every key of a query in its order."""
+    """Return the description of every key of a query, in the contract's order."""
     plain = Request(source="")
     return tuple(
         QueryKey(
@@ -131,12 +131,12 @@ def query_keys() -> tuple[QueryKey, ...]:
 
 
 def _default_text(key: Key, plain: Request) -> str:
-    """The default as a query has it; nothing where there is none."""
+    """Return the default as a query's value; empty if there is none."""
     return (key.write(plain) if key.is_default(plain) else None) or ""
 
 
 def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
-    """The keys and values of a query, and the refusals of what is not one known key with one readable value."""
+    """Return the keys and values of a query, and the refusals of unknown, repeated and undecodable keys."""
     items = text.removeprefix("?").split("&") if text.removeprefix("?") else []
     if len(items) > MAX_KEYS:
         raise RequestError(

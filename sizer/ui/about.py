@@ -1,4 +1,4 @@
-"""Meaning of the numbers, their sources, what they leave out, and how memory of a device is used and counted."""
+"""Texts of the page About: the meaning of the numbers, their sources, their limits, and a tutorial on device memory."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from sizer.ui.focus import PEAK_KINDS
 from sizer.ui.styling import COLOURS, GIBIBYTES
 
 METHOD = """
-The model is built on PyTorch's `meta` device: every shape and dtype is there, no memory is. Then real PyTorch code runs
-over it, forward, backward and optimizer, twice. Each allocation and each release of a tensor is written down with the
-operation and the module that made it, and the record is played back through the rules of the device's allocator. Nothing is
-fitted to measurements: change a layer and the numbers follow.
+The model is built on PyTorch's `meta` device: tensors have shapes and dtypes, but no memory. Real PyTorch code then runs
+two training steps: forward pass, backward pass and optimizer. Sizer records each allocation and each release with its
+operator and module, and replays the record through the rules of the device's allocator. Nothing is fitted to measurements: if you
+change a layer, the numbers follow.
 
-Sizes grow by whole bytes per sample. Two batch sizes are traced, a third one checks them, and the others are computed from
-the two. Where a model does not behave that way, each batch size is traced by itself.
+Sizes grow linearly with the batch. Sizer traces two batch sizes, checks a third one, and computes the others. If a model does not
+grow linearly, Sizer traces each batch size by itself.
 """
 
 CATEGORIES = """
 | Category | What it counts |
 |---|---|
 | parameter, buffer | the model's own tensors; a tensor that several names share counts once |
-| frozen parameter | the weights that are not trained, where a head or an adapter is trained alone |
+| frozen parameter | weights that are not trained, if only a head or an adapter is trained |
 | gradient | one per trainable parameter, in the parameter's dtype, from the first backward pass on |
-| optimizer state | what the optimizer keeps between steps, made in its first step: two tensors per parameter for AdamW |
-| activation | what the forward pass keeps for the backward pass |
-| temporary | made and released within a phase: intermediate results, copies in another dtype |
+| optimizer state | tensors that the optimizer creates in its first step and keeps: two per parameter for AdamW |
+| activation | tensors that the forward pass saves for the backward pass |
+| temporary | tensors created and released within a phase: intermediate results, copies in another dtype |
 | input | the batch itself and its targets |
 | workspace | scratch memory inside kernels: cuBLAS, cuDNN, attention, sorting, oneDNN |
-| kv cache | keys and values, or states, that a generation keeps of the prompt and of every token it has made |
-| allocator cache | reserved from the device and not in use at that moment: rounding and fragmentation |
+| kv cache | keys and values, or states, of the prompt and of every generated token |
+| allocator cache | memory reserved from the device but not in use at the peak: rounding and fragmentation |
 | outside PyTorch | the driver's context, loaded kernels, library handles |
 """
 
 CHECKS = """
-*Measure* runs the same two steps, or the same generation, on a real device, in a process of its own, and reads it after each
-phase. Each figure stands beside the estimate's of the same kind, with its signed error: estimated less measured, over measured,
-so that + is an estimate that was too high. Where both were recorded allocation by allocation, the page names the first operator
-and module where they diverge. A lack of memory is a result like any other.
+*Measure* runs the same two steps, or the same generation, on a real device in a separate process, and reads the memory counters
+after each phase. The page compares each figure with the estimate and shows the signed error: (estimated − measured) / measured.
+A positive error is an estimate that was too high. If both runs recorded each allocation, the page names the first operator and
+module where they differ. Out of memory is a result, too.
 
-It keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and imports what another
-machine measured. Beside those stand figures that others measured on GPUs and published, each with its source.
+The ledger keeps every comparison and shows the errors on each device (median, worst, bias). It imports measurements of other
+machines. The page also lists figures that others measured on GPUs and published, each with its source.
 """
 
 LIMITS = f"""
-- **One process on one device**, or one rank of several GPUs that train together. Data loading and other programs are not counted;
-  what NCCL holds is a range.
+- **One process on one device**, or one rank of several GPUs that train together. Data loading and other programs are not counted.
+  The memory of NCCL is a range.
 - **Kernels are chosen at run time.** cuDNN's heuristics choose each convolution's plan for the described GPU. With
   `cudnn_benchmark=1` the first step tries all plans; the fastest one is unknown. Without an installed cuDNN the workspace is a
   model, and the process range allows for it.
@@ -73,7 +73,7 @@ LIMITS = f"""
 
 
 def show_about() -> None:
-    """Show the meaning of each number, the method, its limits, and the devices."""
+    """Show the meaning of each number, the method, its limits and the wall around jobs."""
     with st.container(width=820):
         st.header("Allocated, reserved, process", anchor=False)
         for kind in PEAK_KINDS.values():
@@ -99,7 +99,7 @@ def show_about() -> None:
 
 
 def _show_wall(missing: dict[str, str] | None) -> None:
-    """Show what the kernel keeps a job from; `missing` are the layers that are not to be had here, None where nobody knows yet."""
+    """Show the limits that the kernel sets to a job. `missing` lists the layers that this machine lacks; None if not known yet."""
     st.markdown("A config is read, and its model built and traced, in a process of its own, which the kernel confines:")
     if missing is None:
         st.text("Not known yet: the job server is starting.")
@@ -137,11 +137,10 @@ TO = """
 |---|---|---|
 | works | in place, and returns the module | never in place: assign what it returns |
 | moves | parameters, buffers, gradients | this tensor's values |
-| leaves behind | tensors and modules in plain attributes, lists, dicts; optimizer state that exists | `x` itself |
-| copies nothing | of what is there already | if device and dtype are right: it is `x` |
+| leaves behind | tensors and modules in plain attributes, lists, dicts; existing optimizer state | `x` itself |
+| copies nothing | of tensors that are already on the device | if device and dtype are right: it is `x` |
 
-Move the module first, then make the optimizer, and move each batch in the loop. Two ways to find what was forgotten, before it
-bites:
+Move the module first, then create the optimizer, and move each batch in the loop. Two ways to find tensors that were not moved:
 """
 PYTHON = "import sizer\n\nfor finding in sizer.check_placement(model, (batch,)).findings:\n    print(finding.what, finding.where)"
 COMMAND = 'python -m sizer placement "arch=hf:gpt2"'
@@ -164,28 +163,29 @@ COUNTERS = {
     "CPU": ["no counter", "no counter", "nothing is reserved", "resident memory", "MemAvailable in /proc/meminfo"],
 }
 READING = """
-A peak counts from the last `reset_peak_memory_stats()`; read it after `synchronize()`. Compare like with like: the process holds
-what is reserved and some hundred MiB for the driver's context.
+A peak counts from the last `reset_peak_memory_stats()`; read it after `synchronize()`. Compare figures of one kind only: the
+process holds the reserved memory and several hundred MiB for the driver's context.
 """
 CHECKLIST = """
 1. **Read the message.** "Tried to allocate" far above what is free: the batch or the sequence is too long. Only just above, with
    much "reserved but unallocated": fragmentation, so set `PYTORCH_ALLOC_CONF=expandable_segments:True` before starting.
-2. **See who else is there.** `nvidia-smi` lists the processes; a notebook that was closed may still hold its memory.
-3. **Does it grow from step to step?** Then something keeps the graph alive: add up `loss.item()` or `loss.detach()`, not `loss`;
-   keep no outputs in a list.
+2. **Look for other processes.** `nvidia-smi` lists them. A closed notebook may still hold its memory.
+3. **Does it grow from step to step?** Then a reference keeps the graph alive: sum `loss.item()` or `loss.detach()`, not `loss`,
+   and keep no outputs in a list.
 4. **Validation out of memory, training not?** Run it under `torch.inference_mode()`.
 5. **A smaller batch**, with gradient accumulation for the same result; then shorter sequences or smaller images.
 6. **Mixed precision** (`torch.autocast`) halves most activations; **gradient checkpointing** trades them for time.
 7. **Optimizer state**: AdamW keeps two tensors per parameter, Adafactor and SGD far less; `foreach=False` or `fused=True` spares
    the temporary copy that the default makes in `step()`.
-8. **Not `empty_cache()`, not `gc.collect()`**: PyTorch has tried the first before it gave up, and tensors die by counting.
+8. **Not `empty_cache()`, not `gc.collect()`**: PyTorch has already emptied its cache before it raises the error, and a tensor is
+   freed with its last reference.
 
-Whether one of these would be enough is what *Size a model* computes, before anything runs.
+*Size a model* computes whether one of these changes is enough, before you run anything.
 """
 
 
 def show_tutorial() -> None:
-    """Show what is to be known of memory on any device."""
+    """Show the tutorial on device memory."""
     st.header("What `.to()` moves, and what it leaves behind", anchor=False)
     st.markdown(TO)
     st.code(PYTHON, language=None, wrap_lines=True)

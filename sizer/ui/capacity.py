@@ -1,4 +1,4 @@
-"""The process against what its device holds, as one bar: context, what is allocated at the peak, cache, what is free or over."""
+"""One bar that compares the process with the device's memory: context, allocated memory at the peak, cache, free memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANGE_END = 5  # pixels, half the height of the marks at the range's ends
 
 
 def capacity_parts(estimate: Estimate, gpu: Gpu) -> dict[str, int]:
-    """Bytes from left to right: outside PyTorch, each category at the peak, the allocator's cache, what is free if anything is."""
+    """Return bytes by part from left to right: outside PyTorch, each category at the peak, allocator cache, free memory."""
     of_process = parts(estimate, PEAK_KINDS["process"])
     ordered = {OUTSIDE: of_process.pop(OUTSIDE), **of_process}
     cache = ordered.pop(CACHE)
@@ -30,7 +30,7 @@ def capacity_parts(estimate: Estimate, gpu: Gpu) -> dict[str, int]:
 
 
 def capacity_chart(estimate: Estimate, gpu: Gpu) -> Spec:
-    """The parts side by side against the device's memory (dashed line), with the range of the process above them."""
+    """Return the chart: the parts side by side, a dashed line at the device's memory, and the range of the process above."""
     end = max(gpu.total_bytes, estimate.process_high_bytes)
     scale = scale_for([end])
     rows = _segments(capacity_parts(estimate, gpu), scale)
@@ -65,7 +65,7 @@ def _segments(sizes: dict[str, int], scale: Scale) -> list[Spec]:
 
 
 def _range(estimate: Estimate, scale: Scale) -> list[Spec]:
-    """From the low to the high end of the process; nothing where no range is known."""
+    """Return the layers of the range of the process, from its low to its high end; empty if no range is known."""
     if not has_range(estimate):
         return []
     sizes = (estimate.process_low_bytes, estimate.process_high_bytes)
@@ -112,7 +112,7 @@ def _percent(estimate: Estimate, gpu: Gpu) -> str:
 
 @drawn_once
 def show_capacity(report: Report, estimate: Estimate) -> None:
-    """Show the bar, what its colours are with their sizes, and what is left."""
+    """Show the bar, its legend with sizes, and the free memory."""
     draw(capacity_chart(estimate, report.gpu), "capacity_chart")
     parts = {name: size for name, size in capacity_parts(estimate, report.gpu).items() if name != FREE}
     scale = scale_for(parts.values())

@@ -38,7 +38,7 @@ STRETCHED = ("prefill",)  # only curves with one of these phases are changed
 
 
 def spread(curve: Curve) -> Curve:
-    """Return the curve with positions at which each phase has a share of the axis that can be seen.
+    """Return the curve with positions that leave each phase a visible share of the axis.
 
     Positions count allocations and releases in order. Within a phase their distances stay in proportion.
     """
@@ -75,7 +75,7 @@ _PLACES = {name: place for place, name in enumerate(COLOURS)}  # from the bottom
 
 
 def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> Spec:
-    """Stacked bars, one per batch size of one dtype: the bytes of each category at the peak, under the GPU's capacity."""
+    """Return stacked bars, one per batch size of a dtype: bytes of each category at the peak, with a line at the GPU's capacity."""
     bars = {estimate.batch: estimate for estimate in estimates}
     described = "Memory at the peak per batch size"
     return stacked_chart(bars, kind, [gpu], field="batch", title="batch size", description=described)
@@ -84,7 +84,7 @@ def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> Spec:
 def stacked_chart(
     bars: Mapping[int, Estimate], kind: PeakKind, gpus: Sequence[Gpu], *, field: str, title: str, description: str
 ) -> Spec:
-    """One stacked bar per estimate, at the number that its key is: the bytes of each category at the peak, under the capacities."""
+    """Return one stacked bar per estimate, at the position of its key: bytes of each category at the peak, and the capacities."""
     tallest = max(map(kind.of, bars.values()), default=0)
     scale = scale_for([tallest])
     cells = [
@@ -113,7 +113,7 @@ def stacked_chart(
 
 
 def step_chart(estimate: Estimate, gpu: Gpu) -> Spec:
-    """Stacked areas over the curve of one step, which must not be empty, with the phases named and the peak marked."""
+    """Return stacked areas of the curve of one step, with the phases named and the peak marked. The curve must not be empty."""
     curve = spread(estimate.curve)
     totals = [sum(split) for split in zip(*curve.by_category, strict=True)]
     tallest = max(totals)
@@ -154,7 +154,7 @@ def _areas(data: Spec, names: list[str], axis: Spec) -> Spec:
 
 
 def legend(names: Iterable[str], sizes: Mapping[str, str] | None = None) -> str:
-    """One legend for all charts as HTML that wraps at any width, with the sizes that are known; the names are ours."""
+    """Return one legend for all charts as HTML that wraps at any width, with the known sizes. All names are Sizer's own."""
     sizes = sizes or {}
     keys = (
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:0.75em;height:0.75em;border-radius:2px;'
@@ -165,7 +165,7 @@ def legend(names: Iterable[str], sizes: Mapping[str, str] | None = None) -> str:
 
 
 def size_axis(scale: Scale, top_bytes: float, **options: object) -> Spec:
-    """The axis of sizes from 0 to `top_bytes`."""
+    """Return the axis of sizes from 0 to `top_bytes`."""
     domain = {"domain": [0, max(top_bytes / scale.unit_bytes, 0.01)], "nice": False}
     return quantitative("size", title=scale.name, scale=domain, axis={"format": "~r", "tickCount": 6}, **options)
 
@@ -176,18 +176,17 @@ def _category_colours(present: Collection[str]) -> Spec:
 
 
 def top_of(tallest: int, gpus: Iterable[Gpu]) -> float:
-    """The top of the axis in bytes: above the tallest bar, and above the capacities that are near."""
+    """Return the top of the axis in bytes: above the tallest bar, and above capacities that are near it."""
     return HEADROOM * max([tallest, *(gpu.total_bytes for gpu in gpus if in_sight(tallest, gpu))])
 
 
 def in_sight(tallest: int, gpu: Gpu) -> bool:
-    """Return whether a chart whose tallest bar has `tallest` bytes shows the GPU's capacity; below that its bars would be
-    slivers."""
+    """Return True if the chart shows the GPU's capacity: with a tallest bar of fewer bytes its bars would be slivers."""
     return gpu.total_bytes <= CAPACITY_IN_SIGHT * tallest
 
 
 def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[Spec]:
-    """A dashed line at the capacity of each GPU that is in sight."""
+    """Return a dashed line at each GPU's capacity that the chart shows."""
     rows = [{"capacity": scale.of(gpu.total_bytes), "device": gpu.name} for gpu in gpus if in_sight(tallest, gpu)]
     if not rows:
         return []
@@ -196,7 +195,7 @@ def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[Spec
 
 
 def _phases(curve: Curve) -> list[Spec]:
-    """Return a rule where each phase but the first begins, and the phases' names where there is room."""
+    """Return a rule at the start of each phase except the first, and the names of phases that have room."""
     spans, end, counted = [], curve.positions[0], 0
     for phase, count in curve.phases:
         counted += count
@@ -210,7 +209,7 @@ def _phases(curve: Curve) -> list[Spec]:
 
 
 def phase_names(spans: Sequence[Spec], text: Spec) -> list[Spec]:
-    """Return a rule at the `start` of each span but the first, and above the `middle` of each its text."""
+    """Return a rule at the `start` of each span except the first, and each span's text above its `middle`."""
     return [
         vega.layer(
             vega.rows(*({"start": span["start"]} for span in spans[1:])),
@@ -238,6 +237,6 @@ def _peak(position: int, tallest: int, scale: Scale) -> Spec:
 
 
 def finish(layers: Sequence[Spec], description: str, height: int = HEIGHT) -> Spec:
-    """The layers as one chart of the usual height, with a description for who does not see it."""
+    """Return the layers as one chart of the usual height, with a description for screen readers."""
     padding = {"top": 18, "left": 4, "right": 8, "bottom": 4}
     return vega.layered(layers, description, height=height, padding=padding, config=vega.PLAIN)

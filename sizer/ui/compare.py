@@ -1,4 +1,4 @@
-"""The page that compares questions, from their fields down: answers come one by one, and what is there is shown."""
+"""The page Compare: fields for the questions, then tables and charts of the answers that have arrived."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Answers = Mapping[int, Answer]
 
 
 def show_compare() -> None:
-    """Show the fields, and as soon as there are two questions what they are answered."""
+    """Show the fields, and the comparison as soon as there are two questions."""
     texts = compared.open_questions()
     if len(texts) > MOST:
         _refuse_number(texts)
@@ -74,7 +74,7 @@ def _show_beginning() -> None:
 
 
 def _answers(requests: Requests) -> dict[int, Answer]:
-    """Return what is known on each question by now; those that have ended are not asked for again."""
+    """Return the current answer to each question. Ended answers are not asked for again."""
     known = st.session_state.get(ENDED, {})
     queries = {number: format_query(request) for number, request in requests.items()}
     answers = {number: known.get(query) or service.ask(requests[number]) for number, query in queries.items()}
@@ -83,7 +83,7 @@ def _answers(requests: Requests) -> dict[int, Answer]:
 
 
 def _follow(requests: Requests, answers: Answers) -> None:
-    """Say how far the answers are, and run the page again when there is more of one of them."""
+    """Show the progress, and run the page again when an answer has grown."""
     missing = {number: answer for number, answer in answers.items() if answer.missing}
     show_lines(
         f"Question {number} {'is not whole' if answer.report else 'has no figures'}: {answer.missing}"
@@ -104,7 +104,7 @@ def _follow(requests: Requests, answers: Answers) -> None:
 
 
 def _wait(running: Mapping[str, Answer], count: int) -> None:
-    """Return when there is more of an answer; every update is also where Streamlit ends this run when there is a newer one."""
+    """Wait until an answer has grown. Streamlit may end this run at each update if a newer run waits."""
     jobs = {query: answer.job for query, answer in running.items() if answer.job is not None}
     with held(*jobs.values()):
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -187,7 +187,7 @@ def _show_files(requests: Requests, found: SideBySide) -> None:
 
 
 def headings(requests: Requests) -> dict[int, str]:
-    """Return what a legend calls each question: its number, and what tells it from the others."""
+    """Return each question's name in legends: its number and its differences from the other questions."""
     words = compared.titles(list(requests.values()))
     if all(words):
         return {number: f"{number} · {title}" for number, title in zip(requests, words, strict=True)}
@@ -203,7 +203,7 @@ def headings(requests: Requests) -> dict[int, str]:
 
 
 def file_stem(requests: list[Request]) -> str:
-    """The questions as the beginning of a file's name ("sizer-compare-resnet50-by-checkpointing-gpu")."""
+    """Return the beginning of a file's name for the questions ("sizer-compare-resnet50-by-checkpointing-gpu")."""
     names = dict.fromkeys(request.name.rpartition("/")[2] or "config" for request in requests)
     keys = [key for key in key_differences(requests)[0] if key != "arch"]
     return slug("-".join(["sizer-compare", *names, *(["by", *keys] if keys else [])]))

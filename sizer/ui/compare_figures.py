@@ -1,6 +1,6 @@
-"""Tables and charts of questions that are compared: what tells them apart, their figures, memory over batch size, the peak as bars.
+"""Tables and charts of a comparison: keys that differ, figures, memory over batch size, and the peak as bars.
 
-Cells may quote a stranger: st.dataframe shows text as text.
+Cells may hold a stranger's text: st.dataframe shows it as text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"
-LONGEST = 60  # characters of a value: a config has thousands
+LONGEST = 60  # characters of a value; a config has thousands
 
 
 def show_keys(found: SideBySide, numbers: Sequence[int]) -> None:
-    """Show the keys in which the questions differ as a table, those in which they do not as one line."""
+    """Show a table of the keys that differ, and one line with the equal keys."""
     if found.differ:
         _show(keys_frame(found, numbers))
     else:
-        st.caption("These questions are the same but for the cell that is looked at.")
+        st.caption("These questions are equal except for the selected cell.")
     same = ", ".join(f"{key} {clip(value)}" for key, value in found.same.items())
     st.text(f"The same in all: {same}.")
 
@@ -53,18 +53,18 @@ def _show(frame: pd.DataFrame) -> None:
 
 
 def keys_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
-    """A row for each key in which the questions differ, a column for each question."""
+    """Return a row for each key that differs, and a column for each question."""
     rows = [list(map(clip, values)) for values in found.differ.values()]
     return pd.DataFrame(rows, index=pd.Index(list(found.differ), name="Key"), columns=list(map(str, numbers)))
 
 
 def clip(text: str) -> str:
-    """The text, or its beginning where it is too long for a table."""
+    """Return the text, shortened if it is too long for a table."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
-    """A row for each figure; for each question a column, and behind all but the first their differences from that one."""
+    """Return a row for each figure, a column for each question, and the differences from the first question."""
     first, *others = numbers
     columns = [str(first), *(title for number in others for title in (str(number), f"{number} {MINUS} {first}"))]
     rows = {
@@ -81,7 +81,7 @@ def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
 
 
 def title(name: str) -> str:
-    """Return what the page calls a figure."""
+    """Return the title of a figure."""
     return quantity_title(name) if name.endswith("_bytes") else name
 
 
@@ -93,9 +93,9 @@ def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = 
 
 
 def _difference(first: Side, side: Side, figure: str | None, like: int) -> str:
-    """A signed difference with its share of the first question's figure ("−1.43 GiB, −49 %"); nothing where there is none.
+    """Return a signed difference, also as a share of the first question's figure ("−1.43 GiB, −49 %"); empty if there is none.
 
-    Bytes have the unit of the number `like`.
+    Bytes are written in the unit that suits `like`.
     """
     if figure not in side.differences:
         return ""
@@ -108,7 +108,7 @@ def _difference(first: Side, side: Side, figure: str | None, like: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share in percent, with a decimal below ten."""
+    """Return a share in percent, with one decimal if it is below ten."""
     return f"{100 * share:,.{1 if share < 0.1 else 0}f}\N{NO-BREAK SPACE}%"
 
 
@@ -140,7 +140,7 @@ def _missing(side: Side) -> str:
 # --------------------------------------------------------------------------------------------------------------- charts
 
 
-# Okabe and Ito's colours that stand out on white and near-black; the shapes say the same without colour.
+# Okabe and Ito's colours that are visible on white and near-black. Shapes repeat the information without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 SHAPES = ("circle", "square", "triangle-up", "diamond")
 
@@ -148,7 +148,7 @@ LEGEND_HEIGHT = 22  # of each question above the chart
 
 
 def focused(reports: Mapping[int, Report]) -> dict[int, Estimate]:
-    """The cell in focus of each question that has one."""
+    """Return the selected cell of each question that has one."""
     found = {
         number: None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
         for number, report in reports.items()
@@ -157,12 +157,12 @@ def focused(reports: Mapping[int, Report]) -> dict[int, Estimate]:
 
 
 def devices(reports: Mapping[int, Report]) -> list[Gpu]:
-    """The devices of the questions, each once."""
+    """Return the devices of the questions without duplicates."""
     return list(dict.fromkeys(report.gpu for report in reports.values()))
 
 
 def growth_chart(reports: Mapping[int, Report], headings: Mapping[int, str], kind: PeakKind) -> Spec:
-    """One curve per question: the peak of its dtype in focus at each batch size, under the capacity of each device."""
+    """Return one curve per question: the peak of its selected dtype at each batch size, with a line at each device's capacity."""
     rows = [
         (headings[number], row.batch, kind.of(row))
         for number, cell in focused(reports).items()
@@ -207,7 +207,7 @@ def growth_chart(reports: Mapping[int, Report], headings: Mapping[int, str], kin
 
 
 def bars_chart(reports: Mapping[int, Report], kind: PeakKind) -> Spec:
-    """One stacked bar per question: the bytes of each category at the peak of its cell in focus."""
+    """Return one stacked bar per question: bytes of each category at the peak of its selected cell."""
     return stacked_chart(
         focused(reports),
         kind,
@@ -219,7 +219,7 @@ def bars_chart(reports: Mapping[int, Report], kind: PeakKind) -> Spec:
 
 
 def capacities(gpus: Sequence[Gpu], tallest: int) -> str:
-    """Return what the dashed lines of a chart are, and which devices are far above it."""
+    """Return the caption of a chart's dashed lines, with the devices whose capacity is far above the chart."""
     near = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if in_sight(tallest, gpu)]
     far = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if not in_sight(tallest, gpu)]
     told = [f"Dashed: what one device holds, {', '.join(near)}."] if near else []

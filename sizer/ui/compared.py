@@ -1,4 +1,4 @@
-"""The questions that are compared: kept in this session and in the page's address, their fields, and ways to add a changed one."""
+"""Questions of the page Compare: the session state, the address, the fields, and the menus that add a changed question."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sizer.query.text import format_query, parse_query, query_keys
 from sizer.ui.links import LONGEST_ADDRESS, address_of, offer_link
 from sizer.ui.remarks import show_error
 
-KEY = "q"  # of the address, once for each question
-QUESTIONS = "questions"  # session state: the queries, as they are shown
+KEY = "q"  # of the address, repeated for each question
+QUESTIONS = "questions"  # session state: the queries as shown
 PAGE = "pages/compare.py"
 TWICE = ("arch=torchvision:resnet50&focus=float32:128", "arch=torchvision:resnet50&checkpointing=1&focus=float32:128")
 FULL = f"{MOST} questions are compared already: remove one on the page Compare."
 
 
 def open_questions() -> list[str]:
-    """The questions of the page that compares: those of the address where it has any, else those that were kept."""
+    """Return the questions of the page Compare: those of the address, or the kept ones if the address has none."""
     given = [text for text in st.query_params.get_all(KEY) if text.strip()]
     if given:
         st.session_state[QUESTIONS] = [_canonical(text) for text in given]
@@ -33,23 +33,23 @@ def open_questions() -> list[str]:
 
 
 def keep_questions(texts: Sequence[str]) -> None:
-    """Compare these questions from now on, and make the address say so where it can hold them."""
+    """Keep these questions for the session, and write them into the address if it can hold them."""
     st.session_state[QUESTIONS] = [_canonical(text) for text in texts]
     st.query_params.from_dict(parameters_of(st.session_state[QUESTIONS]))
 
 
 def parameters_of(texts: Sequence[str]) -> dict[str, list[str]]:
-    """The address' keys and values; none where it would be too long."""
+    """Return the address' keys and values; empty if the address would be too long."""
     return {KEY: list(texts)} if len(link_query(texts)) <= LONGEST_ADDRESS else {}
 
 
 def link_query(texts: Sequence[str]) -> str:
-    """The query string of a link to the page that compares."""
+    """Return the query string of a link to the page Compare."""
     return "&".join(f"{KEY}={quote(text, safe='/:@,')}" for text in texts)
 
 
 def _canonical(text: str) -> str:
-    """The query without what is at its default; as it was given where it cannot be read."""
+    """Return the query without defaults, or unchanged if it cannot be read."""
     try:
         return format_query(parse_query(as_query(text)))
     except RequestError:
@@ -57,7 +57,7 @@ def _canonical(text: str) -> str:
 
 
 def offer_comparison(request: Request) -> None:
-    """Show the button that puts a question beside those that are compared, and goes there."""
+    """Show a button that adds a question to the comparison and opens the page Compare."""
     known, query = st.session_state.get(QUESTIONS, []), format_query(request)
     full = len(known) >= MOST and query not in known
     label = "Compare with another question"
@@ -67,7 +67,7 @@ def offer_comparison(request: Request) -> None:
 
 
 def offer_copy(requests: Sequence[Request]) -> None:
-    """Show the button that copies the complete link, if the link is short enough to pass on."""
+    """Show the button that copies the complete link, if it is short enough to send."""
     asked = _complete(requests)
     offer_link(asked if len(asked) <= LONGEST_ADDRESS else "")
 
@@ -77,13 +77,13 @@ def _complete(requests: Sequence[Request]) -> str:
 
 
 def show_link(requests: Sequence[Request]) -> None:
-    """Show the one link to all questions, and the same for the command line."""
+    """Show the link to all questions, and the equivalent command."""
     asked = _complete(requests)
     st.markdown("**Link to this comparison**, every choice written out:")
     if len(asked) <= LONGEST_ADDRESS:
         st.code(f"{(st.context.url or '').rstrip('/')}?{asked}", language=None, wrap_lines=True)
     else:
-        st.text(f"With these configs the link would have {len(asked):,} characters, too many to pass on.")
+        st.text(f"With these configs the link would have {len(asked):,} characters, too many for a link.")
     st.markdown("**The same figures without the page**:")
     queries = " ".join(shlex.quote(format_query(request)) for request in requests)
     st.code(f"python -m sizer compare {queries}", language=None, wrap_lines=True)
@@ -91,7 +91,7 @@ def show_link(requests: Sequence[Request]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One change of a question: its words, and the keys of the query with their values."""
+    """One change of a question: its title, and the changed keys of the query with their values."""
 
     title: str
     items: tuple[tuple[str, str], ...]
@@ -115,7 +115,7 @@ VARIANTS = (
 
 
 def with_variant(request: Request, variant: Variant) -> Request | None:
-    """Return the question with a change; None if it has it already or refuses it."""
+    """Return the changed question; None if the question already has the change or refuses it."""
     changes, mode = dict(variant.items), MODES[request.mode]
     if changes.keys() & {*mode.unused} or ("train" in changes and not mode.trains):
         return None  # such keys change nothing there
@@ -130,7 +130,7 @@ def with_variant(request: Request, variant: Variant) -> Request | None:
 
 
 def offer_variants(request: Request) -> None:
-    """Show the menu of changes that this question takes; each opens the comparison with and without it."""
+    """Show a menu of the changes that apply to this question. Each change opens the comparison with and without it."""
     known = st.session_state.get(QUESTIONS, [])
     with st.popover("+ variant", help="Compare this question with one change."):
         for variant in VARIANTS:
@@ -141,7 +141,7 @@ def offer_variants(request: Request) -> None:
 
 
 def _compare(known: list[str], request: Request, changed: Request) -> None:
-    """Go to the comparison: to those that are compared already if this question is one of them and there is room."""
+    """Open the page Compare. Extend the current comparison if this question is part of it and there is room."""
     query, other = format_query(request), format_query(changed)
     texts = known if query in known and len(known) < MOST else [query]
     st.session_state[QUESTIONS] = texts if other in texts else [*texts, other]
@@ -149,7 +149,7 @@ def _compare(known: list[str], request: Request, changed: Request) -> None:
 
 
 def titles(requests: list[Request]) -> list[str]:
-    """Return a title for each question in words, empty for one that is no variant of the first by a single change."""
+    """Return a title for each question; empty if it differs from the first one by more than one known change."""
     first = requests[0]
     found = {format_query(changed): row.title for row in VARIANTS if (changed := with_variant(first, row)) is not None}
     return ["as asked", *(found.get(format_query(request), "") for request in requests[1:])]
@@ -159,14 +159,14 @@ def titles(requests: list[Request]) -> list[str]:
 
 
 CHANGE, CHANGE_KEY, CHANGE_VALUE = "change_question", "change_key", "change_value"  # keys of the widgets
-REFUSED = "change_refused"  # session state: why the last change was not taken
-WIDTH = 720  # pixels of a field, less where the window is narrower
+REFUSED = "change_refused"  # session state: why the last change was refused
+WIDTH = 720  # pixels of a field, fewer in narrow windows
 FIRST_KEY = "checkpointing"
 PLACEHOLDER = "resnet50, or arch=torchvision:resnet50&batch=8&gpu=t4, or a link of this app"
 
 
 def ask_questions(texts: Sequence[str]) -> dict[int, Request]:
-    """The requests of the questions by number, each in a field of its own; those that are refused are shown so and left out."""
+    """Return the requests of the questions by number, from one field each. Refused questions are marked and left out."""
     requests = {}
     for number, text in enumerate(texts, start=1):
         with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -204,14 +204,14 @@ def _take(number: int) -> None:
 
 
 def _put(number: int, text: str) -> None:
-    """Put a text in the place of a question, or behind the last one; an empty one removes it."""
+    """Replace a question by a text, or append it. An empty text removes the question."""
     texts = list(st.session_state.get(QUESTIONS, ()))
     texts[number - 1 : number] = [text] if text.strip() else []
     keep_questions(texts)
 
 
 def _ask_change(requests: Mapping[int, Request]) -> None:
-    """Ask for a question that is another one with one value changed."""
+    """Show the fields that add a question: an existing question with one changed value."""
     allowed = {key.name: key.allowed for key in query_keys()}
     names = list(changeable_keys())
     with st.container(horizontal=True, vertical_alignment="bottom"):

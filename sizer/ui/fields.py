@@ -19,13 +19,13 @@ from sizer.catalogue.gpus import GPUS
 # -------------------------------------------------------------------------------------------------------- device choice
 
 
-CUSTOM_TITLE = "Other: my own custom device (memory, compute capability)"
+CUSTOM_TITLE = "Other: my custom device (memory, compute capability)"
 OPTIONS = (CUSTOM, *GPUS)
 _MEMORY = re.compile(r" \((?:a host with )?(\d+ Gi?B)\)$")
 
 
 def device_title(key: str) -> str:
-    """Return what the form calls a device ("GeForce RTX 4060 · 8 GB")."""
+    """Return the title of a device in the form ("GeForce RTX 4060 · 8 GB")."""
     return CUSTOM_TITLE if key == CUSTOM else _MEMORY.sub(r" · \1", GPUS[key].name)
 
 
@@ -36,17 +36,17 @@ MARK = "not understood"
 
 
 class Places:
-    """The places for errors, by key of the query. One for each run of a form."""
+    """Places for errors below the form's fields, by key of the query. Make one for each run of the form."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, DeltaGenerator]] = {}
 
     def leave(self, key: str, label: str) -> None:
-        """Leave a place for the error of a key, below the field with this label, which was shown last."""
+        """Reserve a place for the error of a key, below the field that was shown last and has this label."""
         self._places[key] = (label, st.empty())
 
     def show(self, refusals: Iterable[Refusal]) -> None:
-        """Show each refusal below its field. Text that a stranger wrote is never markdown."""
+        """Show each refusal below its field. A stranger's text is never rendered as markdown."""
         for refusal in refusals:
             label, place = self._places.get(refusal.key, ("", None))
             if place is not None:

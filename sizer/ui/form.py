@@ -1,6 +1,6 @@
-"""The request as widgets. Their values are put together as a query string, so that `parse_query` judges them like any link.
+"""Form of a question. It joins the values of its widgets into a query string, which `parse_query` checks as it checks a link.
 
-Each widget's key is the key of the query it stands for; `arch` has one widget for its source and one per source for its name.
+A widget's key is the key of the query. `arch` has a widget for the source, and one for the name within each source.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ PYTORCHS_DEFAULT = "PyTorch's default"
 EITHER = "either"
 ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
 PLAIN_KEYS = {key: row for key, row in KEYS.items() if row.label}
-NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
+NEVER_EMPTY = ("dtype", "batch")  # other empty fields mean the default of the model or of PyTorch
 
 
 def fill(request: Request) -> None:
-    """Put a request's values into the form; call it before `ask`."""
+    """Set the form's fields to a request's values. Call it before `ask`."""
     state = st.session_state
     state["source"] = request.source
     state[f"{request.source}_name"] = _name(request)
@@ -90,10 +90,17 @@ def _name(request: Request) -> str:
 
 
 def ask(names: Names, *, for_device: bool = True) -> Request | None:
-    """The request that the form states; None while its model is still to be named. Raises SizerError where it is refused.
+    """Show the form in the order of a question: model, device and number of GPUs, task, then the other keys.
 
-    The order is that of a question: the model, the device and how many of it, the task, then the rest. `names` are those that
-    packages build, by source. Without `for_device` the form does not ask which device to plan for, and keeps what it was.
+    Args:
+        names: The names that packages build, by source.
+        for_device: Whether to ask for the device. Otherwise the request keeps the device that the form had.
+
+    Returns:
+        The request; None until a model is named.
+
+    Raises:
+        SizerError: The request is refused.
     """
     places = Places()
     key = st.selectbox("Model source", list(SOURCES), format_func=_title, key="source", on_change=forget, **KEEP)
@@ -131,7 +138,7 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
 
 
 def _gpu_or_none(key: str) -> Gpu | None:
-    """Return the device of the form; None if its own fields for one are refused, which `_parse` says."""
+    """Return the device of the form; None if the fields of a custom device are refused. `_parse` then raises the error."""
     try:
         return find_gpu(key)
     except RefusedValueError:
@@ -149,7 +156,7 @@ def _parse(items: dict[str, str]) -> Request:
 
 
 def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, str]:
-    """Return the values of the plain keys that apply to the request, each from a field of its own."""
+    """Return the values of the plain keys that apply to the request. Each key has one field."""
     rows = {key: row for key, row in PLAIN_KEYS.items() if key not in source.refuses}
     if all(row.needs(request) for row in rows.values()):
         return {}
@@ -158,7 +165,7 @@ def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, st
         for key, row in rows.items():
             if row.needs(request) or (
                 key == "new" and MODES[request.mode].generates
-            ):  # which has a field among the sizes
+            ):  # its field is among the sizes
                 continue
             if row.toggles:
                 values[key] = "01"[st.toggle(row.label, key=key, help=row.allowed, **KEEP)]
@@ -177,7 +184,7 @@ def _ask_sizes(source: Source, mode: Mode, places: Places) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
     places.leave("dtype", "Dtypes")
     batches = _text(
-        "Batch sizes", "Whole numbers with commas between.", key="batch", placeholder="1, 2, 4", places=places
+        "Batch sizes", "Whole numbers, separated by commas.", key="batch", placeholder="1, 2, 4", places=places
     )
     values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches}
     for key in sizes_of(source):
@@ -190,11 +197,11 @@ def _ask_sizes(source: Source, mode: Mode, places: Places) -> dict[str, str]:
 
 
 def _ask_device(source: Source, mode: Mode, for_device: bool, places: Places) -> dict[str, str]:
-    """Return the device and how many of it work together."""
+    """Return the values of the device and of the parallelism keys."""
     values = {"gpu": _ask_gpu(places) if for_device else _gpu()}
     if mode.serves:
         return values
-    # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
+    # a page without a choice of devices keeps the ranks of its question
     asked = for_device or st.session_state["parallel"] != "none"
     if _on_cuda(values["gpu"]) and asked:
         values |= _ask_ranks(source, mode, places)
@@ -202,7 +209,7 @@ def _ask_device(source: Source, mode: Mode, for_device: bool, places: Places) ->
 
 
 def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
-    """Return what is trained, by which optimizer, and how the weights are held."""
+    """Return the trained part, the optimizer and the layout of the weights."""
     mode = MODES[task.mode]
     values = _ask_trained_part(source, task, places) if mode.trains else {}
     if source.trace is not None:
@@ -226,7 +233,7 @@ def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
 
 
 def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: bool, places: Places) -> dict[str, str]:
-    """Return the values of the options that most questions leave as they are; `asked` are those of the fields above."""
+    """Return the values of rarely changed options. `asked` holds the values of the fields above."""
     values: dict[str, str] = {}
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
@@ -256,7 +263,7 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
 
 
 def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, str]:
-    """Return what of the model is trained, and the fields that the adapter takes."""
+    """Return the trained part of the model, and the values of the adapter's fields."""
     may_have_tower = may_read_images_or_sound(source) or st.session_state["train"] == WITHOUT_TOWER
     left_out = () if may_have_tower else (WITHOUT_TOWER,)
     trains = tuple(
@@ -281,7 +288,7 @@ def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, s
 
 
 def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
-    """Ask how many of the devices share the model, and for the fields of this form of parallelism."""
+    """Show the choice of parallelism and its fields, and return their values."""
     of_use = {
         key: mode.trains or key == "none" or (row.generates if mode.generates else row.infers)
         for key, row in PARALLELS.items()
@@ -306,7 +313,7 @@ def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
 
 
 def _is_asked(key: str, values: dict[str, str], source: Source, mode: Mode) -> bool:
-    """Return whether a key of a way of working together has a field, beside the values that others have."""
+    """Return True if the form shows this parallelism key, given the values of the fields above."""
     if key in OF_DEGREES and values.get(OF_DEGREES[key], "") in ("", "1"):
         return False
     of_steps = ("lp", "cp", "pp", "sp") if mode.generates else ("lp", "cp", "pp")
@@ -318,7 +325,7 @@ def _on_cuda(gpu: str) -> bool:
 
 
 def _ask_gpu(places: Places) -> str:
-    """The key of a device of the catalogue, or of one's own by two fields of their own."""
+    """Show the choice of a device, with two fields for a custom one, and return its key."""
     chosen = st.selectbox("Device", OPTIONS, format_func=device_title, key="gpu", help=DEVICE_HELP, **KEEP)
     if chosen == CUSTOM:
         memory, capability = st.columns(2)
@@ -349,58 +356,56 @@ def _choose(label: str, options: Sequence[str], **arguments: object) -> str:
 
 
 def _text(label: str, help_text: str, *, key: str, places: Places, placeholder: str = MODELS_DEFAULT) -> str:
-    """Return the text of a field, below which there is a place for its error."""
+    """Show a field with a place for its error below, and return its text."""
     text = st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
     places.leave(key, label)
     return text
 
 
-ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by key of the query
-    "r": ("Rank", "The rank of the matrices that the adapter adds.", "16"),
-    "alpha": ("Alpha", "What the adapter's output is scaled by, over the rank.", "2 × the rank"),
+ADAPTER_FIELDS = {  # label, help and placeholder, by key of the query
+    "r": ("Rank", "Rank of the adapter's matrices.", "16"),
+    "alpha": ("Alpha", "The adapter's output is scaled by alpha / rank.", "2 × the rank"),
     "targets": (
         "Adapted layers",
-        f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.",
+        f"{ALL_LINEAR}, {ATTENTION}, or names of modules, separated by commas.",
         MODELS_DEFAULT,
     ),
-    "adapter_dropout": ("Dropout", "Of the adapter's input, from 0 to below 1.", "0"),
+    "adapter_dropout": ("Dropout", "Dropout of the adapter's input, from 0 to below 1.", "0"),
 }
-PARALLEL_FIELDS = {  # likewise
-    "ranks": ("Ranks", "GPUs among which data are parallel; with HSDP those of one group.", "8"),
-    "replicate": ("Groups", "Of ranks, each with a copy of the weights.", "1"),
+PARALLEL_FIELDS = {  # label, help and placeholder, by key of the query
+    "ranks": ("Ranks", "Data-parallel size; with HSDP the size of a shard group.", "8"),
+    "replicate": ("Groups", "Number of HSDP's replica groups. Each group holds a copy of the weights.", "1"),
     "reshard": ("Reshard", "FSDP2's reshard_after_forward: 1, 0, or the size of a smaller group.", "1"),
-    "tp": ("Tensor parallel", "GPUs among which the matrices are split, which share a batch.", "1"),
-    "cp": ("Context parallel", "GPUs over which each sequence lies; the batch is of all of them together.", "1"),
-    "pp": ("Pipeline parallel", "GPUs among which the layers are split, the stages of a pipeline.", "1"),
-    "microbatch": ("Microbatch", "Samples of each of the microbatches that the batch is cut into.", "1"),
-    "rank": ("Rank", "Whose figures are asked for, from 0.", "the one that needs most"),
+    "tp": ("Tensor parallel", "Number of GPUs that split each matrix and share a batch.", "1"),
+    "cp": ("Context parallel", "Number of GPUs that split each sequence. The batch is that of all of them.", "1"),
+    "pp": ("Pipeline parallel", "Number of pipeline stages. Each GPU holds the layers of one stage.", "1"),
+    "microbatch": ("Microbatch", "Samples in each microbatch of the pipeline.", "1"),
+    "rank": ("Rank", "Rank to report, from 0.", "the rank with the highest peak"),
 }
-# A field is there where that one says more than 1.
+# These fields are shown if the degree is more than 1.
 OF_DEGREES = {"sp": "tp", "lp": "tp", "schedule": "pp", "microbatch": "pp"}
 PARALLEL_SWITCHES = {  # label and help
-    "offload": ("Offload to the host", "FSDP2's CPUOffloadPolicy: parameters, gradients and the optimizer's state."),
-    "sp": ("Sequence parallel", "What is between the matrices lies over the ranks of tensor parallel by tokens."),
-    "lp": ("Loss parallel", "Logits stay split by the vocabulary among the ranks of tensor parallel."),
+    "offload": ("Offload to the host", "FSDP2's CPUOffloadPolicy: parameters, gradients and optimizer state."),
+    "sp": ("Sequence parallel", "Shard activations outside tensor-parallel layers along the sequence."),
+    "lp": ("Loss parallel", "Keep logits split along the vocabulary across the tensor-parallel ranks."),
 }
-PARALLEL_HELP = "How several of the device work on the model together; every figure is then that of one of them."
-ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
+PARALLEL_HELP = "How several GPUs share the work. Every figure is then that of one GPU."
+ACCUMULATE_HELP = "Forward and backward passes for each optimizer step. Their gradients are summed."
 OUTPUTS_HELP = (
     "freed: no variable keeps the model's outputs, as in transformers' Trainer. kept: out = model(**batch); out.loss.backward(). "
     "either: figures as freed, and a range that covers both."
 )
-INPUTS_HELP = "text: a model that reads images or sound within its text is given text alone."
-EXPANDABLE_HELP = (
-    "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
-)
-NEW_HELP = "Tokens that are generated for each sequence, after the prompt, which has the sequence length."
+INPUTS_HELP = "text: a model that also reads images or sound gets text only."
+EXPANDABLE_HELP = "PYTORCH_ALLOC_CONF=expandable_segments:True. Segments can grow, which reduces fragmentation."
+NEW_HELP = "Tokens generated for each sequence. The prompt has the sequence length."
 CACHE_HELP = (
-    "transformers' cache_implementation: one that grows with every token, or one that is made for all of them at once; offloaded: "
-    "on the host but for the layer that is at work; quantized: in 4 bits but for the last tokens, by optimum-quanto."
+    "transformers' cache_implementation. dynamic grows with each token; static is allocated once for all tokens; offloaded keeps "
+    "all layers on the host except the running one; quantized holds all but the last tokens in 4 bits, by optimum-quanto."
 )
-DEVICE_HELP = "Type a name, a memory such as 8 GB, or laptop. A device that is not listed is the first entry."
-MEMORY_HELP = "As PyTorch reports it, for example 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
-TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."
+DEVICE_HELP = "Type a name, a memory such as 8 GB, or laptop. For a device that is not listed, choose the first entry."
+MEMORY_HELP = "Memory as PyTorch reports it, such as 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
+TORCH_HELP = f"PyTorch version of the allocator's and kernels' rules: {format_version(OLDEST)} or newer."
 DTYPE_HELP = (
-    "float32, bfloat16 and float16 cast the whole model. The amp ones keep float32 weights and run the forward pass under "
-    "autocast, amp-float16 with a gradient scaler."
+    "float32, bfloat16 and float16 cast the whole model. amp-bfloat16 and amp-float16 keep float32 weights and run the forward "
+    "pass under autocast; amp-float16 adds a gradient scaler."
 )

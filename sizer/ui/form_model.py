@@ -20,30 +20,32 @@ from sizer.ui.remarks import show_error
 Names = Mapping[str, Sequence[str]]
 
 EXAMPLE_NAME = "resnet50"  # torchvision and timm both build it
-UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
-UNKNOWN = "unknown_preset"  # session state: why what was typed last is no preset
+UPLOAD_REFUSED = "upload_refused"  # session state: the fault of the last file
+UNKNOWN = "unknown_preset"  # session state: the error for the last typed name
 SIZES = {
     "seq": ("Sequence length", "Tokens of each sample, or frames for audio models."),
     "image": ("Image size", "Pixels: 224, or height x width as in 224x320."),
 }
 SIZES_OF_MODALITY = {"text": ("seq",), "seq2seq": ("seq",), "audio": ("seq",), "image": ("image",), "series": ()}
-KEEP = {"persist_state": "session"}  # a hidden widget, or one of another page, keeps its value
+KEEP = {"persist_state": "session"}  # widgets that are hidden or on another page keep their values
 
 
 def ask_model(source: Source, names: Names) -> str:
-    """The name of a model of a source, or a config's text; empty while it is still to be given. `names` are those that packages
-    build, by source."""
+    """Show the field of a source's model, and return a name or a config's text; empty until one is given.
+
+    `names` are the names that packages build, by source.
+    """
     return _ASK[source.entry](source, names)
 
 
 def sizes_of(source: Source) -> list[str]:
-    """Return the sizes of a sample to ask for: those that the architecture has, and those that a link has set."""
+    """Return the sizes of a sample that have a field: those of the architecture, and those that a link has set."""
     known = _sizes_of_preset() if source.entry == "presets" else SIZES
     return [key for key in SIZES if key not in source.refuses and (key in known or st.session_state.get(key))]
 
 
 def may_read_images_or_sound(source: Source) -> bool:
-    """Return whether the chosen model may have a vision or audio tower: presets say so, and other models of transformers may."""
+    """Return True if the chosen model may have a vision or audio tower. For presets it is known; other transformers models may."""
     if source.entry == "presets":
         return PRESETS[st.session_state["hf_name"]].modality not in SIZES_OF_MODALITY
     return source.package == "transformers"
@@ -54,7 +56,7 @@ def _sizes_of_preset() -> Collection[str]:
 
 
 def forget(keys: Iterable[str] = ("seq", "image", "head", "classes", "trainable_layers")) -> None:
-    """Go back to the model's own for choices that meant another architecture, the cell in focus included."""
+    """Reset the choices that depend on the architecture, and the selected cell."""
     for key in keys:
         st.session_state[key] = ""
     look_at(None)
@@ -96,7 +98,7 @@ def _ask_preset(source: Source, names: Names) -> str:
 
 
 def _take_preset(before: str) -> None:
-    """Take what was typed for a preset, or for a repository that has none. Keep the model `before` for other words."""
+    """Read a typed name as a preset or as a repository of the hub. Keep the model `before` if it is neither."""
     state = st.session_state
     state.pop(UNKNOWN, None)
     typed, state["hf_name"] = (state["hf_name"] or before).strip(), before
@@ -145,7 +147,7 @@ def _ask_config(source: Source, names: Names) -> str:
 
 
 def _take_upload() -> None:
-    """Move an uploaded file's text into the text area, where it can be seen and changed."""
+    """Move an uploaded file's text into the text area, for the reader to see and change."""
     _forget_upload()
     upload = st.session_state["config_file"]
     if upload is None:
@@ -167,12 +169,12 @@ def _take_text() -> None:
 
 
 def _take_adapter() -> None:
-    """Ask for the base model of an adapter_config.json, with its adapter, if the text is one that names a repository."""
+    """Fill the form with the base model and the adapter if the text is an adapter_config.json that names a repository."""
     state = st.session_state
     try:
         query = query_of_adapter(state["config_name"])
         request = parse_query(query) if query else None
-    except SizerError:  # the form then says what is wrong with the text
+    except SizerError:  # the form then shows the error
         return
     if request is None:
         return

@@ -1,4 +1,4 @@
-"""The form's fields of a diffusion pipeline's call: how its parts come to the device, and what it makes."""
+"""Fields of the form for a diffusion pipeline's call: offloading, quantised parts and outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OFFLOAD_TITLES = {
 }
 WEIGHTS_HELP = "nf4, nf4-dq, int8 or fp8-cast of the denoiser, or by part: transformer:nf4,text_encoder_2:nf4."
 OFFLOAD_HELP = "diffusers' own offloading to the host's memory."
-STREAM_HELP = "Group offload copies weights on a stream of its own, ahead of their use."
+STREAM_HELP = "Group offload copies weights ahead of their use, on a separate CUDA stream."
 _FIELDS = ("offload", "weights", "frames", "guidance", "output")
 
 
 def fill(request: Request) -> None:
-    """Set the fields to what a request asks for."""
+    """Set the fields to a request's values."""
     state = st.session_state
     for key in _FIELDS:
         row = KEYS[key]
@@ -40,7 +40,7 @@ def fill(request: Request) -> None:
 
 
 def facts(request: Request) -> Iterator[str]:
-    """Yield what a question asks of a pipeline's call, in words."""
+    """Yield the facts of a pipeline's call for the one-line question."""
     if request.frames is not None:
         yield f"{request.frames:,} frames"
     if request.part_weights:
@@ -48,7 +48,7 @@ def facts(request: Request) -> Iterator[str]:
     if request.offloading != OFFLOADS[0]:
         yield OFFLOAD_TITLES.get(request.offloading, request.offloading).lower()
     if request.stream:
-        yield "a stream of its own"
+        yield "separate stream"
     yield from (f"VAE {how}" for how in request.vae or ())
     if request.guidance is not None:
         yield f"guidance {GUIDANCES[str(int(request.guidance))]}"
@@ -58,26 +58,26 @@ def facts(request: Request) -> Iterator[str]:
 
 
 def ask_frames() -> dict[str, str]:
-    """Return the frames of a video that the form states; a preset of images has no field, unless a link has set its value."""
+    """Return the number of frames. Presets that make images have no field, unless a link has set the value."""
     if makes_images(st.session_state.get("diffusers_name", "")) and not st.session_state["pipe_frames"]:
         return {}
     return {"frames": st.text_input("Frames", key="pipe_frames", placeholder=USUAL, help=KEYS["frames"].allowed, **KEEP)}
 
 
 def ask() -> dict[str, str]:
-    """Return the values of the keys of a call that the form states, empty where they are left out."""
+    """Show the fields of a call, and return their values by key; empty values are defaults."""
     options = list(dict.fromkeys((*OFFLOADS, "group-block:1", st.session_state["pipe_offload"])))
     offload = st.selectbox(
         "Offloading", options, key="pipe_offload", help=OFFLOAD_HELP, format_func=titled(OFFLOAD_TITLES), **KEEP
     )
     values = {"offload": "" if offload == OFFLOADS[0] else offload}
     if offload.startswith("group"):
-        values["stream"] = "01"[st.toggle("A stream of its own", key="pipe_stream", help=STREAM_HELP, **KEEP)]
+        values["stream"] = "01"[st.toggle("Separate stream", key="pipe_stream", help=STREAM_HELP, **KEEP)]
     values["weights"] = st.text_input(
         "Quantised parts", key="pipe_weights", placeholder="none", help=WEIGHTS_HELP, **KEEP
     ).strip()
     values["vae"] = ",".join(st.pills("VAE", VAES, selection_mode="multi", key="pipe_vae", help=KEYS["vae"].allowed, **KEEP))
-    with st.expander("More of the call"):
+    with st.expander("More options of the call"):
         told = {"format_func": titled(GUIDANCES), "help": KEYS["guidance"].allowed, "required": True}
         values["guidance"] = st.segmented_control("Guidance", GUIDANCES, key="pipe_guidance", **told, **KEEP)
         output = st.selectbox("Output", (USUAL, *PIPELINE_OUTPUTS), key="pipe_output", help=KEYS["output"].allowed, **KEEP)

@@ -1,4 +1,4 @@
-"""A server as a task of the page: its fields of the form, and its answer. The figures are those of sizer.report.served."""
+"""The task Serve: fields of the form, and the answer. The figures come from sizer.report.served."""
 
 from __future__ import annotations
 
@@ -38,36 +38,37 @@ BAR = {
     "CUDA graphs": "#8073AC",
     "KV cache": "#1B9E77",
 }
-# Label, help and what holds if a field is empty, by key of the query: what people bring first, then flags.
+# Label, help and placeholder by key of the query: the first questions, then flags.
 FIRST = {
-    "want_requests": ("Requests at once", "How many requests the server must hold at once.", "as many as fit"),
-    "want_tokens": ("Tokens of each", "Prompt and answer together; 8k is 8,192.", "the longest allowed"),
+    "want_requests": ("Requests", "Number of requests that the server must hold at once.", "as many as fit"),
+    "want_tokens": ("Tokens each", "Prompt and answer together; 8k is 8,192.", "longest allowed"),
 }
 FLAGS = {
     "max_model_len": ("Longest request", "Tokens; auto is the longest that fits.", "the config's"),
     "util": ("Share of the memory", "gpu_memory_utilization, or SGLang's mem_fraction_static.", "the server's own"),
     "max_num_seqs": ("Requests in a step", "max_num_seqs, or SGLang's max_running_requests.", "the server's own"),
     "max_num_batched_tokens": ("Tokens in a step", "max_num_batched_tokens, or SGLang's chunked_prefill_size.", "the server's own"),
-    "engine_version": ("Version", "Of the server, such as 0.11.2.", "the newest known"),
-    "used": ("Memory in use", "By other programs, such as 2GiB.", "nothing"),
-    "outside": ("Memory outside of PyTorch", "What a log of this machine leaves beside the plan, such as 0.5GiB.", "fitted"),
-    "graphs": ("Memory of CUDA graphs", "As a log of this machine says, such as 1.2GiB.", "fitted"),
-    "max_loras": ("LoRA adapters at once", "max_loras: slots that are made for adapters.", "none"),
+    "engine_version": ("Version", "Version of the server, such as 0.11.2.", "the newest known"),
+    "used": ("Memory in use", "Device memory that other programs hold, such as 2GiB.", "nothing"),
+    "outside": ("Memory outside of PyTorch", "Measured from a log of your machine, such as 0.5GiB.", "fitted"),
+    "graphs": ("Memory of CUDA graphs", "Measured from a log of your machine, such as 1.2GiB.", "fitted"),
+    "max_loras": ("LoRA adapters at once", "max_loras: number of slots for adapters.", "none"),
     "max_lora_rank": ("Largest rank of an adapter", "max_lora_rank, such as 16 or 64.", "none"),
-    "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB on each GPU, such as 8.", "none"),
-    "kv_bytes": ("Bytes of the cache", "In the place of a profile run, such as 8GiB.", "what the run leaves"),
+    "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB of each GPU's weights, such as 8.", "none"),
+    "kv_bytes": ("Bytes of the cache", "KV cache size without a profile run, such as 8GiB.", "from the profile run"),
 }
 SWITCHED = {"enforce_eager": "Without CUDA graphs", "ep": "Expert parallel", "fully_sharded_loras": "Fully sharded adapters"}
+RANKS_IN_A_ROW = 2  # labels of more columns wrap within the sidebar
 RANKS = {
-    "tp": ("Tensor parallel", "GPUs that split each matrix.", "1"),
-    "pp": ("Pipeline parallel", "GPUs that split the layers.", "1"),
-    "dp": ("Data parallel", "Copies of the server's attention.", "1"),
-    "dcp": ("Context parallel", "GPUs of tensor parallel that share the tokens of a request while it is decoded.", "1"),
+    "tp": ("Tensor parallel", "Number of GPUs that split each matrix.", "1"),
+    "pp": ("Pipeline parallel", "Number of GPUs that split the layers.", "1"),
+    "dp": ("Data parallel", "Number of copies of the attention layers.", "1"),
+    "dcp": ("Context parallel", "Number of tensor-parallel GPUs that share a request's tokens while decoding.", "1"),
 }
 
 
 def fill(request: Request) -> None:
-    """Put a request's values into the server's fields; call it before `ask`."""
+    """Set the server's fields to a request's values. Call it before `ask`."""
     texts = dict(item.split("=", 1) for item in format_query(request).split("&"))
     state = st.session_state
     for key in (*FLAGS, *RANKS):
@@ -85,7 +86,7 @@ def fill(request: Request) -> None:
 
 
 def ask(source: Source, gpu: str) -> dict[str, str]:
-    """Return the values of a server's question by key: users and context, engine and cards, then flags."""
+    """Show the server's fields and return their values by key: requests and context, engine and GPUs, then flags."""
     values: dict[str, str] = {"mode": "serve"}
     left, right = st.columns(2, vertical_alignment="bottom")
     requests, tokens = (_text(column, key, FIRST) for column, key in zip((left, right), FIRST, strict=True))
@@ -97,8 +98,10 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
     )
     takes = ("max_model_len", "used", *ENGINES[engine].takes)
     values |= {"engine": engine, "gpu": gpu}
-    for key, column in zip(RANKS, st.columns(len(RANKS), vertical_alignment="bottom"), strict=True):
-        if key in takes and key not in source.refuses:
+    shown = [key for key in RANKS if key in takes and key not in source.refuses]
+    for first in range(0, len(shown), RANKS_IN_A_ROW):
+        columns = st.columns(RANKS_IN_A_ROW, vertical_alignment="bottom")
+        for key, column in zip(shown[first:], columns, strict=False):
             values[key] = _text(column, key, RANKS)
     if "weights" in takes:
         layouts = ("checkpoint", "full", *LAYOUTS)
@@ -127,7 +130,7 @@ def _text(place, key: str, rows: dict[str, tuple[str, str, str]]) -> str:
 
 
 def facts(request: Request) -> Iterator[str]:
-    """Yield what a question in one line says of its server."""
+    """Yield the facts of a server for the one-line question."""
     yield ENGINES[request.engine].title + (f" {request.engine_version}" if request.engine_version else "")
     if request.want is not None:
         yield f"{counted(request.want[0], 'request')} of {request.want[1]:,} tokens"
@@ -142,7 +145,7 @@ def facts(request: Request) -> Iterator[str]:
 
 
 def show(request: Request, report: Report, served: Served) -> None:
-    """Show a server's answer: requests at once and tokens, the bar, and the command."""
+    """Show a server's answer: requests at once, tokens, the bar of the budget, and the command."""
     length = served.flags.get("max_model_len")
     card = f"{served.gpus} × {report.gpu.name}" if served.gpus > 1 else f"one {report.gpu.name}"
     at_once = f"{served.requests_at_once:,.1f} requests of {length:,} tokens"
@@ -176,12 +179,12 @@ def show(request: Request, report: Report, served: Served) -> None:
 
 
 def marked_server(served: Served | ServedFigures) -> str:
-    """Return whether a server starts and holds what is wanted, with its mark."""
+    """Return the verdict of a server, with its mark."""
     return f"{MARKS[SIGNS[served.fits]]} {verdict_words(served)}"
 
 
 def show_details(request: Request, report: Report, served: Served) -> None:
-    """Show the tabs below a server's answer, of which the open one alone is drawn."""
+    """Show the tabs below a server's answer. Only the open tab is drawn."""
     show_tabs(
         {
             "Contexts": lambda: _show_contexts(served),
@@ -191,6 +194,7 @@ def show_details(request: Request, report: Report, served: Served) -> None:
             "Copy link": lambda: show_link(request),
         },
         key="details_of_server",
+        default="Contexts" if served.starts is not False else "What to change",
     )
 
 
@@ -212,7 +216,7 @@ def budget_parts(served: Served) -> dict[str, int]:
 
 
 def budget_chart(served: Served) -> Spec:
-    """The budget's parts side by side, with a dashed line where the budget ends."""
+    """Return the chart of the budget: its parts side by side, and a dashed line at its end."""
     parts, start, rows = budget_parts(served), 0, []
     for name, size in parts.items():
         rows.append({"part": name, "start": start / GIB, "end": (start + size) / GIB, "size": GIBIBYTES.text(size)})
@@ -229,7 +233,7 @@ def budget_chart(served: Served) -> Spec:
     )
     end = vega.rows({"budget": served.budget_bytes / GIB})
     line = vega.layer(end, {"type": "rule", "strokeDash": [4, 3]}, x=quantitative("budget"))
-    return vega.layered([bars, line], "The server's budget by what it is spent on, in GiB", height=160)
+    return vega.layered([bars, line], "Parts of the server's budget, in GiB", height=160)
 
 
 def _show_contexts(served: Served) -> None:
@@ -238,17 +242,18 @@ def _show_contexts(served: Served) -> None:
 
 
 def _show_levers(request: Request, served: Served) -> None:
-    """Show each change with what the server then holds, and a button that asks for it."""
+    """Show each change with the changed server's figures, and a button that applies it."""
     if not served.levers:
-        st.caption("Nothing that is known here makes room for more requests.")
+        st.caption("No known change makes room for more requests.")
     for number, lever in enumerate(served.levers):
         text, button = st.columns([4, 1], vertical_alignment="center")
-        text.markdown(f"`{lever.flags}` — {lever.requests_at_once:,.1f} requests at once ({lever.gained:+z,.1f}). {lever.note}.")
+        note = f" {lever.note[:1].upper()}{lever.note[1:]}." if lever.note else ""
+        text.markdown(f"`{lever.flags}` — {lever.requests_at_once:,.1f} requests at once ({lever.gained:+z,.1f}).{note}")
         button.button("Apply", key=f"{PREFIX}lever_{number}", on_click=_apply, args=(request, lever.query), type="tertiary")
 
 
 def _apply(request: Request, changes: str) -> None:
-    """Make the address ask for the question with other values of some keys."""
+    """Write the question with changed keys into the address."""
     items = dict(item.split("=", 1) for item in format_query(request).split("&"))
     items |= dict(item.split("=", 1) for item in changes.split("&"))
     asked = parse_query("&".join(f"{key}={value}" for key, value in items.items()))
@@ -261,7 +266,7 @@ def _show_flags(served: Served) -> None:
 
 
 def offer_server(request: Request) -> None:
-    """Say that a generation is one batch in transformers, and offer the same model on a server if one runs on the device."""
+    """Say that a generation is one batch in transformers, and offer the same model on a server if the device supports one."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption("One batch in transformers. A server schedules requests one by one and fills the device with its KV cache.")
         if find_gpu(request.gpu).backend == "cuda":
@@ -269,7 +274,7 @@ def offer_server(request: Request) -> None:
 
 
 def _open_server(request: Request) -> None:
-    """Make the address ask for the same model on a server, with the batch as requests and prompt and answer as their tokens."""
+    """Write the same model on a server into the address: the batch becomes requests, prompt and new tokens their length."""
     tokens = (request.sequence_length or 0) + request.new
     arch = next(item for item in format_query(request).split("&") if item.startswith("arch="))
     query = f"{arch}&mode=serve&gpu={request.gpu}&want={max(request.batches)}x{tokens}"

@@ -30,7 +30,7 @@ def test_fields_are_found_and_filled_as_people_do(page: Page, app_url: str) -> N
     assert all(re.search(r" · 8 GB$", option) for option in found(page, "8 GB")[:10])
     assert all("Laptop" in option for option in found(page, "laptop")[:15])
     for words in ("custom", "other", "my"):
-        assert found(page, words)[0].startswith("Other: my own custom device")
+        assert found(page, words)[0].startswith("Other: my custom device")
     write(page, "Sequence length", "many")
     error = page.get_by_test_id("stSidebar").get_by_text("Sequence length: not understood")
     expect(error).to_be_visible(timeout=ANSWER_MS)

@@ -76,5 +76,5 @@ def test_what_is_asked_of_a_pipeline_is_in_the_question():
     said = summary(parse_query(f"arch=diffusers:sd3-medium&{asked}"), for_device=False)
     assert said == (
         "sd3-medium · Inference · bfloat16 · batch 1 · 9 frames · weights transformer:nf4 · group offload, layer by layer"
-        " · a stream of its own · VAE tiling · guidance off · returns latent · without text_encoder_3"
+        " · separate stream · VAE tiling · guidance off · returns latent · without text_encoder_3"
     )

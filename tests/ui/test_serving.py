@@ -61,7 +61,7 @@ def test_a_link_opens_with_requests_at_once(client, open_page):
     assert page.text_input(key="serve_want_requests").value == "8"
     assert page.text_input(key="serve_want_tokens").value == "32768"
     charts = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
-    assert [chart["description"] for chart in charts] == ["The server's budget by what it is spent on, in GiB"]
+    assert [chart["description"] for chart in charts] == ["Parts of the server's budget, in GiB"]
 
 
 def test_the_parts_of_the_bar_are_the_budget(client):
