@@ -1,1 +1,1 @@
-"""Widgets → values, headline, charts, tables, links. Imports Streamlit, `sizer.report` and `sizer.service`; never torch."""
+"""Pages of the app: widgets, headline, charts, tables, links. Imports Streamlit, `sizer.report`, `sizer.service`; never torch."""

@@ -1,6 +1,6 @@
-"""A comparison as a page shows it: the sentence, the figures side by side, the two timelines, time, kernels, notes, downloads.
+"""View of a comparison: headline, figures side by side, two timelines, time, kernels, notes and downloads.
 
-Its texts may be a stranger's.
+The comparison may come from a stranger's file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from sizer.ui.quantities import (
 from sizer.ui.styling import HELD, TINTS, scale_for
 from sizer.ui.timelines import timelines_chart, timelines_legend
 
-SIGNS = "Differences are estimated less measured: + is an estimate that was too high."
-LEGEND = "✓ within tolerance (exact, or as far off as the estimate states), ✕ not; no mark where none is stated."
+SIGNS = "Differences are estimated − measured: a positive one is an estimate that was too high."
+DOTS = "No allocations were recorded: the dots are the counters at the end of each phase."
+LEGEND = "✓ within the stated tolerance, ✕ outside it; no mark without a tolerance."
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Show one comparison whole, the most important first."""
+    """Show a comparison, the most important parts first."""
     st.header(headline(comparison), anchor=False)
     _show_work(comparison)
     _show_metrics(comparison)
@@ -54,7 +55,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def headline(comparison: Comparison) -> str:
-    """The comparison in one sentence of our own words."""
+    """Return the comparison in one sentence, without a stranger's text."""
     measurement, row = comparison.measurement, comparison.find("peak_allocated_bytes")
     where = device_title(measurement.device)
     if measurement.out_of_memory is not None:
@@ -71,7 +72,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _show_work(comparison: Comparison) -> None:
-    """Show what was measured, where and when, in words that may be a stranger's."""
+    """Show the work, the machine and the time of a measurement. The texts may be a stranger's."""
     measurement = comparison.measurement
     work = f"{comparison.task} of {comparison.architecture}, {measurement.dtype}, batch {measurement.batch}"
     place = f"{measurement.device.name}, torch {measurement.versions.get('torch', 'unknown')}"
@@ -79,7 +80,7 @@ def _show_work(comparison: Comparison) -> None:
 
 
 def format_moment(moment: str) -> str:
-    """A moment in ISO 8601, UTC, as people write it."""
+    """Return a moment in ISO 8601 (UTC) in the usual notation of dates."""
     return f"{moment.replace('T', ' ').removesuffix('Z').removesuffix('+00:00')} UTC"
 
 
@@ -92,7 +93,7 @@ def _show_metrics(comparison: Comparison) -> None:
             _metric("One step", format_seconds(timing.step.median_seconds), "with synchronization")
         if (retries := comparison.measurement.retries) is not None:
             _metric(
-                "Retries", f"{retries:,}", "of the allocator", "How often cached memory had to be given back first."
+                "Retries", f"{retries:,}", "of the allocator", "Allocations that first had to return cached memory to the device."
             )
 
 
@@ -108,11 +109,11 @@ def _show_out_of_memory(comparison: Comparison) -> None:
     measurement = comparison.measurement
     if measurement.failure is not None:
         with st.container(border=True):
-            st.warning("The steps ended for another reason than a lack of memory. The phases before it were measured.")
+            st.warning("The steps ended with an error other than out of memory. The phases before it were measured.")
             st.text(measurement.failure)
     if (ended := measurement.out_of_memory) is not None:
         with st.container(border=True):
-            st.warning("The device ran out of memory. That is a result too: the phases before it were measured.")
+            st.warning("The device ran out of memory. The phases before the error were measured.")
             remarks.show_lines([*_out_of_memory_lines(ended), *_said_lines(comparison)])
 
 
@@ -125,7 +126,7 @@ def _out_of_memory_lines(ended: DeviceOutOfMemory) -> list[str]:
     }
     known = [f"{format_bytes(size)} {words}" for words, size in figures.items() if size is not None]
     return [
-        f"In {inside(ended.phase)}: {', '.join(known) or 'the device did not say how much was asked for'}.",
+        f"In {inside(ended.phase)}: {', '.join(known) or 'the device did not report the requested size'}.",
         ended.message,
     ]
 
@@ -141,7 +142,7 @@ def _said_lines(comparison: Comparison) -> list[str]:
 
 
 def _show_wrong(comparison: Comparison) -> None:
-    """Show why the figures may be unreliable, and which of them are outside their tolerance."""
+    """Show the reasons why figures may be unreliable, and the figures outside their tolerance."""
     if doubts := comparison.measurement.doubts:
         with st.container(border=True):
             st.warning("These figures may be unreliable.")
@@ -168,7 +169,7 @@ def _show_rows(comparison: Comparison) -> None:
 
 
 def style_rows(rows: list[Row]) -> Styler:
-    """Rows of a comparison as a table in words and signed numbers, those that miss their tolerance tinted and marked.
+    """Return a comparison's rows as a table; rows outside their tolerance are tinted and marked.
 
     Sizes have one unit; differences are in bytes.
     """
@@ -194,7 +195,7 @@ def style_rows(rows: list[Row]) -> Styler:
 
 
 def _row_title(rows: list[Row], place: int) -> str:
-    """A row's title, with its number where another one before has the same; a table needs them all different."""
+    """Return a row's title, numbered if an earlier row has the same one. A table needs unique titles."""
     titles = [quantity_title(row.quantity) for row in rows[: place + 1]]
     earlier = titles[:-1].count(titles[-1])
     return f"{titles[-1]} ({earlier + 1})" if earlier else titles[-1]
@@ -212,7 +213,7 @@ def _show_timelines(comparison: Comparison) -> None:
     draw(timelines_chart(comparison), "timelines_chart")
     st.html(timelines_legend())
     if not comparison.measured_curve:
-        st.caption("Nothing was recorded between the phases' ends: the dots are what was read there.")
+        st.caption(DOTS)
     if comparison.first_divergence is not None:
         st.markdown("**First divergence**")
         st.text(comparison.first_divergence.describe())
@@ -221,7 +222,7 @@ def _show_timelines(comparison: Comparison) -> None:
             st.markdown("**Largest divergences**")
             remarks.show_lines(one.describe() for one in others)
     elif comparison.measured_curve:
-        st.caption("Estimate and recording allocate and free the same blocks: they differ only inside kernels.")
+        st.caption("Estimate and recording allocate and free the same blocks. They differ only inside kernels.")
 
 
 # ----------------------------------------------------------------------------------------------------------------- tabs

@@ -1,4 +1,4 @@
-"""Tables and charts for decisions: the compiler's memory budget, ways of training on several GPUs, and a server on each device."""
+"""Tables and charts of decisions: activation memory budgets, forms of parallelism, and servers on each device."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ APPLIED = "applied"  # session state: a change was put into the form, and the pa
 
 
 def rerun_if_applied() -> None:
-    """Run the whole page if a change was applied: a button within a fragment runs the fragment alone."""
+    """Rerun the whole page if a change was applied. A button in a fragment reruns only the fragment."""
     if st.session_state.pop(APPLIED, False):
         st.rerun()
 
 
 def _apply(changed: str, request: Request) -> None:
-    """Put a changed question of one dtype and batch size into the form, beside the dtypes and batch sizes that are there."""
+    """Fill the form with a changed question of one cell. The form keeps its other dtypes and batch sizes."""
     asked = parse_query(changed)
     (dtype,), (batch,) = asked.dtypes, asked.batches
     dtypes = tuple(one for one in DTYPES if one in (*request.dtypes, dtype))
@@ -62,7 +62,7 @@ def _apply(changed: str, request: Request) -> None:
 
 
 def offer(label: str, changed: str, request: Request, key: str) -> None:
-    """Show a button that puts a changed question into the form."""
+    """Show a button that fills the form with a changed question."""
     st.button(label, key=key, on_click=_apply, args=(changed, request), type="tertiary", icon=":material/check:")
 
 
@@ -70,7 +70,7 @@ def offer(label: str, changed: str, request: Request, key: str) -> None:
 
 
 def show_budgets(found: BudgetReport, request: Request) -> None:
-    """Show the peak at each budget as a chart and as a table with what is computed again."""
+    """Show a chart and a table of the peak at each budget, with the recomputed share of the forward pass."""
     if told := describe_budgets(found):
         st.markdown(f"**{told}**")
     if any(point.peak_allocated_bytes is not None for point in found.points):
@@ -92,7 +92,7 @@ def show_budgets(found: BudgetReport, request: Request) -> None:
 
 
 def budgets_frame(found: BudgetReport) -> pd.DataFrame:
-    """Return a row for each step; sizes are in GiB."""
+    """Return a row for each traced step; sizes are in GiB."""
     eager = [("eager", found.eager, ""), ("eager, checkpointing", found.checkpointing, found.reason)]
     rows = [
         {
@@ -122,7 +122,7 @@ def budgets_frame(found: BudgetReport) -> pd.DataFrame:
 
 
 def budgets_chart(found: BudgetReport) -> Spec:
-    """Return the peak of allocated memory over the budget, with a rule each for the eager step and for checkpointing."""
+    """Return the chart of the allocated peak over the budget, with rules at the peaks of eager code and checkpointing."""
     points = [
         {"budget": point.budget, "peak": GIBIBYTES.of(point.peak_allocated_bytes)}
         for point in found.points
@@ -150,12 +150,12 @@ def budgets_chart(found: BudgetReport) -> Spec:
 # --------------------------------------------------------------------------------------------------------- several GPUs
 
 
-# Of Okabe and Ito, as the categories' are: the ways of training in the order in which they come.
+# Okabe and Ito's colours, as for the categories, in the order of the forms of parallelism.
 WAY_COLOURS = ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9", "#F0E442")
 
 
 def show_ranks(found: RankReport, request: Request) -> None:
-    """Show what each GPU holds by how many there are, and the fewest that do."""
+    """Show the process of each GPU by the number of GPUs, and the smallest number that fits."""
     if not found.rows:
         return
     for line in describe_fewest(found):
@@ -181,7 +181,7 @@ def show_ranks(found: RankReport, request: Request) -> None:
 
 
 def _offer_scripts(found: RankReport, request: Request) -> None:
-    """Offer the programs that do the work on the fewest GPUs, and on those that the question names."""
+    """Offer scripts for the smallest number of GPUs that fits, and for the number in the question."""
     asked = {f"{row.words} on {row.gpus} GPUs": row.query for row in found.rows if row.gpus > 1 and row.searched}
     if request.parallel != "none":
         asked = {"this question": format_query(request)} | asked
@@ -192,7 +192,7 @@ def _offer_scripts(found: RankReport, request: Request) -> None:
 
 
 def _script(query: str) -> str:
-    """The program, or why there is none."""
+    """Return the script, or the reason why there is none as a comment."""
     try:
         return service.get_client().submit_script(query).result()
     except SizerError as error:
@@ -200,7 +200,7 @@ def _script(query: str) -> str:
 
 
 def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
-    """The rows as a table, those that fit first: sizes in GiB, and the two kinds of memory that are most at the peak."""
+    """Return the rows as a table, fitting rows first: sizes in GiB, and the two largest categories at the peak."""
     verdicts = [*VERDICTS, None]
     rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.verdict if row.cell else None)))
     return pd.DataFrame(
@@ -223,7 +223,7 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
 
 
 def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> Spec:
-    """A line for each way of training: the process of each GPU by how many there are, and the memory that a GPU has."""
+    """Return a line for each form of parallelism: the process of each GPU by the number of GPUs, and a GPU's memory."""
     values = [
         {
             "gpus": row.gpus,
@@ -254,7 +254,7 @@ def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> Spec:
         vega.layer(data, {"type": "point", "filled": True, "size": 60}, **encoding, shape=shape),
         vega.layer(vega.rows({"process": GIBIBYTES.of(total_bytes)}), DASHED, y=quantitative("process")),
     ]
-    return finish(layers, "Process of each GPU by how many there are, in GiB")
+    return finish(layers, "Process of each GPU by the number of GPUs, in GiB")
 
 
 # -------------------------------------------------------------------------------------------------------------- servers
@@ -265,7 +265,7 @@ REQUESTS = "Requests at once"
 
 
 def show_served_devices(found: DeviceReport, request: Request) -> None:
-    """Show on which devices the server holds what is wanted, and what each holds."""
+    """Show the server's verdict and requests on each device."""
     if not found.rows:
         return
     st.markdown(f"**{describe_served_devices(found)}**")
@@ -278,7 +278,7 @@ def show_served_devices(found: DeviceReport, request: Request) -> None:
 
 
 def show_served_ranks(found: RankReport, request: Request) -> None:
-    """Show on how many GPUs the server holds what is wanted, by each split."""
+    """Show the server's verdict and requests by number of GPUs and split."""
     if not found.rows:
         return
     for line in describe_served_ranks(found):
@@ -290,7 +290,7 @@ def show_served_ranks(found: RankReport, request: Request) -> None:
 
 
 def _frame(first: dict[str, list], rows: Sequence[DeviceRow] | Sequence[RankRow]) -> pd.DataFrame:
-    """Return rows as a table in their order, which is that of what they hold; sizes are in GiB."""
+    """Return rows as a table in their order; sizes are in GiB."""
     figures = [row.serve for row in rows]
     verdicts = [marked_server(row.serve) if row.serve else row.reason for row in rows]
 
@@ -324,7 +324,7 @@ def _show_table(frame: pd.DataFrame, key: str) -> None:
 
 
 def served_devices_chart(rows: Sequence[DeviceRow]) -> Spec:
-    """Return a point for each device: its memory across, requests at once upwards."""
+    """Return a chart with a point for each device: requests at once over its memory."""
     found = [(row, SIGNS[row.serve.fits], row.serve.requests_at_once) for row in rows if row.serve is not None]
     points = device_points(found, SIGNS.values(), quantitative("requests", title="requests at once"), ",.1f")
     described = "Requests at once of a server on each device, by the memory of the device"
@@ -334,12 +334,12 @@ def served_devices_chart(rows: Sequence[DeviceRow]) -> Spec:
 def device_points(
     rows: Iterable[tuple[DeviceRow, Verdict, float]], verdicts: Iterable[Verdict], upwards: Spec, number: str
 ) -> Spec:
-    """Return a point for each device, at its memory, in the colour and the shape of a verdict.
+    """Return a chart with a point for each device over its memory, in the colour and shape of its verdict.
 
     Args:
         rows: Devices with their verdicts and figures.
         verdicts: All verdicts of the legend.
-        upwards: The encoding of the figures.
+        upwards: The encoding of the vertical axis.
         number: The format of a figure.
     """
     values = [

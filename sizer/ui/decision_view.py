@@ -1,6 +1,6 @@
-"""Decisions from the estimate in focus: what to change, how far it goes, on which GPU, on how many.
+"""Decisions on the selected cell: what to change, how far it goes, on which GPU, on how many GPUs.
 
-Each answer grows.
+Each answer is shown while it grows.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ POLL_SECONDS = 0.5
 SMALLEST_HEIGHT = 152  # pixels: three lines of text and the button below them
 PRICE = "Price per hour"
 EACH = "Per hour and sample"
-ENDED = "decided"  # of the session: the answer that was shown last, once it has ended
+ENDED = "decided"  # session state: the last answer that has ended
 
 
 def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False) -> None:
-    """Show the answers on the estimate in focus; only the one that is open is computed.
+    """Show the decisions on the selected cell. Only the open one is computed.
 
-    What to change is open where it does not surely fit. Where it does, nothing is computed before the reader asks. As long as the
-    page still fills they are `to_come`: they have their place, and nothing is computed.
+    "What to change" is open if the work may not fit. Otherwise nothing is computed until the reader opens a decision. While the
+    page is still filling, the decisions are `to_come`: their place is reserved, and nothing is computed.
     """
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     client = service.get_client()
@@ -95,7 +95,7 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
 
 
 def show_served_decision(request: Request) -> None:
-    """Show on which GPU and on how many a server does what is asked; nothing is computed before the reader asks."""
+    """Show the decisions on a server: which GPU, and how many GPUs. Nothing is computed until the reader opens one."""
     client, engine = service.get_client(), ENGINES[request.engine]
     answers: dict[str, tuple[Callable[[str], Any], Callable[..., None]]] = {
         "Which GPU?": (client.submit_devices, show_served_devices)
@@ -109,7 +109,7 @@ def show_served_decision(request: Request) -> None:
 
 
 def _is_compiled(cell: Request) -> bool:
-    """Return True if the work of a question can be asked for with torch.compile."""
+    """Return True if the question supports torch.compile."""
     try:
         parse_query(format_query(replace(cell, compile="default", budget=None, checkpointing=False)))
     except RequestError:
@@ -119,7 +119,7 @@ def _is_compiled(cell: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """End of the answer called `name`: with an error unless that is None, and `partial`, the result until then."""
+    """End of the answer called `name`: its error, if any, and `partial`, the result until then."""
 
     name: str
     error: SizerError | None = None
@@ -127,9 +127,9 @@ class _Ended:
 
 
 def _follow(submit: Callable[[str], Any], cell: Request, show: Callable[[Any], None]) -> None:
-    """Show an answer as it grows, in a fragment of its own; a page that is left, or asks something else, leaves its job.
+    """Show an answer as it grows, in a fragment. A page that is closed or asks another question leaves the job.
 
-    What has ended with an error is not asked for again before the reader wants it.
+    An answer that has ended with an error is asked again only on the reader's request.
     """
     query = format_query(cell)
     name = f"{submit.__name__} {query}"
@@ -169,12 +169,12 @@ def _follow(submit: Callable[[str], Any], cell: Request, show: Callable[[Any], N
 
 
 def how_much(found: Any) -> str:
-    """Return how much of an answer there is ("22 of 130 tried")."""
+    """Return the progress of an answer ("22 of 130 tried")."""
     if isinstance(found, BudgetReport):
         done = len(found.points)
     else:
         done = len(found.limits if isinstance(found, LimitReport) else found.rows)
-    if isinstance(found, DeviceReport):  # those whose largest batch is still to come have a row
+    if isinstance(found, DeviceReport):  # devices have a row even if their largest batch is not known yet
         return f"{done:,} of {len({row.gpu for row in found.rows} | {*found.pending}):,} tried"
     return f"{done:,} of {done + len(found.pending):,} tried"
 
@@ -183,7 +183,7 @@ def how_much(found: Any) -> str:
 
 
 def _show_levers(found: LeverReport, request: Request) -> None:
-    """Show a row for each change, in one order from the first figure to the last, so that no button moves under the mouse."""
+    """Show a row for each change, in an order that stays the same, so that no button moves under the mouse."""
     assert found.base is not None, "the work without changes is traced first"
     _show_smallest(found, request)
     for row in found.rows:
@@ -195,7 +195,7 @@ def _show_levers(found: LeverReport, request: Request) -> None:
 
 
 def _show_smallest(found: LeverReport, request: Request) -> None:
-    """Show the fewest changes that make the work fit, in a box that has its height before they are known."""
+    """Show the smallest set of changes that makes the work fit, in a box of fixed height."""
     if found.base is not None and found.base.fits is True:
         return
     with st.container(horizontal=True, vertical_alignment="center", border=True, height=SMALLEST_HEIGHT):
@@ -214,7 +214,7 @@ def _lever_row() -> list[DeltaGenerator]:
 
 
 def _show_pending(title: str) -> None:
-    """Show a row as high as most are when their answer is there: two lines of text, so that the rows below it stay in place."""
+    """Show a pending row. It has the height of two lines, as most finished rows have, so that the rows below stay in place."""
     name, _, _, costs, _, _ = _lever_row()
     name.caption(f"{title} …")
     costs.caption("&nbsp;  \n&nbsp;")
@@ -248,7 +248,7 @@ def _show_lever(row: LeverRow, base: Cell, request: Request) -> None:
 
 def _show_limits(found: LimitReport, request: Request) -> None:
     st.caption(
-        "Each one alone, all else as it is in focus. The first number fits by its own trace, no value above the second can."
+        "Each value is changed alone. The first number fits by its own trace; no value above the second can fit."
     )
     scale = scale_for(limit.cell.process_bytes for limit in found.limits if limit.cell)
     for limit in found.limits:
@@ -275,7 +275,7 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
     st.markdown(f"**{describe_fitting(found)}**")
     draw(devices_chart(found.rows), "devices_chart")
     frame = devices_frame(found.rows)
-    edited_once_whole = () if found.pending else (PRICE,)  # prices are told by row, and rows still come
+    edited_once_whole = () if found.pending else (PRICE,)  # prices belong to rows, and more rows may come
     edited = st.data_editor(
         frame,
         key="devices_table",
@@ -288,7 +288,7 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
             "Left": st.column_config.NumberColumn(format="%.2f GiB"),
             LINK: LINK_COLUMN,
             PRICE: st.column_config.NumberColumn(
-                min_value=0.0, help="What a device costs you: type it in to compare; nothing is sent anywhere else."
+                min_value=0.0, help="Enter your price of a device per hour to compare. It is not sent anywhere."
             ),
         },
     )
@@ -301,7 +301,7 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
             column_config={LINK: LINK_COLUMN},
         )
     if any(row.tried for row in found.rows):
-        st.caption("Where the batch sizes are traced one by one, the largest batch is the one asked for: no other was tried.")
+        st.caption("If batch sizes are traced one by one, the largest batch is the requested one: no other was tried.")
     costs = costs_of(edited)
     if told := cheapest(costs):
         st.text(told)
@@ -309,7 +309,7 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
 
 
 def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
-    """The devices as a table, those that the work fits first; sizes are in GiB, the column for a price is empty."""
+    """Return the devices as a table, fitting ones first. Sizes are in GiB; the column of prices is empty."""
     verdicts = [*VERDICTS, None]
     rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.verdict if row.cell else None)))
     return pd.DataFrame(
@@ -331,7 +331,7 @@ def _verdict(row: DeviceRow) -> str:
 
 
 def costs_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the price of each device that the work fits, by the hour and by a sample of its largest batch, cheapest first."""
+    """Return the prices of the fitting devices, per hour and per sample of the largest batch, cheapest first."""
     priced = table[table[PRICE].notna() & table["Largest batch"].notna()]
     priced = priced[priced["Verdict"].str.startswith((MARKS["fits"], MARKS["tight"]))]
     costs = priced[["Device", "Largest batch", PRICE]].assign(
@@ -341,7 +341,7 @@ def costs_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def cheapest(costs: pd.DataFrame) -> str:
-    """Return a sentence with the cheapest device and the one with the most samples for its price; empty without any."""
+    """Return a sentence with the cheapest device and the cheapest per sample; empty without prices."""
     if costs.empty:
         return ""
     least, best = costs.iloc[0], costs.loc[costs[EACH].idxmin()]
@@ -352,7 +352,7 @@ def cheapest(costs: pd.DataFrame) -> str:
 
 
 def devices_chart(rows: tuple[DeviceRow, ...]) -> Spec:
-    """A point for each device: its memory across, what the process leaves free of it upwards."""
+    """Return a chart with a point for each device: free memory beside the process, over the device's memory."""
     found = [
         (row, row.cell.verdict, GIBIBYTES.of(row.total_bytes - row.cell.process_bytes)) for row in rows if row.cell is not None
     ]

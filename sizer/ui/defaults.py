@@ -1,7 +1,7 @@
-"""The page's own choice of dtypes, batch sizes and task for a model on a device.
+"""Dtypes, batch sizes and task that the page chooses for a model on a device.
 
-A link without `dtype` and `batch` keeps the query's own defaults, five dtypes and eight batch sizes. The page chooses for the empty
-address, and for fields that the reader has left as the page filled them. Such fields follow the model, the device and the task.
+A link without `dtype` and `batch` keeps the query's defaults, five dtypes and eight batch sizes. The page chooses for the empty
+address, and for fields that the reader has not changed. These fields follow the model, the device and the task.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sizer.query.values import DTYPES
 # Names of torchvision's detection models (torchvision.models.list_models(module=torchvision.models.detection), torchvision 0.29).
 DETECTION = ("rcnn_", "retinanet_", "fcos_", "ssd300_", "ssdlite320_")
 
-BFLOAT16_SINCE = (8, 0)  # compute capability, from which on matrices are multiplied in bfloat16
-# Bytes of each parameter that AdamW trains, in a dtype of two bytes and under autocast: itself, its gradient and two moments.
+BFLOAT16_SINCE = (8, 0)  # compute capability of the first devices that multiply matrices in bfloat16
+# Bytes for each parameter that AdamW trains, in a 16-bit dtype and under autocast: the parameter, its gradient and two moments.
 TRAINED_BYTES = 8
 TRAINED_BYTES_UNDER_AUTOCAST = 16
-# Types of models of which PEFT does not adapt all linear layers: those with Mamba's (peft/tuners/tuners_utils.py, 0.21,
+# Model types for which PEFT does not adapt all linear layers: those with Mamba layers (peft/tuners/tuners_utils.py, 0.21,
 # _check_lora_target_modules_mamba), with layers that multiply groups of features, and with routers that are linear layers.
 ATTENTION_ALONE = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "deepseek_v4", "llama4")
-# Types of models whose forward pass runs under torch.inference_mode.
+# Model types whose forward pass runs under torch.inference_mode.
 INFERENCE_ALONE = ("sam2_video",)
-# Types of models that are traced through loops over patches of a series, or over chunks of a text, in each of their layers.
+# Model types whose layers loop over patches of a series, or over chunks of a text. Their traces take long.
 LOOPING = ("granitemoehybrid", "timesfm2_5")
-# Session state: what the page would choose for the form as it was last
+# Session state: the page's choice for the last state of the form
 TASK, SIZES, TARGETS = "default_task", "default_sizes", "default_targets"
 
 
@@ -54,8 +54,8 @@ def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
         source: The source of the architecture.
         name: The name of the model within its source.
         gpu: The device. Before compute capability 8.0 float16 replaces bfloat16.
-        task: What is done. Training of all parameters is shown under autocast, too, unless they alone do not fit, or a trace of
-            the model takes long. *Known limitation*: the size of a model, and what it is made of, is known of presets only.
+        task: The task. Training of all parameters is also shown under autocast, unless the parameters alone do not fit, or a trace
+            of the model takes long. *Known limitation*: size and model type are known for presets only.
     """
     trains = MODES[task.mode].trains
     half = "bfloat16" if gpu.capability is None or gpu.capability >= BFLOAT16_SINCE else "float16"
@@ -63,7 +63,7 @@ def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
         preset = PRESETS.get(name) if source.entry == "presets" else None
         parts = _parts_of(preset.config) if preset is not None else []
         if trains and (parts or (preset is not None and preset.config["model_type"] in LOOPING)):  # a trace takes long
-            # pictures and sound alone: the code of some fails if all weights are cast, such as RT-DETR's
+            # models of images or sound: the code of some, such as RT-DETR, fails if all weights are cast
             return Sizes(dtypes=(half if not parts or "text_config" in parts else f"amp-{half}",), batches=(1, 2, 4))
         trained = TRAINED_BYTES_UNDER_AUTOCAST * preset.expected_parameters if preset is not None else 0
         dtypes = (half, f"amp-{half}") if "all" in task.trains and trained <= gpu.total_bytes else (half,)
@@ -74,15 +74,15 @@ def sizes_for(source: Source, name: str, gpu: Gpu, task: Task) -> Sizes:
 
 
 def _parts_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a config that describe parts of a model, such as a tower for pictures."""
+    """Return the keys of a config that describe parts of a model, such as a vision tower."""
     return [name for name in config if name.endswith("_config") and name != "quantization_config"]
 
 
 def task_for(source: Source, name: str, gpu: Gpu) -> str:
-    """Return the task that suits a model and a device: inference for one that cannot be trained, fine-tuning for one whose training
-    does not fit, else training.
+    """Return the task that suits a model and a device: inference for models that cannot be trained, fine-tuning if training does
+    not fit, else training.
 
-    *Known limitation*: the size of a model is known of presets only.
+    *Known limitation*: the size of a model is known for presets only.
     """
     preset = PRESETS.get(name) if source.entry == "presets" else None
     if preset is not None and preset.config["model_type"] in INFERENCE_ALONE:
@@ -93,24 +93,24 @@ def task_for(source: Source, name: str, gpu: Gpu) -> str:
 
 
 def targets_for(source: Source, name: str) -> str:
-    """Return which layers an adapter of the page's choice is around, as the form's field has it; empty for all linear layers."""
+    """Return the layers that the page adapts by default, as text of the form's field; empty for all linear layers."""
     preset = PRESETS.get(name) if source.entry == "presets" else None
     return ATTENTION if preset is not None and preset.config.get("model_type") in ATTENTION_ALONE else ""
 
 
 def with_default_sizes(request: Request, sizes: Sizes) -> Request:
-    """Return a request for the dtypes and batch sizes of the page's choice, in the order of the query's."""
+    """Return the request with the page's dtypes and batch sizes, in the query's order."""
     return replace(request, dtypes=tuple(one for one in DTYPES if one in sizes.dtypes), batches=sizes.batches)
 
 
 def forget() -> None:
-    """Note that a link has filled the form: its own values stay until another model, device or task is chosen."""
+    """Note that a link has filled the form. Its values stay until the reader chooses another model, device or task."""
     for key in (TASK, SIZES, TARGETS):
         st.session_state.pop(key, None)
 
 
 def follow_task(source: Source, name: str, gpu: Gpu) -> None:
-    """Change the form's task and the adapter's layers with the model and the device, if the page chose those that are there.
+    """Adapt the form's task and adapted layers to the model and the device, if the page chose the current values.
 
     Call it before the widgets.
     """
@@ -123,7 +123,7 @@ def follow_task(source: Source, name: str, gpu: Gpu) -> None:
 
 
 def follow_sizes(sizes: Sizes) -> None:
-    """Change the form's dtypes and batch sizes if they are those that the page chose. Call it before the widgets."""
+    """Set the form's dtypes and batch sizes, if the page chose the current values. Call it before the widgets."""
     state, before = st.session_state, st.session_state.get(SIZES, sizes)
     if before != sizes:
         if set(state["dtype"]) == {*before.dtypes}:
@@ -134,18 +134,18 @@ def follow_sizes(sizes: Sizes) -> None:
 
 
 def batch_text(batches: tuple[int, ...]) -> str:
-    """Return batch sizes as the form's field shows them."""
+    """Return batch sizes as text of the form's field."""
     return ", ".join(map(str, batches))
 
 
 def chosen_by_page(request: Request) -> bool:
-    """Return True if the question has the dtypes and batch sizes that the page chose."""
+    """Return True if the page chose the dtypes and batch sizes of the question."""
     sizes = st.session_state.get(SIZES)
     return sizes is not None and (set(request.dtypes), request.batches) == ({*sizes.dtypes}, sizes.batches)
 
 
 def offer_grid(request: Request) -> None:
-    """Show a button that asks for all dtypes and batch sizes, if the question has those that the page chose."""
+    """Show a button that asks for all dtypes and batch sizes, if the page chose the current ones."""
     if not chosen_by_page(request):
         return
     st.button(

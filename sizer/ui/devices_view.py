@@ -1,4 +1,4 @@
-"""The devices of this machine, the line that sets one safely, and what memory does on it, shown for real."""
+"""The page Devices: devices of this machine, the line of code that chooses one, and a demonstration of its memory counters."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from sizer.ui.charts import draw
 from sizer.ui.styling import COLOURS, GIBIBYTES, Scale
 from sizer.ui.vega import Spec, nominal, quantitative
 
-KNOWN_SECONDS = 60  # how long a list of devices, with what is free on them, is believed
+KNOWN_SECONDS = 60  # lifetime of a list of devices and their free memory
 SHOWN = "demonstrated"  # session state: the device that was last demonstrated
 ROW_HEIGHT = 46  # pixels of the chart for each line of code
 SCALE = Scale(name="MiB", unit_bytes=MIB)
-FIGURES = {  # title → the field of a stage, the colour
+FIGURES = {  # title → field of a stage, and colour
     "Allocated": ("allocated_bytes", COLOURS["parameter"]),
     "Reserved": ("reserved_bytes", COLOURS["gradient"]),
     "Process": ("driver_bytes", COLOURS["outside PyTorch"]),
 }
 
-ALONE = "PyTorch finds no accelerator on this machine. The CPU is here, and all that follows works on it."
+ALONE = "PyTorch finds no accelerator on this machine. Everything below also works on the CPU."
+SWITCHED_OFF = "This deployment does not run work on its devices. The text above still applies."
 RESERVED = (
-    "Reserved memory is what PyTorch keeps of all that it ever asked the driver for, so that the next tensor needs no driver; "
-    "it is free for PyTorch, and given back by PyTorch itself before an allocation fails. `empty_cache()` in a training loop "
-    "therefore helps nobody: the next step asks for the same memory again, and waits for the driver to give it."
+    "Reserved memory is the memory that PyTorch's allocator has requested from the driver and keeps for later tensors. PyTorch "
+    "itself returns the unused part before an allocation fails. `empty_cache()` in a training loop only costs time: the next step "
+    "requests the same memory from the driver again."
 )
 
 
 @st.cache_data(ttl=KNOWN_SECONDS, max_entries=1, show_spinner="Looking for this machine's devices")
 def find_inventory() -> Inventory:
-    """The inventory of this machine. Tests put another one in its place. Raises JobError."""
+    """Return the inventory of this machine. Tests replace this function. Raises JobError."""
     return inventory.find_inventory()
 
 
-@st.cache_data(ttl=KNOWN_SECONDS, max_entries=8, show_spinner="Running it in a process of its own")
+@st.cache_data(ttl=KNOWN_SECONDS, max_entries=8, show_spinner="Running it in a separate process")
 def demonstrate(device: str) -> Demonstration:
-    """The demonstration on a device; sessions that ask at the same time share one. Raises DeviceError, JobError."""
+    """Return the demonstration on a device. Concurrent sessions share one. Raises DeviceError, JobError."""
     return demonstration.demonstrate(device)
 
 
 def show_devices() -> None:
-    """Show the devices of this machine, and what memory does on them. Raises JobError."""
+    """Show the devices of this machine, and the demonstration. Raises JobError."""
     found = find_inventory()
     _show_list(found)
     st.header("What reserved memory is", anchor=False)
@@ -97,7 +98,7 @@ def _versions(versions: dict[str, str]) -> str:
 
 def _show_demonstration(found: Inventory) -> None:
     if not measuring.may_measure():
-        st.info("Running anything on this machine's devices is switched off here; the text holds all the same.")
+        st.info(SWITCHED_OFF)
         return
     names = [facts.device for facts in found.devices if facts.kind != "meta"]
     first = next((name for name in names if name != "cpu"), "cpu")
@@ -108,7 +109,7 @@ def _show_demonstration(found: Inventory) -> None:
         st.session_state[SHOWN] = device
     if st.session_state.get(SHOWN) != device:
         st.caption(
-            "Makes tensors of up to 512 MiB in a process of its own, which takes some seconds and leaves nothing behind."
+            "Creates tensors of up to 512 MiB in a separate process. This takes a few seconds and leaves nothing behind."
         )
         return
     try:
@@ -135,7 +136,7 @@ def _show_stages(shown: Demonstration) -> None:
 
 
 def stages_frame(shown: Demonstration) -> pd.DataFrame:
-    """The lines of code and the figures after each, in MiB; a figure that nobody tells on this device has no column."""
+    """Return the lines of code and the figures after each, in MiB. Figures that the device does not report have no column."""
     columns = {title: [getattr(stage, field) for stage in shown.stages] for title, (field, _) in FIGURES.items()}
     return pd.DataFrame(
         {
@@ -150,7 +151,7 @@ def stages_frame(shown: Demonstration) -> pd.DataFrame:
 
 
 def stages_chart(device: str, frame: pd.DataFrame) -> Spec:
-    """Bars after each line of code of `stages_frame`: in tensors, reserved by PyTorch, held by the process."""
+    """Return bars after each line of code of `stages_frame`: in tensors, reserved by PyTorch, held by the process."""
     used = [title for title in FIGURES if title in frame]
     lines = [f"{place}. {code}" for place, code in enumerate(frame["Code"], start=1)]
     rows = [
@@ -178,7 +179,7 @@ def stages_chart(device: str, frame: pd.DataFrame) -> Spec:
 
 
 def _costs(shown: Demonstration) -> str:
-    """Return what emptying the cache costs here, measured; empty where there is no cache."""
+    """Return the measured cost of emptying the cache; empty if the device has no cache."""
     seconds = {cost.what: cost.spread.median_seconds for cost in shown.costs}
     if not {CACHED, EMPTYING, EMPTIED} <= seconds.keys():
         return ""

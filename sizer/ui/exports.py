@@ -1,4 +1,4 @@
-"""The report as files. A click makes the file; the page does not run again."""
+"""Downloads of a report. A click makes the file; the page does not rerun."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def offer_download(
     disabled: bool = False,
     help: str | None = None,
 ) -> None:
-    """Show the button of one file, which `make` makes when it is clicked."""
+    """Show the button of a file. `make` creates the file on a click."""
     options = {"on_click": "ignore", "icon": ":material/download:", "disabled": disabled, "help": help}
     st.download_button(label, data=make, file_name=file_name, mime=mime, **options)

@@ -1,6 +1,6 @@
-"""Focus of the pages within a report: one dtype and one batch size, as in the link, and one of three kinds of peak.
+"""Focus within a report: the selected dtype and batch size, as in the link, and one of three kinds of peak.
 
-The pages share their choice: the cell in the headline of the one is the cell that the other measures.
+The pages share the focus: the cell in the headline of one page is the cell that another page measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CACHE, OUTSIDE = "allocator cache", "outside PyTorch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakKind:
-    """One way to state an estimate's peak in bytes; `extra` names what it counts beyond the tensors themselves."""
+    """One kind of peak of an estimate, in bytes. `extra` names the parts that it counts in addition to tensors."""
 
     key: str
     title: str
@@ -34,7 +34,7 @@ PEAK_KINDS: dict[str, PeakKind] = {
         PeakKind(
             key="process",
             title="Process",
-            help="What nvidia-smi shows for the process: reserved memory, and the driver's context with the loaded kernels.",
+            help="Memory of the process as nvidia-smi shows it: reserved memory, the driver's context and the loaded kernels.",
             of=lambda estimate: estimate.process_bytes,
             extra=(CACHE, OUTSIDE),
         ),
@@ -48,7 +48,7 @@ PEAK_KINDS: dict[str, PeakKind] = {
         PeakKind(
             key="reserved",
             title="Reserved",
-            help="torch.cuda.max_memory_reserved: what PyTorch's allocator holds of the device, its cache included.",
+            help="torch.cuda.max_memory_reserved: memory that PyTorch's allocator holds, with its cache.",
             of=lambda estimate: estimate.peak_reserved_bytes,
             extra=(CACHE,),
         ),
@@ -57,15 +57,15 @@ PEAK_KINDS: dict[str, PeakKind] = {
 
 
 def titled(titles: Mapping[str, str]) -> Callable[[str], str]:
-    """Return the function that gives a widget's option its title; an option that is not among them is its own.
+    """Return a function that gives the title of a widget's option. Unknown options are their own title.
 
-    Streamlit formats a value that another widget's choice has set with the function of the run before, whose options may be others.
+    Streamlit may format a value with the function of the previous run, which had other options.
     """
     return lambda key: titles.get(key, str(key))
 
 
 def parts(estimate: Estimate, kind: PeakKind) -> dict[str, int]:
-    """Bytes per category at the peak, as its kind counts them: their sum is `kind.of(estimate)`."""
+    """Return the bytes per category at the peak of this kind. Their sum is `kind.of(estimate)`."""
     beyond = {
         CACHE: estimate.peak_reserved_bytes - estimate.peak_allocated_bytes,
         OUTSIDE: estimate.process_bytes - estimate.peak_reserved_bytes,
@@ -76,7 +76,7 @@ def parts(estimate: Estimate, kind: PeakKind) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------- a cell, a kind of peak
 
 
-FOCUS = "focus"  # session state: the cell that the reader or a link has chosen; absent where nobody has
+FOCUS = "focus"  # session state: the cell that the reader or a link has chosen; absent without a choice
 ALL = "all"
 CELL = "cell"  # key of the select box of `ask_cell`
 
@@ -84,19 +84,19 @@ Cell = tuple[str, int]  # a dtype and a batch size
 
 
 def look_at(cell: Cell | None) -> None:
-    """Choose a cell, or for None the one that each report proposes."""
+    """Select a cell; None selects the cell that each report proposes."""
     st.session_state[FOCUS] = cell
 
 
 def in_focus(request: Request) -> Request:
-    """The request with the chosen cell in its focus, where it asks for that cell."""
+    """Return the request with the selected cell as its focus, if the request asks for that cell."""
     cell: Cell | None = st.session_state.get(FOCUS)
     asked_for = cell is not None and cell[0] in request.dtypes and cell[1] in request.batches
     return replace(request, focus=cell if asked_for else None)
 
 
 def ask_cell(request: Request, proposed: Cell | None) -> Request:
-    """The request for one of its cells, chosen with a select box: the one in focus first, else the proposed one, else its first."""
+    """Show a select box of the request's cells and return the request for one: by default the focus, the proposed or first cell."""
     cells = [(dtype, batch) for dtype in request.dtypes for batch in request.batches]
     st.session_state[CELL] = request.focus or (proposed if proposed in cells else cells[0])
     dtype, batch = st.selectbox(
@@ -114,7 +114,7 @@ def _take_cell() -> None:
 
 
 def ask_peak_kind() -> PeakKind:
-    """The kind of peak chosen with one control; its label is for screen readers only."""
+    """Show the control for the kind of peak, and return the choice. Its label is for screen readers only."""
     titles = {key: kind.title for key, kind in PEAK_KINDS.items()}
     key = choose(
         "Memory", list(titles), "process", key="focus_measure", format_func=titled(titles), label_visibility="collapsed"
@@ -123,7 +123,7 @@ def ask_peak_kind() -> PeakKind:
 
 
 def choose(label: str, options: list, default: object, *, key: str, **arguments: Any) -> Any:
-    """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw."""
+    """Show a control and return the chosen option. New options reset it to the default, so that a link shows its sender's view."""
     own_key = key_among(options, key)
     return st.segmented_control(
         label, options, default=default, key=own_key, required=True, persist_state="session", **arguments
@@ -131,16 +131,16 @@ def choose(label: str, options: list, default: object, *, key: str, **arguments:
 
 
 def pick(label: str, values: Sequence[str], key: str) -> str | None:
-    """One of the values, or None for all of them; with other values than before it is another widget, which starts with all."""
+    """Show a control and return one of the values, or None for all. New values reset it to all."""
     options = [ALL, *values]
     chosen = st.selectbox(label, options, key=key_among(options, key), persist_state="session", width=170)
     return None if chosen == ALL else chosen
 
 
 def key_among(options: list, key: str) -> str:
-    """The key of a control with these options: another one whenever they are others than before.
+    """Return the key of a control with these options. New options give a new key.
 
-    A choice that the browser sent before it saw the new options belongs to the old control.
+    The browser may still send a choice for the old options: it belongs to the old control.
     """
     known, edition = st.session_state.get(f"{key}_options", (None, 0))
     if known != options:

@@ -1,6 +1,6 @@
-"""Frame around a page, and tabs of which only the open one is drawn.
+"""Frame around a page, and tabs that draw only the open one.
 
-A page may be the first thing that anybody opens; Streamlit then runs it without app.py.
+A visitor may open any page first. Streamlit then runs it without app.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def enter() -> None:
 
 
 def need_frame(path: str) -> None:
-    """Run the page at `path` once more through app.py where Streamlit runs it alone; for the first line of a page.
+    """Rerun the page at `path` through app.py if Streamlit runs it alone. Call it in the first line of a page.
 
-    A process that finds a folder `pages` beside the main script makes pages of its own of it until `st.navigation` has
-    been called once (streamlit/runtime/pages_manager.py, 1.67): a link to a page that is opened first would lack its frame.
+    Streamlit runs the files of a folder `pages` as pages until `st.navigation` has been called once
+    (streamlit/runtime/pages_manager.py, 1.67). A page that is opened first would lack its frame.
     """
     if FRAMED not in st.session_state:
         st.session_state[FRAMED] = False
@@ -31,14 +31,14 @@ def need_frame(path: str) -> None:
 
 
 def _nothing() -> None:
-    """A page of its own, never shown."""
+    """Be the page that `st.navigation` needs and never shows."""
 
 
 # ----------------------------------------------------------------------------------------------------------------- tabs
 
 
 def show_tabs(contents: Mapping[str, Callable[[], object]], *, key: str, default: str | None = None) -> None:
-    """Show tabs by name, the first or the `default` one open, and draw what the open one has; `key` holds its name."""
+    """Show tabs by name and draw the open one: at first `default`, or the first tab. `key` holds the name of the open tab."""
     tabs = st.tabs(list(contents), default=default, key=key, on_change="rerun")
     for show, tab in zip(contents.values(), tabs, strict=True):
         if tab.open:

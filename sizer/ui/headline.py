@@ -1,4 +1,4 @@
-"""The report in one sentence, and the numbers under it."""
+"""Headline of a report, and the figures below it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from sizer.ui.styling import marked
 
 BADGES = {"fits": "green", "tight": "blue", "may not fit": "orange", "does not fit": "red"}  # Streamlit's names
 HOST_HELP = (
-    "The most that the host's memory holds of parameters, gradients and optimizer state at once, for each rank. Pinned memory "
-    "comes in powers of two."
+    "Peak host memory of parameters, gradients and optimizer state, for each rank. The sizes of pinned blocks are powers of two."
 )
 
 
 def sentence(request: Request, report: Report, estimate: Estimate) -> str:
-    """The headline on one estimate: what is done, what it needs, whether it fits. Holds no text a stranger wrote."""
+    """Return the headline of an estimate: the work, its memory and the verdict. It holds no stranger's text."""
     by_smi = report.gpu.maker == "NVIDIA" and not report.gpu.unified
     seen = "as nvidia-smi shows it" if by_smi else "for the whole process"
     needs = f"{format_bytes(estimate.process_bytes)} {seen} ({format_bytes(estimate.peak_allocated_bytes)} allocated)"
@@ -40,7 +39,7 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
 
 
 def work(request: Request, report: Report, estimate: Estimate) -> str:
-    """Return what is done, with what, at which batch size."""
+    """Return the work: task, model, batch size and dtype."""
     mode, name = MODES[request.mode], subject(request, report)
     if mode.generates:
         prompt = report.request.get("sequence_length")
@@ -52,7 +51,7 @@ def work(request: Request, report: Report, estimate: Estimate) -> str:
 
 
 def sample_size(report: Report) -> str:
-    """The size of one sample as the model really gets it; nothing where it has no such size."""
+    """Return the size of one sample as the model reads it; empty if it has none."""
     match report.request.get("sequence_length"), report.request.get("image_size"):
         case int(tokens), _:
             return f" of {counted(tokens, 'token')}"
@@ -62,14 +61,14 @@ def sample_size(report: Report) -> str:
 
 
 def subject(request: Request, report: Report) -> str:
-    """Return what the headline calls the model: a name from a list of ours, else only the name of its class."""
+    """Return the model's name in the headline: a known name, or the name of its class."""
     if title_of := SOURCES[request.source].title_of:
         return title_of(request.name).replace("_", r"\_")
     return f"this {report.model.class_name}" if report.model.class_name.isalnum() else "this model"
 
 
 def verdict(request: Request, report: Report, estimate: Estimate) -> str:
-    """Say whether the estimate fits the report's GPU, with the interval of the largest batch."""
+    """Return the verdict on the report's GPU, with the interval of the largest batch."""
     what = "a rank" if "parallel" in report.request else "it"
     said = f"{what} {PHRASES[estimate.verdict]} one {report.gpu.name}"
     largest = largest_batch(request, report, estimate.dtype)
@@ -80,7 +79,7 @@ def verdict(request: Request, report: Report, estimate: Estimate) -> str:
 
 
 def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
-    """Show the sentence, and what is to be known before its figures are read."""
+    """Show the headline and the facts that move its figures."""
     st.title(sentence(request, report, estimate), anchor=False)
     show_lines(f"Note: {caveat}" for caveat in caveats(report))
 
@@ -93,7 +92,7 @@ def show_badge(report: Report, estimate: Estimate) -> None:
 
 @drawn_once
 def show_figures(report: Report, estimate: Estimate) -> None:
-    """Show the numbers that the sentence rests on."""
+    """Show the figures of the headline."""
     cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
     with st.container(horizontal=True, gap="medium"):
         _metric("Process", estimate.process_bytes, describe_process(estimate), PEAK_KINDS["process"].help)
@@ -115,7 +114,7 @@ def show_figures(report: Report, estimate: Estimate) -> None:
 
 
 def show_counts(report: Report) -> None:
-    """Show what is known of a model whose step could not be traced."""
+    """Show the counts of a model whose step could not be traced."""
     model = report.model
     with st.container(horizontal=True, gap="medium"):
         _show_parameters(report)

@@ -1,4 +1,4 @@
-"""Routes for operators beside the pages (start, end, addresses for health checks), and estimates over HTTP.
+"""Routes besides the pages: start and end of the server, health checks, and estimates over HTTP.
 
 GET /api/estimate?QUERY: the JSON of `estimate` over HTTP, through the queue, the limits and the sandbox of the pages.
 
@@ -44,10 +44,10 @@ from sizer.ui.once import done_once
 from sizer.ui.surface import OWN
 
 LATELY_SECONDS = 60.0
-PROBE_SECONDS = 5.0  # for a job of a second or less, which may have to wait for its turn
+PROBE_SECONDS = 5.0  # for a job of at most a second, which may wait in the queue
 WARM_SECONDS = 180.0
 POLL_SECONDS = 0.05
-# How long a page's thread may hold the interpreter while others wait: the one that serves all addresses is one of them.
+# Longest time that a page's thread holds the interpreter while others wait, the event loop's thread among them.
 SWITCH_SECONDS = 0.0005
 TOKEN_VARIABLE = "SIZER_METRICS_TOKEN"
 _NO_CACHE = {"Cache-Control": "no-store"}
@@ -55,15 +55,15 @@ _log = logging.getLogger(__name__)
 
 
 def routes() -> list[Route]:
-    """The three addresses."""
+    """Return the routes of the health checks and of the metrics."""
     return [Route("/healthz", _alive), Route("/readyz", _ready), Route("/metrics", _metrics)]
 
 
 @asynccontextmanager
 async def lifespan(app: object) -> AsyncIterator[dict]:
-    """The job server from before the first visitor to after the last. In public mode nobody is let in before a job has run.
+    """Run the job server for the lifetime of the app. In public mode the app opens after a first job has succeeded.
 
-    Raises SizerError where none can be run in public mode.
+    Raises SizerError if no job can run in public mode.
     """
     set_up_logging()
     usual = sys.getswitchinterval()
@@ -73,7 +73,7 @@ async def lifespan(app: object) -> AsyncIterator[dict]:
         client.start()
         if is_public():
             await _run_probe(client, WARM_SECONDS)
-        gc.freeze()  # what was imported stays: collections need not go through it again and again
+        gc.freeze()  # imported modules stay alive: exclude them from garbage collection
         with done_once():
             yield {}
     finally:
@@ -93,7 +93,7 @@ async def _ready(request: HttpRequest) -> PlainTextResponse:
         try:
             await _run_probe(client, PROBE_SECONDS)
         except SizerError as error:
-            _log.warning("not ready: %s", error)  # for the operator, not for whoever asks
+            _log.warning("not ready: %s", error)  # for the operator, not for the caller
             return PlainTextResponse("no job has ended well lately\n", status_code=503, headers=_NO_CACHE)
     return PlainTextResponse("ok\n", headers=_NO_CACHE)
 
@@ -107,7 +107,7 @@ async def _metrics(request: HttpRequest) -> PlainTextResponse:
 
 
 async def _run_probe(client: JobClient, seconds: float) -> None:
-    """Run a small real job. Raises SizerError where it fails, or takes longer than `seconds`; it is left to end then."""
+    """Run a small real job. Raises SizerError if it fails, or takes longer than `seconds`. The job is then left to end."""
     job = client.submit_probe()
     end = time.monotonic() + seconds
     while not job.done and time.monotonic() < end:
@@ -131,7 +131,7 @@ def endpoint_routes() -> list[Route]:
 
 
 def visitor_of(request: HttpRequest) -> Visitor:
-    """Return the caller of a request. The queue has no limit for this machine's own address."""
+    """Return the caller of a request. The queue sets no limit for the machine's own address."""
     address = request.client.host if request.client else ""
     if address in OWN and "x-forwarded-for" not in Headers(scope=request.scope):
         return Visitor()
@@ -147,7 +147,7 @@ async def _respond(request: HttpRequest) -> Response:
     except SizerError as error:
         return _json(describe_error(error), status_of(error))
     if report is None:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the caller has gone
     if not report.estimates:
         return _json(describe_untraced(report), 422)
     return Response(report.to_json(), media_type="application/json", headers=_HEADERS)

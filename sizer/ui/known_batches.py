@@ -1,4 +1,4 @@
-"""The interval of the largest batch that a session knows from limits and levers."""
+"""Interval of the largest batch, as a session knows it from limits and levers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sizer.report.decision import Cell, LeverReport, LimitReport
 from sizer.report.interval import Interval
 from sizer.report.report import Report
 
-LEARNED = "learned_batches"  # session state: by question, what is known of its largest batch
+LEARNED = "learned_batches"  # session state: interval of the largest batch, by question
 MOST_LEARNED = 64
 
 
 def learn(found: object) -> None:
-    """Keep what an answer says of the largest batches of its questions."""
+    """Keep the largest batches that an answer states."""
     known: dict[str, Interval] = dict(st.session_state.get(LEARNED, {}))
     for question, interval in _facts(found):
         known[question] = interval.meet(known.pop(question, Interval()))
@@ -26,7 +26,7 @@ def learn(found: object) -> None:
 
 
 def largest_batch(request: Request, report: Report, dtype: str) -> Interval:
-    """Return what is known of the largest batch of a dtype: from the report, and from later answers on the same question."""
+    """Return the interval of a dtype's largest batch, from the report and from later answers on the same question."""
     learned = st.session_state.get(LEARNED, {}).get(_question(request, dtype), Interval())
     return report.largest_batch(dtype).meet(learned)
 
@@ -52,5 +52,5 @@ def _cells(found: LeverReport) -> Iterator[tuple[str, Cell]]:
 
 
 def _question(request: Request, dtype: str) -> str:
-    """A text for all of a question but its batch sizes."""
+    """Return the text of a question without its batch sizes."""
     return format_query(replace(request, dtypes=(dtype,), batches=(1,), focus=None))

@@ -1,6 +1,6 @@
-"""The ledger, a part of the page that measures: what was measured, how far the estimates were off, and each comparison on a click.
+"""Ledger on the page Measure: measurements, errors of the estimates, and each comparison on a click.
 
-Names in it may be a stranger's (an imported file): they go through st.dataframe and st.text, which show text as text.
+Names may come from a stranger's file: they go through st.dataframe and st.text, which show text as text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
 from sizer.ui.styling import signed
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
-PART = "measure_part"  # key of the control that chooses a part of the page
+PART = "measure_part"  # key of the control for the part of the page
 RUN, LEDGER = "Run it on a device", "What was measured"
-OPEN = "comparison"  # key of the address: the comparison that is shown whole
-EDITION = "ledger_edition"  # session state: how often a row was opened; a table that is come back to has none selected
+OPEN = "comparison"  # key of the address: the comparison to show
+EDITION = "ledger_edition"  # session state: how often a row was opened; the table then has a new key, without a selected row
+NOTHING_YET = "This machine has no measurements yet. Measurements of others follow."
 HOLDS = {"yes": True, "no": False}
 EXAMPLE = "python -m sizer measure 'arch=torchvision:resnet18&image=64&dtype=float32&batch=2' --device cpu --json > measured.json"
 
@@ -41,7 +42,7 @@ def ask_part() -> str:
 
 
 def show_ledger() -> None:
-    """Show every comparison of this machine's ledger, and the measurements that ship with Sizer. Raises SizerError."""
+    """Show all comparisons of this machine's ledger, and the measurements in the package. Raises SizerError."""
     st.title("Every measurement beside its estimate", anchor=False)
     ledger = measuring.get_ledger()
     place = st.container()
@@ -50,7 +51,7 @@ def show_ledger() -> None:
         if ledger.rows():
             _show_rows(ledger)
         else:
-            st.info("Nothing has been measured on this machine yet. Below is what others have measured on theirs.")
+            st.info(NOTHING_YET)
         show_published()
 
 
@@ -58,7 +59,7 @@ def show_ledger() -> None:
 
 
 def open_comparison() -> int | None:
-    """The number of the comparison that the address names, -1 where that is none; None where the address names nothing."""
+    """Return the number of the comparison in the address: -1 for an unknown one, None without one."""
     number = st.query_params.get(OPEN, "")
     if not number:
         return None
@@ -66,7 +67,7 @@ def open_comparison() -> int | None:
 
 
 def show_one(number: int) -> None:
-    """Show one comparison of the ledger whole. Raises SizerError."""
+    """Show one comparison of the ledger. Raises SizerError."""
     ledger = measuring.get_ledger()
     row = next((row for row in ledger.rows() if row.id == number), None)
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -117,7 +118,7 @@ def _delete(number: int) -> None:
 def _show_import(ledger: Ledger) -> None:
     with st.expander("Import measurements from another machine, or export these", expanded=not ledger.rows()):
         ask_import("ledger")
-        st.markdown("Another machine, where Sizer and its requirements are installed, makes such a file with")
+        st.markdown("To make such a file on another machine with Sizer and its requirements, run")
         st.code(EXAMPLE, language=None, wrap_lines=True)
         if ledger.rows():
             with st.container(horizontal=True):
@@ -147,7 +148,7 @@ def _show_rows(ledger: Ledger) -> None:
 
 
 def _ask_filter(ledger: Ledger) -> Filter:
-    """The filter that the controls state."""
+    """Show the controls of the filter, and return it."""
     choices = ledger.choices()
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         text = st.text_input("Architecture", key="ledger_architecture", placeholder="a part of its name", width=220)
@@ -188,7 +189,7 @@ def _show_table(rows: Sequence[LedgerRow]) -> None:
 
 
 def rows_frame(rows: Sequence[LedgerRow]) -> pd.DataFrame:
-    """The ledger's rows as the page's table: sizes in GiB, errors in percent, missing where the device has no such counter."""
+    """Return the ledger's rows as a table: sizes in GiB, errors in percent. Figures without a counter on the device are missing."""
     frame = {
         "Architecture": [row.architecture for row in rows],
         "Within tolerance": ["✓" if row.holds else "✕" for row in rows],
@@ -216,7 +217,7 @@ def _show_statistics(statistics: Sequence[ErrorStatistics]) -> None:
 
 
 def statistics_frame(statistics: Sequence[ErrorStatistics]) -> pd.DataFrame:
-    """Signed errors in percent, one row per quantity and device, the peaks first."""
+    """Return signed errors in percent, one row per quantity and device, peaks first."""
     order = [*PEAKS, *TENSORS]
     known = [row for row in statistics if row.quantity in order]
     rows = [row for row in statistics if row.quantity not in order]

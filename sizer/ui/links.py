@@ -22,8 +22,8 @@ from sizer.report.table import write_csv
 from sizer.ui import defaults
 
 COPY_KEY = "copy_link"  # of the button
-# Copies within the event of the click: later, a browser may refuse it. Plain HTTP has no clipboard API, except on loopback.
-# The policy of scripts (sizer/ui/surface.py) knows this text by its hash.
+# The script copies within the event of the click: later, a browser may refuse. Plain HTTP has no clipboard API, except on loopback.
+# The script policy (sizer/ui/surface.py) allows this text by its hash.
 COPY = """(() => {
   if (window.sizerCopies) return;
   window.sizerCopies = true;
@@ -54,7 +54,7 @@ COPY = """(() => {
 
 
 def offer_link(query: str) -> None:
-    """Show the button that copies the link of this page with a query; nothing if the query is empty."""
+    """Show the button that copies the link of this page with a query; no button if the query is empty."""
     if not query:
         return
     st.button("Copy the link", key=COPY_KEY, icon=":material/link:", type="tertiary")
@@ -70,12 +70,12 @@ LINK_COLUMN = st.column_config.LinkColumn(display_text="open", width="small")
 
 
 def link_of(query: str) -> str:
-    """Return the address of the page that answers a query; empty if it is too long to pass on."""
+    """Return the address of the page for a query; empty if it is too long for a link."""
     return f"{(st.context.url or '').rstrip('/')}/?{query}" if len(query) <= LONGEST_ADDRESS else ""
 
 
 def frame_csv(frame: pd.DataFrame) -> str:
-    """Return a table as CSV, without spaces in the names of columns; sizes are in GiB as in the table."""
+    """Return a table as CSV, without spaces in column names. Sizes are in GiB, as in the table."""
     rows = frame.astype(object).where(frame.notna(), None)
     names = [str(name).lower().replace(" ", "_").replace(",", "") for name in rows.columns]
     return write_csv(names, (dict(zip(names, row, strict=True)) for row in rows.itertuples(index=False)))
@@ -85,27 +85,27 @@ def frame_csv(frame: pd.DataFrame) -> str:
 
 
 DEFAULT_ARCH = "arch=torchvision:resnet50"
-OTHER_MODELS = (DEFAULT_ARCH, "arch=hf:gpt2")  # in the place of a model that is refused: images, and text
-LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
-ADDRESS = "address"  # session state: the address that was last read or written
+OTHER_MODELS = (DEFAULT_ARCH, "arch=hf:gpt2")  # replacements for a refused model: images, and text
+LONGEST_ADDRESS = 8_000  # characters; proxies, servers and chat programs cut longer addresses
+ADDRESS = "address"  # session state: the last address that was read or written
 PAGE = "page"  # session state: the page whose address that was
-# Runs before Streamlit in a page without a question: no entry of the history and no run of the page comes with it.
-# The policy of scripts (sizer/ui/surface.py) knows this text by its hash.
+# Runs before Streamlit on a page without a question. It adds no entry to the history and causes no rerun.
+# The script policy (sizer/ui/surface.py) allows this text by its hash.
 WRITE_DEFAULT = 'if (!location.search) history.replaceState(null, "", "?%s")'
-OPENED = "opened"  # session state: the refusals of the link that was opened, and the request that the form made of it
+OPENED = "opened"  # session state: the refusals of the opened link, and the form's request for it
 UNSEEN, AWAY = "?unseen", "?away"  # instead of an address, none of which begins with "?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The request that an address asks for, with refused keys at their defaults, and why each of them was refused."""
+    """The request of an address, with refused keys at their defaults, and the refusals."""
 
     request: Request
     refusals: tuple[Refusal, ...] = ()
 
 
 def read_link(query: str) -> Link:
-    """The link of a query string. Never raises: what is refused is listed, the other keys survive; empty is the default."""
+    """Return the link of a query string. Never raises: refused keys are listed, the others kept. An empty string is the default."""
     if not query:
         return Link(request=_default_request())
     try:
@@ -121,14 +121,14 @@ def read_link(query: str) -> Link:
     if not any(_key(item) == "arch" for item in items):
         rest = _with_another_model(items, said)
         return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
-    if items == said:  # a key is refused that the address does not have: one that another would need
+    if items == said:  # the refused key is not in the address: another key needs it
         items = [item for item in said if _key(item) == "arch"] if len(said) > 1 else [DEFAULT_ARCH]
     rest = read_link("&".join(items))
     return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
 
 
 def _default_request() -> Request:
-    """Return the question of the page without a link, with the dtypes and batch sizes of the page's choice."""
+    """Return the question of the page without a link, with the page's dtypes and batch sizes."""
     request = parse_query(DEFAULT_ARCH)
     source, task = SOURCES[request.source], TASKS[task_of(request.mode, request.train)]
     sizes = defaults.sizes_for(source, request.name or "", find_gpu(request.gpu), task)
@@ -137,12 +137,12 @@ def _default_request() -> Request:
 
 @functools.cache
 def write_default() -> str:
-    """Return the script that writes the question of the page without a link into its empty address."""
+    """Return the script that writes the default question into an empty address."""
     return WRITE_DEFAULT % format_query(_default_request())
 
 
 def _with_another_model(items: list[str], said: list[str]) -> Link:
-    """Return the link with the model that takes most of the other keys, of the source that was asked for if that is one."""
+    """Return the link with the default model that accepts most of the other keys, preferably of the same source."""
     asked = next((item for item in said if _key(item) == "arch"), "")
     models = sorted(OTHER_MODELS, key=lambda model: model.partition(":")[0] != asked.partition(":")[0])
     return min((read_link("&".join([model, *items])) for model in models), key=lambda link: len(link.refusals))
@@ -153,15 +153,15 @@ def _key(item: str) -> str:
 
 
 def read_address() -> str:
-    """The query string in the browser's address bar, repeated keys included."""
+    """Return the query string of the browser's address bar, with repeated keys."""
     params = st.query_params
     return "&".join(f"{quote(key)}={quote(value)}" for key in params for value in params.get_all(key))
 
 
 def follow_link(page: str = "estimate") -> Link | None:
-    """The link in the address bar where it is new to this session (just opened, or the browser went back); else None.
+    """Return the link in the address bar if it is new to this session (opened, or the browser went back); else None.
 
-    `page` names the page that asks. The pages share one form: coming from one to the other finds it as it was.
+    `page` is the current page. The pages share one form, which keeps its values from one page to the next.
     """
     if st.session_state.get(PAGE, page) != page:
         leave_address()
@@ -176,13 +176,13 @@ def follow_link(page: str = "estimate") -> Link | None:
 
 
 def leave_address() -> None:
-    """Note that another page is shown: coming back by its link, whose address is empty, finds the form as it was."""
+    """Note that another page is shown. A return by the menu, with an empty address, finds the form unchanged."""
     if ADDRESS in st.session_state:
         st.session_state[ADDRESS] = AWAY
 
 
 def keep_address(request: Request) -> tuple[Refusal, ...]:
-    """Make the address ask for `request`; the refusals of the link that was opened, as long as the form is as it left it."""
+    """Write `request` into the address. Return the refusals of the opened link until the form changes."""
     refusals, first = st.session_state[OPENED]
     if request != (first or request):
         refusals = ()
@@ -194,27 +194,27 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
 
 
 def offer_copy(request: Request) -> None:
-    """Show the button that copies the complete link, if the link is short enough to pass on."""
+    """Show the button that copies the complete link, if it is short enough to send."""
     query = format_query(request, complete=True)
     offer_link(query if len(query) <= LONGEST_ADDRESS else "")
 
 
 def show_link(request: Request) -> None:
-    """Show the complete link to copy, with what is looked at, and the same query for the command line."""
+    """Show the complete link with the selected cell, and the equivalent command."""
     query = format_query(request, complete=True)
     st.markdown("**Link to this page**, every choice written out:")
     if len(query) <= LONGEST_ADDRESS:
         st.code(f"{(st.context.url or '').rstrip('/')}/?{query}", language=None, wrap_lines=True)
     else:
         st.text(
-            f"With this config the link would have {len(query):,} characters, too many to pass on: send the config itself."
+            f"With this config the link would have {len(query):,} characters, too many for a link: send the config itself."
         )
     st.markdown("**The same numbers without the page**:")
     st.code(_command(request), language=None, wrap_lines=True)
 
 
 def measure_command(cell: Request, device: str) -> str:
-    """The command that measures one dtype and batch on a device and leaves the result in a file that the ledger imports."""
+    """Return the command that measures one cell on a device and writes a file for the ledger."""
     return f"{_command(cell, 'measure')} --device {shlex.quote(device)} --json > measured.json"
 
 
@@ -227,7 +227,7 @@ def _command(request: Request, word: str = "estimate") -> str:
 
 
 def show_measure_link(request: Request) -> None:
-    """Show the link to the page that measures the cell which this page looks at."""
+    """Show the link to the page Measure with the selected cell."""
     st.page_link(
         "pages/measure.py",
         label="Measure it on a real device",
@@ -237,7 +237,7 @@ def show_measure_link(request: Request) -> None:
 
 
 def show_estimate_link(query: str) -> None:
-    """Show the link to the page that sizes what a comparison measured; nothing where a stranger's file names no query."""
+    """Show the link to the estimate of a comparison; no link if a stranger's file names no query."""
     try:
         parameters = address_of(parse_query(query))
     except RequestError:
@@ -249,6 +249,6 @@ def show_estimate_link(query: str) -> None:
 
 
 def address_of(request: Request) -> dict[str, str] | None:
-    """The request as an address's keys and values; None where its config is too long for one."""
+    """Return the request as keys and values of an address; None if its config is too long."""
     query = format_query(request)
     return dict(parse_qsl(query)) if len(query) <= LONGEST_ADDRESS else None

@@ -1,4 +1,4 @@
-"""A run on a device, a part of the page that measures: which cell on which device, what that will take, and what came of it."""
+"""Run on a device, on the page Measure: choose cell and device, show the expected memory, run, and show the comparison."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sizer.ui.ledger_view import go_to_ledger
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import ask_import, run_measurement, working
 
-REQUESTED = "measure_requested"  # session state: the target whose button was pressed, until its run begins
-RESULT = "measure_result"  # session state: a comparison, and the target that was on the page when it came
-PYTORCH_BYTES = 500 * MIB  # of a process that has imported torch, torchvision and transformers, without mapped files
+REQUESTED = "measure_requested"  # session state: the target of the pressed button, until its run begins
+RESULT = "measure_result"  # session state: a comparison, and the target on the page when it arrived
+PYTORCH_BYTES = 500 * MIB  # bytes of a process that has imported torch, torchvision and transformers, without mapped files
 ELSEWHERE, ELSEWHERE_RANKS = "cuda:0", "cuda"
-HOST_KINDS = ("cpu", "mps")  # their memory is the machine's own: running out of it takes everything down
+HOST_KINDS = ("cpu", "mps")  # their memory is the host's: out of memory would harm the whole machine
 
 TITLES = remarks.TITLES | {JobError: "The measurement was not finished"}
 
@@ -41,14 +41,15 @@ NO_ACCELERATOR = (
     "GPU, run the command below on a machine that has one and import the result here."
 )
 RANKS = (
-    "Several ranks are measured from the command line, each in a process of its own: the command below puts each on a GPU, over "
-    "NCCL; with `--device cpu` they share the machine's cores, over gloo. What it writes can be imported here."
+    "Several ranks are measured from the command line, in one process each. The command below runs each rank on a GPU over NCCL; "
+    "with `--device cpu` the ranks share the machine's cores over gloo. Import its output here."
 )
+NO_ESTIMATE = "A measurement needs an estimate to compare with."
 SWITCHED_OFF = "Measuring is disabled in this deployment: run the command below where Sizer is installed."
 
 
 def show_measure(request: Request) -> None:
-    """Show what can be measured, the run where it is asked for, and what came of it. Raises SizerError."""
+    """Show the form, run a measurement on request, and show the comparison. Raises SizerError."""
     devices = measuring.get_devices() if measuring.may_measure() else ()
     with st.container(horizontal=True, gap="medium"):
         cell = ask_cell(request, service.proposed_focus(request))
@@ -69,7 +70,7 @@ def show_measure(request: Request) -> None:
 
 
 def _ask_device(devices: tuple[DeviceFacts, ...]) -> DeviceFacts | None:
-    """The device to measure on, an accelerator unless another is chosen; None where there is none."""
+    """Show the choice of a device and return it, by default an accelerator; None if there is no device."""
     if not devices:
         return None
     known = {facts.device: facts for facts in devices}
@@ -78,7 +79,7 @@ def _ask_device(devices: tuple[DeviceFacts, ...]) -> DeviceFacts | None:
 
 
 def _measure_here(cell: Request, facts: DeviceFacts | None, target: Target, *, requested: bool) -> None:
-    """Say what the measurement will take, offer the button, and run it where that was pressed."""
+    """Show the expected memory and the button, and run the measurement if the button was pressed."""
     if facts is None:
         st.info(SWITCHED_OFF if not measuring.may_measure() else NO_ACCELERATOR)
         return
@@ -87,7 +88,7 @@ def _measure_here(cell: Request, facts: DeviceFacts | None, target: Target, *, r
         return
     remarks.show_failures(report)
     if not report.estimates:
-        st.info("There is no estimate to compare a measurement with.")
+        st.info(NO_ESTIMATE)
         return
     st.text(what_it_takes(cell, report, facts))
     lack = lack_of_memory(report.estimates[0], facts)
@@ -123,7 +124,7 @@ def _run(place: DeltaGenerator, cell: Request, target: Target) -> None:
 
 
 def _for_device(cell: Request, facts: DeviceFacts) -> Request:
-    """The cell for a device of this machine, as far as the catalogue knows it."""
+    """Return the cell for a device of this machine, if the catalogue knows the device."""
     try:
         key = gpu_of(facts).key
     except DeviceError:
@@ -132,7 +133,7 @@ def _for_device(cell: Request, facts: DeviceFacts) -> Request:
 
 
 def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
-    """Return what will be run where, and what the estimate says that it takes, as plain text."""
+    """Return the work, the device and the estimated memory as plain text."""
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
     mode = MODES[cell.mode]
@@ -148,12 +149,12 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
 
 
 def _process_bytes(estimate: Estimate, facts: DeviceFacts) -> int:
-    """Return what the process will take of the device, on a host with PyTorch itself."""
+    """Return the process's bytes on the device; on a host with PyTorch's own memory."""
     return estimate.process_bytes + (PYTORCH_BYTES if facts.kind in HOST_KINDS else 0)
 
 
 def lack_of_memory(estimate: Estimate, facts: DeviceFacts) -> str:
-    """Why the device cannot hold the work, in our own words; nothing where it may."""
+    """Return the reason why the device cannot hold the work; empty if it may."""
     there = facts.total_bytes if facts.free_bytes is None else facts.free_bytes
     on_host = facts.kind in HOST_KINDS
     needs = _process_bytes(estimate, facts) if on_host else estimate.peak_allocated_bytes
@@ -161,12 +162,12 @@ def lack_of_memory(estimate: Estimate, facts: DeviceFacts) -> str:
         return ""
     lack = f"This needs {format_bytes(needs)} where {format_bytes(there)} are free"
     if on_host:
-        return f"{lack}: it is not run here, the whole machine would suffer. Choose a smaller batch or another dtype."
-    return f"{lack}: expect it to run out of memory. That is a result too, and harms nothing."
+        return f"{lack}: it is not run here, to protect the machine. Choose a smaller batch or another dtype."
+    return f"{lack}: expect it to run out of memory. That is also a result, and does no harm."
 
 
 def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
-    """Show the command for another machine and the import of its result; in the open where there is nothing better to show."""
+    """Show the command for another machine and the import of its result, expanded if this machine cannot measure."""
     empty = st.session_state.get(RESULT, (None, None))[0] != target
     if alone and target[1] and empty:
         st.info(NO_ACCELERATOR)

@@ -1,6 +1,6 @@
-"""Make comparisons for the ledger: find this machine's devices, measure on one of them, or import what another machine measured.
+"""Make comparisons for the ledger: find this machine's devices, measure on one, or import another machine's measurements.
 
-Tests replace the functions that reach the machine.
+Tests replace the functions that access the machine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sizer.ui import remarks, service
 from sizer.ui.turns import Awaited, result_of
 
 MEASURING_VARIABLE = (
-    "SIZER_MEASURING"  # whether this machine's devices are for whoever opens the app; not set: they are
+    "SIZER_MEASURING"  # whether visitors may use this machine's devices; unset means yes
 )
-ON = ("", "on", "1", "yes", "true")  # any other value is taken for off
-KNOWN_SECONDS = 300  # how long a list of devices is believed
+ON = ("", "on", "1", "yes", "true")  # any other value means off
+KNOWN_SECONDS = 300  # lifetime of a list of devices
 
 
 def may_measure() -> bool:
@@ -48,7 +48,7 @@ def may_import() -> bool:
 
 
 def get_devices() -> tuple[DeviceFacts, ...]:
-    """The devices of this machine that a model can be measured on, with what is free on the host just now. Raises JobError."""
+    """Return the devices of this machine that can be measured, with the free memory of the host. Raises JobError."""
     free = Host().free_bytes()
     return tuple(replace(facts, free_bytes=free) if facts.kind == "cpu" else facts for facts in _listed())
 
@@ -59,12 +59,12 @@ def _listed() -> tuple[DeviceFacts, ...]:
 
 
 def start_measurement(cell: Request, device: str) -> MeasureJob:
-    """A job that measures one cell on a device; it waits while another session's measurement runs. Raises RequestError."""
+    """Start a job that measures one cell on a device. It waits for measurements of other sessions. Raises RequestError."""
     return start(format_query(cell, complete=True), device)
 
 
 def get_ledger() -> Ledger:
-    """The ledger of this machine's user."""
+    """Return the ledger of this machine's user."""
     return Ledger()
 
 
@@ -75,7 +75,7 @@ POLL_SECONDS = 0.2
 
 
 class Waiting(Awaited, Protocol):
-    """Work that a page waits for: a measurement or a job of the job server."""
+    """A measurement, or a job of the job server, that a page waits for."""
 
     @property
     def progress(self) -> str: ...
@@ -84,21 +84,20 @@ class Waiting(Awaited, Protocol):
 
 
 def run_measurement(cell: Request, device: str, line: DeltaGenerator) -> Comparison:
-    """The comparison of one cell on a device of this machine, with its progress on `line`. Raises SizerError.
+    """Measure one cell on a device of this machine and return the comparison. Progress goes to `line`. Raises SizerError.
 
-    Every update of `line` is also where Streamlit ends this run when the reader does something else; the process that measures
-    is killed then.
+    Streamlit may end this run at each update of `line` if the reader does something else. The measuring process is then killed.
     """
     return compare(wait_for(start_measurement(cell, device), line), line)
 
 
 def compare(measured: Measured, line: DeltaGenerator) -> Comparison:
-    """The measurement beside its estimate, with the job's progress on `line`. Raises SizerError."""
+    """Return the comparison of a measurement with its estimate. Progress goes to `line`. Raises SizerError."""
     return wait_for(service.get_client().submit_comparison(measured), line)
 
 
 def wait_for(job: Waiting, line: DeltaGenerator) -> Any:
-    """The job's result; a job that nobody waits for any more is cancelled."""
+    """Return the job's result. Cancel the job if this run ends first."""
     began = time.monotonic()
     try:
         while (result := result_of(job, POLL_SECONDS)) is None:
@@ -110,7 +109,7 @@ def wait_for(job: Waiting, line: DeltaGenerator) -> Any:
 
 @contextmanager
 def working(place: DeltaGenerator, title: str) -> Iterator[DeltaGenerator]:
-    """A box in `place` with a line for progress and a button that stops the work, gone afterwards."""
+    """Show a box in `place` with a line for progress and a button that stops the work. Remove it at the end."""
     try:
         with place.container(), st.status(title, expanded=True):
             line = st.empty()
@@ -125,18 +124,17 @@ def working(place: DeltaGenerator, title: str) -> Iterator[DeltaGenerator]:
 # ---------------------------------------------------------------------------------------------------------- from a file
 
 
-LIMIT_MIB = 16  # some three hundred comparisons; the server lets no larger file in (.streamlit/config.toml)
+LIMIT_MIB = 16  # about three hundred comparisons; the server accepts no larger file (.streamlit/config.toml)
 # Session state, each with the page's name behind it:
-WAITING = "import_waiting"  # the text of a file, from its arrival to the run that reads it
-DONE = "import_done"  # what became of the last file: ImportResult, or the error that refused it
-EDITION = "import_edition"  # how many files there were; each gets a widget of its own, so that it is read once
-SWITCHED_OFF = "Importing is disabled in this deployment, which strangers use: its ledger holds what was measured here."
-TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError: "The file was not imported whole"}
+WAITING = "import_waiting"  # text of a file until the next run reads it
+DONE = "import_done"  # result of the last file: ImportResult, or the error
+EDITION = "import_edition"  # number of files; each file gets a new widget, so that it is read once
+SWITCHED_OFF = "Importing is disabled in this public deployment. Its ledger holds local measurements only."
+TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError: "Parts of the file were not imported"}
 
 
 def ask_import(page: str) -> ImportResult | None:
-    """Return what became of a file that has just arrived; None where there is none. What was refused is shown until the next
-    one."""
+    """Show the import, and return the result of a file that has just arrived, else None. An error stays until the next file."""
     if not may_import():
         st.info(SWITCHED_OFF)
         return None
@@ -149,7 +147,7 @@ def ask_import(page: str) -> ImportResult | None:
         on_change=_take,
         args=(page, key),
         max_upload_size=LIMIT_MIB,
-        help="What `python -m sizer measure … --json` or the suite wrote, or another ledger's export.",
+        help="Output of `python -m sizer measure … --json` or of the suite, or another ledger's export.",
     )
     imported = _read(page) if f"{WAITING}_{page}" in st.session_state else None
     _show_outcome(page)
@@ -157,7 +155,7 @@ def ask_import(page: str) -> ImportResult | None:
 
 
 def _take(page: str, key: str) -> None:
-    """Put an uploaded file's text aside for this run, and the widget with it."""
+    """Keep an uploaded file's text for this run, and replace the widget."""
     upload = st.session_state[key]
     if upload is None:
         return

@@ -1,9 +1,9 @@
-"""Do a page's work once: draw an answer, tint a table, and what Streamlit does anew for each page.
+"""Caches of a page's work: drawings of answers, tinted tables, and conversions that Streamlit repeats for each page.
 
-Streamlit keeps what a function that it caches has drawn (`st.cache_data`). `drawn_once` tells answers apart without reading
-thousands of numbers each time.
+Streamlit keeps the drawings of cached functions (`st.cache_data`). `drawn_once` compares answers without reading thousands of
+numbers each time.
 
-`done_once` replaces functions of Streamlit 1.67. A version without such a function is left as it is.
+`done_once` replaces functions of Streamlit 1.67. It changes nothing in a version that lacks them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def drawn_once(show: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a function that draws from its arguments alone, and no widget: for the same ones it draws once.
+    """Decorate a function that draws from its arguments only, without widgets: it draws once for the same arguments.
 
-    The theme may be looked at, too. Arguments are values that nobody changes. Of an answer the numbers are not compared but the
-    tuples that hold them: one that is equal, but was read again, is drawn again.
+    The function may read the theme. Arguments are immutable. Answers are compared by the identity of their tuples: an equal answer
+    that was parsed again is drawn again.
     """
     name = f"{show.__module__}.{show.__qualname__}"
 
@@ -47,7 +47,7 @@ def drawn_once(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def made_once(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Decorate a function that makes something of its arguments alone, which nobody changes: for the same ones it is made once."""
+    """Decorate a pure function of immutable arguments: it runs once for the same arguments."""
     name = f"{make.__module__}.{make.__qualname__}"
 
     @functools.wraps(make)
@@ -57,7 +57,7 @@ def made_once(make: Callable[..., Made]) -> Callable[..., Made]:
     return take_made
 
 
-# Both are given their arguments by name: Streamlit looks up the name of one that has none in the signature, for each call.
+# Arguments are passed by name: Streamlit looks up the names of positional ones in the signature, for each call.
 @st.cache_data(max_entries=KEPT, show_spinner=False)
 def _draw(*, name: str, token: int, theme: str | None, _show: Callable[[], None]) -> None:
     _show()
@@ -69,23 +69,23 @@ def _make(*, name: str, token: int, _make: Callable[[], object]) -> object:
 
 
 class Tokens:
-    """A number for each group of values that was seen lately, the same one for the same values. For use from any thread."""
+    """Numbers of recently seen groups of values: the same number for the same values. Thread-safe."""
 
     def __init__(self, most: int):
         self._most, self._lock = most, threading.Lock()
         self._known: OrderedDict[object, tuple[int, object]] = OrderedDict()
-        self._keys: OrderedDict[int, tuple[object, object]] = OrderedDict()  # by identity: the value, and its key
+        self._keys: OrderedDict[int, tuple[object, object]] = OrderedDict()  # identity → value and its key
         self._numbers = itertools.count()
 
     def of(self, *values: object) -> int:
-        """The number of some values. They are kept alive: none other can get the identity of one of their parts."""
+        """Return the number of some values. They are kept alive, so that no other object gets the identity of a part."""
         with self._lock:
             key = tuple(map(self._key_of, values))
             number, _ = _look_up(self._known, key, lambda: (next(self._numbers), values), self._most)
             return number
 
     def _key_of(self, value: object) -> object:
-        """The key of a value, of an answer or a part of one read off it once: pages look at the same one again and again."""
+        """Return the key of a value. The keys of answers and their parts are computed once."""
         if not is_dataclass(value):
             return _key(value)
         _, key = _look_up(self._keys, id(value), lambda: (value, _key(value)), self._most)
@@ -93,7 +93,7 @@ class Tokens:
 
 
 def _look_up(known: OrderedDict[Any, Made], key: object, make: Callable[[], Made], most: int) -> Made:
-    """Return what is known by a key, made where nothing is; what was not looked up for longest is given up for it."""
+    """Return the entry of a key, or make it. The least recently used entry is dropped for a new one."""
     if key not in known:
         known[key] = make()
         if len(known) > most:
@@ -127,28 +127,28 @@ _TOKENS = Tokens(KEPT)
 
 
 class Texts(DataFrame):
-    """A table of texts that nobody changes, and its form for the browser once it has been converted."""
+    """An immutable table of texts that keeps its converted form for the browser."""
 
     _internal_names = [*DataFrame._internal_names, "_arrow"]  # noqa: RUF012 (as pandas has it: no column, but an attribute)
     _arrow: bytes | None = None
 
     def astype(self, dtype: object, *arguments: object, **options: object) -> DataFrame:
-        """This table where texts are asked for."""
+        """Return this table if texts are asked for."""
         return self if dtype is str else super().astype(dtype, *arguments, **options)
 
     def arrow(self, convert: Callable[[DataFrame], bytes]) -> bytes:
-        """Return what `convert` makes of this table, which it is asked for once."""
+        """Return the result of `convert` for this table, computed once."""
         if self._arrow is None:
             self._arrow = convert(self)
         return self._arrow
 
 
 def worked_out(styler: Styler) -> Styler:
-    """The styler of a table whose texts are shown as they are, for Streamlit alone; from now on nothing of it changes.
+    """Return an immutable styler of a table for Streamlit, with precomputed styles. Texts are shown unchanged.
 
-    Streamlit has pandas compute and translate styles each time that it shows them (`marshall_styler`, streamlit/elements/lib/
-    pandas_styler_utils.py, 1.67), and writes what is to be shown into a copy of the table cell by cell. Both are done here: it is
-    given the styles of the first time, and no cell has another text than its own.
+    Streamlit has pandas compute and translate styles each time it shows a table (`marshall_styler`, streamlit/elements/lib/
+    pandas_styler_utils.py, 1.67), and writes the displayed values into a copy of the table, cell by cell. This styler returns the
+    styles of the first time, and no displayed values.
     """
     styler.set_uuid("texts")
     styler._compute()
@@ -164,7 +164,7 @@ def worked_out(styler: Styler) -> Styler:
 
 @contextmanager
 def done_once() -> Iterator[None]:
-    """Read the theme once and convert each table of texts once, within the context. The theme stays as it is."""
+    """Read the theme once and convert each table of texts once, within the context. The theme must not change in it."""
     with ExitStack() as stack:
         for module, name, replacement in (
             (app_session, "_populate_theme_msg", _read_once),
@@ -176,8 +176,8 @@ def done_once() -> Iterator[None]:
 
 
 def _read_once(read: Callable[[CustomThemeConfig, str], None]) -> Callable[..., None]:
-    """Streamlit reads all six sections of the theme, among all its options, for each page that it draws: more than a tenth of
-    the time (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py)."""
+    """Cache the theme. Streamlit reads its six sections from all options for each page, more than a tenth of the time
+    (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py)."""
 
     @functools.cache
     def theme(section: str) -> CustomThemeConfig:
@@ -193,8 +193,8 @@ def _read_once(read: Callable[[CustomThemeConfig, str], None]) -> Callable[..., 
 
 
 def _convert_once(convert: Callable[..., bytes]) -> Callable[..., bytes]:
-    """A tinted table is converted twice each time that it is shown, its values and its texts: a tenth of the time
-    (`ArrowMixin.dataframe`, streamlit/elements/arrow.py)."""
+    """Cache conversions. Streamlit converts the values and the texts of a tinted table each time it shows it, a tenth of the
+    time (`ArrowMixin.dataframe`, streamlit/elements/arrow.py)."""
 
     def convert_unless_kept(frame: DataFrame, **options: object) -> bytes:
         if isinstance(frame, Texts) and not options:

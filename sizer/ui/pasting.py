@@ -1,4 +1,4 @@
-"""One box for what people have: a training config becomes a question, a message a diagnosis, a memory snapshot a curve."""
+"""The box "Paste what you have": a training config becomes a question, a message a diagnosis, a memory snapshot a curve."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sizer.ui.turns import result_of
 from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 TEXT, FILE = "pasted_text", "pasted_file"  # keys of the widgets
-FOUND = "pasted"  # session state: what was made of it, or the error
-SNAPSHOT = "pasted_snapshot"  # session state: the bytes of a snapshot that is still to be read
+FOUND = "pasted"  # session state: the result, or the error
+SNAPSHOT = "pasted_snapshot"  # session state: the bytes of a snapshot that is not read yet
 PICKLES = (".pickle", ".pkl")
 MAX_LOG_BYTES = MAX_CHARACTERS
 CURVES = {"allocated": COLOURS["parameter"], "reserved": COLOURS["activation"]}  # of a snapshot
@@ -40,7 +40,7 @@ ACCEPTED = (
 
 
 def offer_box() -> None:
-    """Show the box. Call `show_found` for what was made of it."""
+    """Show the box. Call `show_found` for the result."""
     with st.expander("Paste what you have", icon=":material/content_paste:"):
         st.caption(ACCEPTED)
         st.text_area("Config, log or message", key=TEXT, height=160, on_change=_take_text)
@@ -70,7 +70,7 @@ def _take_file() -> None:
 
 
 def _take(text: str) -> None:
-    """Read a text, and ask its question if it is a config or a server's log."""
+    """Read a text. Ask its question if it is a config or a server's log."""
     st.session_state.pop(FOUND, None)
     if not text.strip():
         return
@@ -119,7 +119,7 @@ def _question_of(text: str, gpu: str | None) -> Question:
 
 
 def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
-    """Return the address that asks a question: on the device of the address now, and on its model if the config names none."""
+    """Return the address of a question: on the current device, and for the current model if the config names none."""
     kept: dict[str, str] = {key: now[key] for key in ("gpu", "torch") if key in now}
     if "arch" not in question.items:
         kept["arch"] = now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
@@ -130,7 +130,7 @@ def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
 
 
 def address_of_server(log: StartupLog, now: dict[str, str]) -> dict[str, str]:
-    """Return the address that asks for a server with a log's flags and model, on the log's device if it names one."""
+    """Return the address of a server with a log's flags and model, on the log's device if it names one."""
     arch = log.arch or now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
     read = dict(item.split("=", 1) for item in log.query().split("&"))
     gpu = log.gpu or now.get("gpu")
@@ -138,7 +138,7 @@ def address_of_server(log: StartupLog, now: dict[str, str]) -> dict[str, str]:
 
 
 def show_found(report: Report | None) -> None:
-    """Show what was made of the box; `report` is the answer on the page."""
+    """Show the result of the box. `report` is the answer on the page."""
     if SNAPSHOT in st.session_state:
         _read_snapshot()
     found = st.session_state.get(FOUND)
@@ -181,7 +181,7 @@ def _show_question(found: Question) -> None:
 
 
 def _show_startup(found: StartupLog, report: Report | None) -> None:
-    """Show what a server's log says and how the plan differs, line by line, while the page plans a server."""
+    """Show the figures of a server's log and the plan's differences, line by line, while the page plans a server."""
     st.markdown(f"**Read as a startup log of {found.title}**")
     if found.failure:
         st.text(f"The error: {found.failure}.")
@@ -202,7 +202,7 @@ def _show_startup(found: StartupLog, report: Report | None) -> None:
 
 
 def _asks(query: str, log: StartupLog) -> bool:
-    """Return True if a question is that of a log, for its own model and device."""
+    """Return True if a question is the question of a log, for its model and device."""
     address = address_of_server(log, dict(item.split("=", 1) for item in query.split("&")))
     try:
         return parse_query(query) == parse_query("&".join(f"{key}={value}" for key, value in address.items()))
@@ -227,7 +227,7 @@ def _show_diagnosis(found: Diagnosis, focus: Estimate | None, report: Report | N
 
 
 def _read_snapshot() -> None:
-    """Read the snapshot in a confined job, with progress meanwhile."""
+    """Read the snapshot in a confined job, and show its progress."""
     line = st.empty()
     try:
         job = service.get_client().submit_pasted_snapshot(st.session_state[SNAPSHOT])
@@ -253,7 +253,7 @@ def _show_snapshot(found: SnapshotReport, focus: Estimate | None) -> None:
 
 
 def snapshot_frame(found: SnapshotReport, focus: Estimate | None) -> pd.DataFrame:
-    """Return the peaks of a snapshot and of the estimate in focus, as texts."""
+    """Return the peaks of a snapshot and of the selected estimate, as texts."""
     rows = {"peak allocated": found.peak_allocated_bytes, "peak reserved": found.peak_reserved_bytes}
     frame = {"Figure": [*rows], "Snapshot": [format_bytes(size) for size in rows.values()]}
     if focus is not None:

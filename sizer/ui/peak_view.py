@@ -1,4 +1,4 @@
-"""Memory alive at the peak of the cell in focus: as a sentence, by module (also an icicle), by tensor, and as files."""
+"""Memory alive at the peak of the selected cell: as a sentence, by module (also an icicle), by tensor, and as files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from sizer.ui.styling import COLOURS, INK, Scale, scale_for
 from sizer.ui.turns import result_of
 from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
-ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in focus
+ASKED = "peak_asked"  # key of the switch, which stays on for the next selected cell
 
 
 def show_peak(request: Request, report: Report, estimate: Estimate) -> None:
-    """Show what is alive at the peak of one estimate of a report, once the reader has asked for that trace."""
+    """Show the tensors alive at the peak of an estimate, once the reader has switched on the trace."""
     if not st.toggle("Trace every tensor that is alive at the peak", key=ASKED, persist_state="session"):
         return
     if report.pending:
-        st.caption("Known once the estimate is whole.")
+        st.caption("Available when the estimate is complete.")
         return
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     with st.container():  # there with progress or without
@@ -50,7 +50,7 @@ def show_peak(request: Request, report: Report, estimate: Estimate) -> None:
 
 
 def _ask(cell: Request) -> PeakReport | SizerError:
-    """The answer, with progress in a line meanwhile; leaves the job where Streamlit ends this run for a newer one."""
+    """Return the answer, and show progress meanwhile. Leave the job if Streamlit ends this run for a newer one."""
     job, line = service.get_client().submit_peak(format_query(cell)), st.empty()
     try:
         with service.held(job):
@@ -67,11 +67,11 @@ def _show_found(found: PeakReport) -> None:
     st.text(found.sentence)
     if found.remedy:
         st.text(found.remedy)
-    st.markdown("**By module**, children under their parents; the strip below each name is what it holds, by category")
+    st.markdown("**By module**, children under their parents; the strip below each name shows its memory by category")
     draw(icicle_chart(found.modules), "icicle")
     st.html(legend([category for category, size in found.at_peak.items() if size]))
     _show_table(modules_frame(found), height=260)
-    st.markdown("**By tensor**, alike ones in one row, the largest first")
+    st.markdown("**By tensor**, equal tensors in one row, largest first")
     _show_table(tensors_frame(found), height=320)
     if found.rest_count:
         st.caption(f"And {found.rest_count:,} smaller ones, {format_bytes(found.rest_bytes)} together.")
@@ -84,7 +84,7 @@ def _show_table(frame: pd.DataFrame, *, height: int) -> None:
 
 
 def tensors_frame(found: PeakReport) -> pd.DataFrame:
-    """A row for each group of tensors that are alike."""
+    """Return a row for each group of equal tensors."""
     scale = scale_for([found.allocated_bytes])
     return pd.DataFrame(
         {
@@ -100,7 +100,7 @@ def tensors_frame(found: PeakReport) -> pd.DataFrame:
 
 
 def modules_frame(found: PeakReport) -> pd.DataFrame:
-    """A row for each module: what its own work holds, what it holds with its children, and that by category."""
+    """Return a row for each module: its own bytes, the bytes with its children, and these by category."""
     scale = scale_for([found.allocated_bytes])
     own = {row.path: sum(row.by_category.values()) for row in found.modules}
     totals = with_children(found.modules)
@@ -120,7 +120,7 @@ def _offer_files(cell: Request, report: Report, estimate: Estimate) -> None:
     stem = re.sub(r"[^\w.-]+", "-", f"sizer-{cell.name or cell.source}-{estimate.dtype}-batch-{estimate.batch}")
     if report.gpu.backend == "cuda":
         st.markdown(
-            "**To take along**: the snapshot opens in PyTorch's own viewer, [pytorch.org/memory_viz](https://pytorch.org/memory_viz)"
+            "**Files**: the snapshot opens in PyTorch's viewer, [pytorch.org/memory_viz](https://pytorch.org/memory_viz)"
         )
         offer_download("Memory snapshot", lambda: _snapshot(cell), f"{stem}.pickle", "application/octet-stream")
     st.caption("The picture of the row Share in words, for the text beside it:")
@@ -132,7 +132,7 @@ def _snapshot(cell: Request) -> bytes:
 
 
 def summary_of(cell: Request, report: Report, estimate: Estimate) -> Summary:
-    """Return what the picture says of one dtype and batch size; the link is cut where it holds a whole config."""
+    """Return the texts of the picture for one cell. The link is cut if it holds a whole config."""
     title_of = SOURCES[cell.source].title_of
     optimizer = f" with {cell.optimizer}" if MODES[cell.mode].trains and cell.optimizer != "none" else ""
     return Summary(
@@ -148,15 +148,15 @@ def summary_of(cell: Request, report: Report, estimate: Estimate) -> Summary:
 
 DEPTH = 6  # rows
 ROW, BELOW = 34, 50  # pixels: of a row, of the axis
-NAME = 0.62  # of a row, for the box with the name; below it what the module holds by category
-NARROWEST = 0.002  # of the width: narrower modules are left to the table
+NAME = 0.62  # of a row, for the box with the name; the strip by category is below
+NARROWEST = 0.002  # of the width: narrower modules are in the table only
 LETTERS = 130  # of the labels that fit across the whole width
 WHOLE = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A module in its row: `start` to `end` in bytes, and the bytes by category that it holds with its children, largest first."""
+    """A module's box: `start` to `end` in bytes, and the bytes by category with its children, largest first."""
 
     path: str
     depth: int
@@ -166,17 +166,17 @@ class Box:
 
     @property
     def colour(self) -> str:
-        """Return the colour of the category that it holds most of."""
+        """Return the colour of its largest category."""
         return COLOURS[next(iter(self.held))]
 
     @property
     def told(self) -> str:
-        """Return what it holds, in words."""
+        """Return its bytes by category as text."""
         return ", ".join(f"{category} {format_bytes(size)}" for category, size in self.held.items())
 
 
 def boxes(modules: Iterable[ModuleBytes]) -> list[Box]:
-    """The boxes of all modules that are wide enough, parents before their children."""
+    """Return the boxes of all modules that are wide enough, parents before children."""
     totals = with_children(modules)
     children: dict[str, list[str]] = {}
     for path in sorted(totals, key=_in_order):
@@ -199,7 +199,7 @@ def _below(
 
 
 def icicle_chart(modules: Iterable[ModuleBytes]) -> Spec:
-    """The boxes of the modules, coloured by the category that each holds most of, over strips with all of them by category."""
+    """Return the icicle chart: boxes of modules in the colour of their largest category, over strips with all categories."""
     found = boxes(modules)
     whole, rows = max((box.end for box in found), default=1), max((box.depth + 1 for box in found), default=1)
     scale = scale_for([whole])
@@ -240,7 +240,7 @@ def _box_columns(found: list[Box], whole: int, scale: Scale) -> Columns:
 
 
 def _strip_columns(found: list[Box], scale: Scale) -> Columns:
-    """A row for each category of each box, side by side below it."""
+    """Return a row for each category of each box, side by side below it."""
     strips = [
         (box, category, start, end)
         for box in found
@@ -261,7 +261,7 @@ def _strip_columns(found: list[Box], scale: Scale) -> Columns:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is easier to read on a colour ("#0072B2"), by their contrast (WCAG 2.2)."""
+    """Return black or white, whichever has more contrast on a colour such as "#0072B2" (WCAG 2.2)."""
     channels = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -269,11 +269,11 @@ def ink_on(colour: str) -> str:
 
 
 def _label(box: Box, whole: int) -> str:
-    """The last part of a module's path where there is room for it."""
+    """Return the last part of a module's path; empty if the box is too narrow."""
     name = box.path.rpartition(".")[2]
     return name if len(name) <= LETTERS * (box.end - box.start) // whole else ""
 
 
 def _in_order(path: str) -> list[tuple[int, int, str]]:
-    """Layers by their number, all else by name."""
+    """Return the sort key of a path: numbers in numeric order, names in alphabetic order."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in path.split(".")]

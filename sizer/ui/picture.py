@@ -1,4 +1,4 @@
-"""A report's one cell as a picture to paste into a chat or a ticket: what is asked, whether it fits, and where the memory goes."""
+"""Picture of one cell to paste into a chat or a ticket: the question, the verdict, and the parts of the memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sizer.report.peak import PeakReport
 from sizer.ui.focus import PEAK_KINDS, parts
 from sizer.ui.styling import COLOURS, scale_for
 
-WIDTH, HEIGHT, EDGE = 1200, 630, 56  # pixels; the shape in which chat programs show pictures of links
+WIDTH, HEIGHT, EDGE = 1200, 630, 56  # pixels; the aspect ratio of link previews in chat programs
 PAPER, INK, FAINT, WARNING = "#FFFFFF", "#1B1F24", "#57606A", "#B3261E"
 BAR_TOP, BAR_BOTTOM = 232, 276
 LINE = 29  # of the legend and of the tensors
 FOOT = HEIGHT - 48
-FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")  # where they are installed; else the one that Pillow ships
+FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")  # if installed; else Pillow's own font
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Texts of the picture beside its figures: the model and the work, the device, the verdict, the link."""
+    """Texts of the picture: model and work, device, verdict and link."""
 
     title: str
     work: str
@@ -34,14 +34,14 @@ class Summary:
 
 
 def alt_text(summary: Summary, estimate: Estimate, gpu: Gpu) -> str:
-    """Return what the picture shows, for who does not see it."""
+    """Return the alternative text of the picture."""
     process = f"{format_bytes(estimate.process_bytes)} for the process of {format_bytes(gpu.total_bytes)} on {gpu.name}"
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in _largest_first(estimate).items())
     return f"{summary.title}, {summary.work}: {process}; {summary.verdict}. {held}."
 
 
 def draw_picture(summary: Summary, estimate: Estimate, gpu: Gpu, peak: PeakReport) -> bytes:
-    """The picture as a PNG."""
+    """Return the picture as a PNG file."""
     image = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
     draw = ImageDraw.Draw(image)
     _write(draw, (EDGE, 44), summary.title, 40, bold=True)
@@ -66,7 +66,7 @@ def draw_picture(summary: Summary, estimate: Estimate, gpu: Gpu, peak: PeakRepor
 
 
 def _draw_bar(draw: ImageDraw.ImageDraw, estimate: Estimate, gpu: Gpu) -> None:
-    """Draws the parts of the process side by side on the device's memory, whose end is a line."""
+    """Draw the parts of the process side by side, and a line at the device's memory."""
     whole, room = max(estimate.process_bytes, gpu.total_bytes), WIDTH - 2 * EDGE
     start = 0
     draw.rectangle((EDGE, BAR_TOP, EDGE + room, BAR_BOTTOM), fill="#EEF1F4")
@@ -83,7 +83,7 @@ def _draw_bar(draw: ImageDraw.ImageDraw, estimate: Estimate, gpu: Gpu) -> None:
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, estimate: Estimate) -> int:
-    """Draw the colour, name and bytes of each part in as many lines as they need, and return where the legend ends."""
+    """Draw the colour, name and bytes of each part, and return the lower end of the legend in pixels."""
     left, top = EDGE, BAR_BOTTOM + 46
     parts = _largest_first(estimate)
     scale = scale_for(parts.values())
@@ -99,7 +99,7 @@ def _draw_legend(draw: ImageDraw.ImageDraw, estimate: Estimate) -> int:
 
 
 def _largest_first(estimate: Estimate) -> dict[str, int]:
-    """Bytes of the process by part, without those that come to nothing."""
+    """Return the bytes of the process by part, without parts of 0 bytes, largest first."""
     found = parts(estimate, PEAK_KINDS["process"])
     return {name: found[name] for name in sorted(found, key=lambda name: -found[name]) if found[name]}
 
@@ -107,7 +107,7 @@ def _largest_first(estimate: Estimate) -> dict[str, int]:
 def _write(
     draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, size: int, *, bold: bool = False, colour: str = INK
 ) -> None:
-    """Writes one line, cut off with three dots where it would run over the edge."""
+    """Write one line, shortened with an ellipsis if it is wider than the picture."""
     font, room = _font(size, bold), WIDTH - EDGE - place[0]
     if font.getlength(text) > room:
         while text and font.getlength(f"{text}...") > room:

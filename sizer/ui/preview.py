@@ -1,8 +1,8 @@
 """Previews of links to this app in chat programs: a title and a description, in the HTML that is served for each page.
 
-Streamlit serves one static file for all of them, which says "Streamlit"; a program that previews a link runs no script. The file
-is served by routes of our own, before Streamlit's, with its title replaced (`st.App`, streamlit/web/server/starlette, 1.60 on).
-Under `server.baseUrlPath` our routes match nothing: the title stays Streamlit's, and an empty address stays empty.
+Streamlit serves one static file for all pages, with the title "Streamlit", and programs that preview links run no script. Routes
+before Streamlit's serve the file with another title (`st.App`, streamlit/web/server/starlette, since 1.60). Under
+`server.baseUrlPath` these routes match nothing: the title stays Streamlit's, and an empty address stays empty.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ABOUT = (
     "How much device memory a PyTorch model needs, and whether it fits: real PyTorch code on meta tensors, replayed through the "
     "allocator's rules."
 )
-LONGEST_READ = 8_000  # characters of a link that a preview reads
+LONGEST_READ = 8_000  # characters of a link; longer links have the default preview
 THREADS = 2
-# Each page's address with its title; None where it follows from the question.
+# Title of each page by its address; None if the title follows from the question.
 PAGES = {
     "": None,
     "compare": None,
@@ -47,7 +47,7 @@ PAGES = {
 
 
 def routes() -> list[Route]:
-    """The routes that serve the pages."""
+    """Return the routes that serve the pages."""
     return [Route(f"/{page}", _respond) for page in PAGES]
 
 
@@ -59,14 +59,14 @@ async def _respond(request: HttpRequest) -> HTMLResponse:
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """The threads that read links for previews: whatever they are given, the event loop goes on."""
+    """Return the threads that read links for previews, so that no link blocks the event loop."""
     return ThreadPoolExecutor(THREADS, thread_name_prefix="preview")
 
 
 def page_html(page: str, query: str) -> str:
-    """Streamlit's page with the title and description of what a link asks for. Texts that a stranger wrote are escaped.
+    """Return Streamlit's page with the title and description of a link's question. A stranger's text is escaped.
 
-    The page without a link writes its question into the address by itself.
+    The page without a link writes its question into the address.
     """
     title, description = map(escape, describe(page, query))
     tags: tuple[str, ...] = (
@@ -89,7 +89,7 @@ def _index() -> str:
 
 
 def describe(page: str, query: str) -> tuple[str, str]:
-    """The title and the description of a page at a query."""
+    """Return the title and the description of a page for a query."""
     if PAGES[page] is not None:
         return f"Sizer: {PAGES[page]}", ABOUT
     query = query[:LONGEST_READ]
@@ -108,7 +108,7 @@ def describe(page: str, query: str) -> tuple[str, str]:
 
 
 def _compared(query: str) -> list[Request]:
-    """The questions of a link to the page that compares, without those that cannot be read."""
+    """Return the questions of a link to the page Compare, without unreadable ones."""
     requests = []
     for text in parse_qs(query).get(KEY, [])[:MOST]:
         try:

@@ -19,18 +19,18 @@ from sizer.ui.vega import Spec, nominal, quantitative
 
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-ROW_HEIGHT, LEAST_HEIGHT = 30, 40  # of each group in a row, and of a row with one group
-FRAME_HEIGHT, LEGEND_HEIGHT = 60, 22  # of the axis below, and of each device above: Streamlit's height holds them too
+ROW_HEIGHT, LEAST_HEIGHT = 30, 40  # pixels of each group in a row, and of a row with one group
+FRAME_HEIGHT, LEGEND_HEIGHT = 60, 22  # pixels of the axis below, and of each device above: Streamlit's height includes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One of the three figures of a ledger's row, by the name of its fields."""
+    """One of the three figures of a ledger's row, by the names of its fields."""
 
     name: str
 
     def percent(self, row: LedgerRow) -> float | None:
-        """Its signed error in percent of what was measured; None where nothing was."""
+        """Return the signed error in percent of the measured figure; None without a measurement."""
         measured = getattr(row, f"measured_{self.name}")
         return 100 * (getattr(row, f"estimated_{self.name}") - measured) / measured if measured else None
 
@@ -44,7 +44,7 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One signed error in percent: the row that it stands in, the group whose colour it has, and what was run."""
+    """One signed error in percent, with its row in the chart, its group (colour) and the work."""
 
     row: str
     group: str
@@ -53,7 +53,7 @@ class Point:
 
 
 def points_of(rows: Sequence[LedgerRow]) -> list[Point]:
-    """A point for each figure of each comparison that was measured, a row for each figure."""
+    """Return a point for each measured figure of each comparison. Each figure has a row."""
     return [
         Point(
             row=title,
@@ -68,7 +68,7 @@ def points_of(rows: Sequence[LedgerRow]) -> list[Point]:
 
 
 def errors_chart(points: Sequence[Point]) -> Spec:
-    """One dot per point at its signed error; right of the line is an estimate too high."""
+    """Return one dot per point at its signed error. Dots right of the line are estimates that were too high."""
     rows, groups = (list(dict.fromkeys(names)) for names in ([p.row for p in points], [p.group for p in points]))
     widest = max([1.0, *(abs(point.percent) for point in points)]) * 1.1
     colours = {group: COLOURS[place % len(COLOURS)] for place, group in enumerate(groups)}
@@ -97,7 +97,7 @@ def errors_chart(points: Sequence[Point]) -> Spec:
 # ----------------------------------------------------------------------------------------------------------- published
 
 
-# What was read, the figures of one never beside those of another.
+# Measured quantities. Figures of different quantities are never mixed.
 QUANTITIES = {
     "allocated": "Peak allocated",
     "reserved": "Peak reserved",
@@ -109,13 +109,13 @@ QUANTITIES = {
 }
 WITHIN = 0.01  # of what was measured
 ABOUT = (
-    "Each run is repeated on meta tensors as its source does it, by the rules of its PyTorch. The code of the models is today's: "
-    "most of what is too low by more than a few percent is memory that their libraries no longer take."
+    "Each run is repeated on meta tensors as in its source, with the rules of its PyTorch version, but with today's model code. "
+    "Estimates that are more than a few percent too low mostly miss memory that newer libraries no longer use."
 )
 
 
 def show_published() -> None:
-    """Show the published figures of one kind: how far off the estimates are, and each of them with its source."""
+    """Show the published figures of one kind: the errors of the estimates, and each figure with its source."""
     figures = read_published()
     st.header("Measured by others on GPUs, and published", anchor=False)
     st.caption(f"{ABOUT} Estimated with {figures[0].estimated_with}.")
@@ -142,7 +142,7 @@ def show_published() -> None:
 
 
 def published_points(figures: Sequence[Published], title: str) -> list[Point]:
-    """A point for each figure, a row for each GPU."""
+    """Return a point for each figure. Each GPU has a row."""
     return [Point(row=one.device, group=title, percent=100 * one.error, work=one.work) for one in figures]
 
 
@@ -160,7 +160,7 @@ def _show_table(figures: Sequence[Published]) -> None:
 
 
 def published_frame(figures: Sequence[Published]) -> pd.DataFrame:
-    """The figures as the page's table: sizes in one unit, the error in percent."""
+    """Return the figures as a table: sizes in one unit, errors in percent."""
     scale = scale_for([one.measured_bytes for one in figures])
     return pd.DataFrame(
         {
@@ -176,7 +176,7 @@ def published_frame(figures: Sequence[Published]) -> pd.DataFrame:
 
 
 def statistics_frame(figures: Sequence[Published]) -> pd.DataFrame:
-    """Signed errors in percent, a row for each GPU."""
+    """Return signed errors in percent, one row for each GPU."""
     errors = (SignedError(quantity=one.quantity, device=one.device, family="all", error=one.error) for one in figures)
     rows = error_statistics(errors, by_family=False)
     return pd.DataFrame(

@@ -1,4 +1,4 @@
-"""Our own words for the figures of a comparison. A comparison may come from a stranger's file: nothing of its text is in them."""
+"""Titles and formats of a comparison's figures. They hold no text of the comparison, which may be a stranger's file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):\d{1,3}", re.ASCII)
 
 
 def quantity_title(quantity: str) -> str:
-    """Return what the pages call a quantity of a comparison."""
+    """Return the title of a comparison's quantity."""
     if quantity in PEAKS or quantity in TENSORS:
         return (PEAKS | TENSORS)[quantity]
     parts = quantity.split(".")
@@ -35,14 +35,14 @@ def quantity_title(quantity: str) -> str:
 
 
 def device_title(facts: DeviceFacts) -> str:
-    """Return what PyTorch calls a device ("cuda:0"), "a device" where that is no such word."""
+    """Return PyTorch's name of a device ("cuda:0"); "a device" if the text is no such name."""
     return facts.device if _DEVICE.fullmatch(facts.device) else "a device"
 
 
 def format_error(error: float | None) -> str:
-    """A signed fraction as a percentage ("+0.4 %", its space one that does not break); "–" where there is none.
+    """Return a signed fraction as a percentage ("+0.4 %", with a non-breaking space); "–" for None.
 
-    An error of less than LEAST_PERCENT reads as that: "0 %" is no error.
+    A smaller error than LEAST_PERCENT reads "< LEAST_PERCENT": "0 %" means no error.
     """
     if error is None:
         return "–"
@@ -55,11 +55,11 @@ def format_error(error: float | None) -> str:
 
 
 def format_difference(size_bytes: int) -> str:
-    """A signed difference in bytes ("+1,024"), "0" where there is none."""
+    """Return a signed difference in bytes ("+1,024"); "0" if there is none."""
     return f"{size_bytes:+,}".replace("-", "−") if size_bytes else "0"
 
 
 def marked_error(row: Row) -> str:
-    """A row's error with the mark of what it was promised to be: ✓ holds, ✕ does not, no mark where nothing is promised."""
+    """Return a row's error with a mark: ✓ within its tolerance, ✕ outside, no mark without a tolerance."""
     mark = "" if row.holds is None else f"{MARKS[HELD[row.holds]]}\N{NO-BREAK SPACE}"
     return f"{mark}{'exact' if row.error == 0 else format_error(row.error)}"

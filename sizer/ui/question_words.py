@@ -1,5 +1,5 @@
-"""The question in words: in one line over its answer, in the browser's tab, in the names of files. Plain text, which may quote a
-stranger's name of a repository."""
+"""The question as text: one line above its answer, the title of the browser's tab, names of files. It may hold a stranger's text,
+such as the name of a repository."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from sizer.ui.styling import WIDE
 
 EXAMPLES_KEY = "examples"  # of the row of examples
 EDIT = "edit_question"  # key of the button that opens the form
-PRESSED = "edit_pressed"  # session state: how often the button was
-# What visitors come with, each a query of this page.
+PRESSED = "edit_pressed"  # session state: how often the button was pressed
+# Common questions, each a query of this page.
 EXAMPLES = {
     "Train ResNet-50 on an RTX 4090": "arch=torchvision:resnet50&gpu=rtx-4090",
     "Fine-tune Llama 3.1 8B on 24 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4,8&seq=2048&gpu=rtx-4090",
@@ -37,7 +37,7 @@ EXAMPLES = {
     "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }
-# By the package that answers them, which is not installed everywhere.
+# Questions that need an optional package, by its name.
 WITH_PACKAGES = {
     "diffusers": {
         "FLUX on 16 GB": "arch=diffusers:flux.1-dev&gpu=rtx-4060-ti-16gb&weights=transformer:nf4,text_encoder_2:nf4&offload=model",
@@ -52,14 +52,14 @@ WITH_PACKAGES = {
         "&train=adapter&objective=grpo",
     },
 }
-# The one script of our own in a page; the policy of scripts (sizer/ui/surface.py) knows it by its hash.
+# The script policy (sizer/ui/surface.py) allows this text by its hash.
 PRESS = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
 
 
 def show_examples() -> None:
-    """Show a button for each question that others come with. A link to the page at hand would hold for a single run.
+    """Show a button for each common question. Links to the current page would only last for one run (st.page_link, 1.67).
 
-    In narrow windows the buttons are at the end of the page: the answer comes first.
+    In narrow windows the buttons are at the end of the page, after the answer.
     """
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key=EXAMPLES_KEY):
         narrow = f"@media (max-width: {WIDE - 1}px) {{ div:has(> .st-key-{EXAMPLES_KEY}), .st-key-{EXAMPLES_KEY} {{ order: 9 }} }}"
@@ -72,18 +72,18 @@ def show_examples() -> None:
 
 
 def open_query(query: str) -> None:
-    """Make the address ask for a query, which the run that follows reads."""
+    """Write a query into the address. The next run reads it."""
     st.query_params.from_dict(dict(item.split("=", 1) for item in query.split("&")))
 
 
 def show_question(request: Request, *, for_device: bool = True) -> None:
-    """Show the question in one line, and name the browser's tab after it; without `for_device` no device is planned for."""
+    """Show the question in one line, and set the title of the browser's tab. Without `for_device` the line names no device."""
     st.set_page_config(page_title=tab_title(request) if for_device else f"Measure {model_name(request)} · Sizer")
     st.text(summary(request, for_device=for_device))
 
 
 def offer_form() -> None:
-    """Show a button that opens the form, in windows so narrow that the sidebar hides it."""
+    """Show a button that opens the form, in windows so narrow that Streamlit hides the sidebar."""
     with st.container(key=EDIT):
         st.html(f"<style>@media (min-width: {WIDE}px) {{ div:has(> .st-key-{EDIT}) {{ display: none }} }}</style>")
         if st.button("Edit the question", icon=":material/edit:"):
@@ -91,27 +91,27 @@ def offer_form() -> None:
 
 
 def _open_form() -> None:
-    """Press Streamlit's own button for the sidebar: what `st.set_page_config` asks for counts only until it was closed once."""
+    """Press Streamlit's button for the sidebar. `st.set_page_config` has no effect after the sidebar was closed once."""
     times = st.session_state[PRESSED] = (
         st.session_state.get(PRESSED, 0) + 1
-    )  # another element each time, which runs again
+    )  # a new element each time, so that the script runs again
     st.html(f'<script data-times="{times}">{PRESS}</script>', unsafe_allow_javascript=True)
 
 
 def tab_title(request: Request) -> str:
-    """Return what the browser's tab says ("resnet50 on A100 (80 GB) · Sizer")."""
+    """Return the title of the browser's tab ("resnet50 on A100 (80 GB) · Sizer")."""
     return f"{model_name(request)} on {find_gpu(request.gpu).name} · Sizer"
 
 
 def model_name(request: Request) -> str:
-    """The model as plain text: a title of ours, a repository as it was given, "config.json" for a config."""
+    """Return the model as plain text: a known title, the given repository, or "config.json" for a config."""
     if title_of := SOURCES[request.source].title_of:
         return title_of(request.name)
     return request.name or "config.json"
 
 
 def summary(request: Request, *, for_device: bool = True) -> str:
-    """The question in one line, choices that are the model's or PyTorch's own left out."""
+    """Return the question in one line, without defaults of the model or of PyTorch."""
     return " · ".join([*_facts(request), *([find_gpu(request.gpu).name] if for_device else [])])
 
 
@@ -163,10 +163,10 @@ def _facts(request: Request) -> Iterator[str]:
 
 
 def file_stem(request: Request) -> str:
-    """The question as the beginning of a file's name ("sizer-resnet50-training-rtx-4090")."""
+    """Return the beginning of a file's name for the question ("sizer-resnet50-training-rtx-4090")."""
     return slug(f"sizer-{request.name.rpartition('/')[2] or 'config'}-{request.mode}-{request.gpu}")
 
 
 def slug(words: str) -> str:
-    """Words as the name of a file on any system."""
+    """Return words as a file name that every system allows."""
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")

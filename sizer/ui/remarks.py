@@ -1,6 +1,6 @@
-"""Remarks on the numbers: refusals, errors, failed traces, advice, notes, explanation.
+"""Remarks on the figures: refusals, errors, failed traces, advice, notes and explanation.
 
-A stranger's text is never markdown.
+A stranger's text is never rendered as markdown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TITLES: dict[type[SizerError], str] = {
 
 
 def show_error(error: SizerError, titles: Mapping[type[SizerError], str] = TITLES) -> None:
-    """Show an error as what was given, what is allowed and what to do, under the title of its kind."""
+    """Show an error under the title of its kind: the given value, the allowed values and the remedy."""
     title = next((titles[kind] for kind in type(error).__mro__ if kind in titles), "Refused")
     with st.container(border=True):
         st.error(f"{title}.")
@@ -51,10 +51,10 @@ def show_error(error: SizerError, titles: Mapping[type[SizerError], str] = TITLE
 
 
 def show_link_refusals(refusals: Sequence[Refusal]) -> None:
-    """Show which parts of the opened link were refused; nothing where none were."""
+    """Show the refused parts of the opened link, if any."""
     if refusals:
         with st.container(border=True):
-            st.warning("Parts of this link were refused and are at their defaults. All else is as the link says.")
+            st.warning("Parts of this link were refused and have their defaults. All other parts are as in the link.")
             show_lines(map(str, refusals))
 
 
@@ -64,7 +64,7 @@ def _show_parts(what: str, given: str | None, allowed: str | None, todo: str | N
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Show lines of plain text, close together; nothing where there are none."""
+    """Show lines of plain text without gaps, if there are any."""
     if lines := list(lines):
         with st.container(gap="xxsmall"):
             for line in lines:
@@ -72,7 +72,7 @@ def show_lines(lines: Iterable[str]) -> None:
 
 
 def show_failures(report: Report) -> None:
-    """Show for which dtypes the step could not be traced, or that no batch size could be replayed, and why; else nothing."""
+    """Show the dtypes whose step could not be traced, or that no batch size could be replayed, with the reasons."""
     if report.failures:
         with st.container(border=True):
             st.warning(
@@ -90,7 +90,7 @@ def show_failures(report: Report) -> None:
 
 
 def show_uncounted(report: Report) -> None:
-    """Say how many things are not counted, and where they are listed; nothing where all is."""
+    """Show the number of parts that are not counted, and the tab that lists them."""
     if count := len(report.uncounted):
         things = "1 thing is" if count == 1 else f"{count} things are"
         st.caption(f"{things} not counted: see the tab Not counted.")
@@ -98,7 +98,7 @@ def show_uncounted(report: Report) -> None:
 
 @drawn_once
 def show_remarks(report: Report) -> None:
-    """Show what is not counted, what was assumed, the notes, and the versions that the report was made with."""
+    """Show the parts that are not counted, the assumptions, the notes, and the versions of the report."""
     for title, lines in (
         ("Not counted", report.uncounted),
         ("Assumed", report.assumptions),
@@ -111,13 +111,13 @@ def show_remarks(report: Report) -> None:
 
 
 def show_advice(report: Report, estimate: Estimate) -> None:
-    """Show whether an estimate fits and by how much, or where it fails."""
+    """Show the verdict on an estimate, with the free memory or the place where it fails."""
     st.text(" ".join(advise(report, estimate)))
 
 
 @drawn_once
 def show_explanation(report: Report) -> None:
-    """Show how a report was computed, section by section; a sentence where it does not say."""
+    """Show the sections of a report's explanation, or a sentence if it has none."""
     if report.explanation is None:
         st.caption("This report does not say how it was computed.")
         return

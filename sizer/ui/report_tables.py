@@ -1,4 +1,4 @@
-"""The page's tables. Cells with names from a config go through st.dataframe, which shows text as text."""
+"""Tables of a report. Cells with names from a config go through st.dataframe, which shows text as text."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ NOT_TRACED, TO_COME = "not traced", "…"
 LEFT_OUT = f"{MARKS['does not fit']}\N{NO-BREAK SPACE}not computed"
 WHY_LEFT_OUT = " Not computed: two smaller batch sizes do not fit. Choose such a cell to compute it."
 ABOVE_CELLS = "above_cells"  # key of the row above the table
-CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
+CELLS = "cells"  # key of the dtype × batch table, and of its selected cell
 UNREGISTERED = (
-    "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
-    "by, so they stay where they were made and what they take on the device depends on the code that uses them."
+    "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` skip them. "
+    "They stay on their device, and their device memory depends on the code that uses them."
 )
 TIED = "These names share one parameter, which counts once."
 REAL = (
-    "These tensors were made with values although the model was built without memory: they hold host memory already while the "
-    "model is being built, and a very large one would make building it slow or impossible."
+    "These tensors were created with values although the model was built on meta. They hold host memory while the model is "
+    "built, and a very large one would make building slow or impossible."
 )
 
 
 def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
-    """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
+    """Return the dtype × batch table as text ("✓ 3.02", in GiB), with the largest batch in the last column."""
     dtypes = shown_dtypes(report)
     rows = [_fits_row(dtype, request, report, kind) for dtype in dtypes]
     return pd.DataFrame(rows, index=pd.Index(dtypes, name="Dtype"), columns=_columns(request))
 
 
 def shown_dtypes(report: Report) -> tuple[str, ...]:
-    """Return the dtypes that have a row: those asked for, without those that the model has no kernels for."""
+    """Return the dtypes that have a row: the requested ones, except those without kernels for the model."""
     dtypes: Any = report.request["dtypes"]
     return tuple(dtypes)
 
@@ -73,9 +73,9 @@ def _fits_cell(estimate: Estimate, kind: PeakKind) -> str:
 
 
 def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
-    """Show the dtype × batch table, tinted and marked by what fits, and the kind of peak chosen for it.
+    """Show the dtype × batch table, tinted and marked by verdict, and the control for the kind of peak.
 
-    The focus is in bold and selected, if there is one yet; selecting another cell, by pointer or arrow keys, moves it there.
+    The focus, if there is one, is bold and selected. Selecting another cell, by pointer or arrow keys, moves the focus.
     """
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
@@ -83,7 +83,7 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
     with st.container(horizontal=True, vertical_alignment="center", key=ABOVE_CELLS):
         # in narrow windows the table's own buttons would cover this row
         st.html(f"<style>@media (max-width: {WIDE - 1}px) {{ .st-key-{ABOVE_CELLS} {{ padding-bottom: 2rem }} }}</style>")
-        st.caption("Choose a cell to look at it.", width="content")
+        st.caption("Select a cell to see its details.", width="content")
         defaults.offer_grid(request)
     dtypes = shown_dtypes(report)
     selected = [] if focus is None else [(dtypes.index(focus.dtype), str(focus.batch))]
@@ -106,19 +106,19 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
 def _styled_fits(
     request: Request, report: Report, kind: PeakKind, focus: Estimate | None, largest: tuple[str, ...]
 ) -> Styler:
-    """Make the table once; `largest` are the texts of its last column, which later answers change."""
+    """Return the table, made once. `largest` holds the texts of the last column, which later answers may change."""
     return worked_out(style_fits(fits_frame(request, report, kind), report, focus))
 
 
 def _take_cell(dtypes: tuple[str, ...]) -> None:
-    """Look at the selected cell; what is no batch size leaves the focus where it is."""
+    """Move the focus to the selected cell. Cells of other columns leave it unchanged."""
     for row, column in st.session_state[CELLS]["selection"]["cells"]:
         if column.isdecimal():
             look_at((dtypes[row], int(column)))
 
 
 def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> Styler:
-    """The dtype × batch table tinted by what fits, with the focus in bold."""
+    """Return the dtype × batch table tinted by verdict, with the focus in bold."""
     tints = {(row.dtype, str(row.batch)): f"background-color: {TINTS[row.verdict]}" for row in report.estimates}
     if focus is not None:
         tints[focus.dtype, str(focus.batch)] += "; font-weight: 700"
@@ -154,7 +154,7 @@ def show_phases(estimate: Estimate) -> None:
 
 @drawn_once
 def show_kv_cache(report: Report, focus: Estimate | None) -> None:
-    """Show what one sequence's cache takes by its context, in the dtype in focus."""
+    """Show the KV cache of one sequence by context length, in the selected dtype."""
     caches = {cache.dtype: cache for cache in report.kv_caches}
     cache = caches.get(focus.dtype if focus else "", report.kv_caches[0])
     scale = scale_for([row.sequence_bytes for row in cache.rows])
@@ -175,7 +175,7 @@ def show_kv_cache(report: Report, focus: Estimate | None) -> None:
 
 @drawn_once
 def show_communication(estimate: Estimate) -> None:
-    """Show what each rank tells the others in a step."""
+    """Show the bytes that each rank communicates in a step."""
     scale = scale_for([row.bytes for row in estimate.communication])
     rows = [
         {"Collective": row.kind, "Over": row.group, "Calls": row.calls, scale.name: scale.of(row.bytes)}
@@ -185,14 +185,14 @@ def show_communication(estimate: Estimate) -> None:
         pd.DataFrame(rows), hide_index=True, column_config={scale.name: st.column_config.NumberColumn(format="%.3f")}
     )
     st.caption(
-        f"By each rank in a step, in {estimate.dtype} at batch {estimate.batch}, read off the trace: bytes of whole tensors, what "
-        "a rank has after an all-gather and had before a reduce-scatter. How many of them it sends depends on NCCL's algorithm."
+        f"By each rank in a step, in {estimate.dtype} at batch {estimate.batch}, from the trace: bytes of whole tensors, after an "
+        "all-gather and before a reduce-scatter. The bytes on the wire depend on NCCL's algorithm."
     )
 
 
 @drawn_once
 def show_loop(report: Report) -> None:
-    """Show what other training loops would take."""
+    """Show the memory of other training loops."""
     rows = [
         {
             "In another loop": row.decision,
@@ -204,8 +204,8 @@ def show_loop(report: Report) -> None:
     st.dataframe(pd.DataFrame(rows), hide_index=True)
     first = report.loop[0]
     st.caption(
-        f"What the peak of reserved memory would take more or less, in {first.dtype} at batch {first.batch}. The range is that of "
-        "the process. The key outputs=freed or outputs=kept asks for one loop alone."
+        f"Difference of the reserved peak, in {first.dtype} at batch {first.batch}. The range is that of "
+        "the process. For one loop only, use outputs=freed or outputs=kept."
     )
 
 
@@ -238,13 +238,13 @@ def show_modules(model: Census) -> None:
         },
     )
     st.caption(
-        f"Each module's own tensors as it was built, without its children's; the last column is in {scale.name}."
+        f"Each module's own tensors as built, without its children; the last column is in {scale.name}."
     )
 
 
 @drawn_once
 def show_tensors(model: Census) -> None:
-    """Show the tensors that are tied, not registered or not on meta, and why they matter."""
+    """Show tensors that are tied, not registered or not on meta, with the reasons why they matter."""
     st.markdown(
         UNREGISTERED if model.unregistered_tensors else "Every tensor of this model is a parameter or a buffer."
     )

@@ -1,4 +1,4 @@
-"""A report as a page shows it, from the headline down to the downloads; greyed out while a new question has no figures yet."""
+"""View of a report, from the headline to the downloads. It is greyed out until a new question has figures."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from sizer.ui.question_words import file_stem, summary
 from sizer.ui.remarks import show_explanation
 from sizer.ui.report_tables import fits_frame
 
-DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
+DETAILS = "details"  # key of the tabs below an answer; holds the name of the open tab
 
 
 def show_report(request: Request, report: Report, *, growing: bool) -> None:
-    """Show everything a report says, the most important first; whether it is `growing` yet."""
+    """Show a report, the most important parts first. It may still be `growing`."""
     if report.serve is not None:
         server_view.show(request, report, report.serve)
         with st.container(horizontal=True, vertical_alignment="center", key="share"):
@@ -54,8 +54,8 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
     remarks.show_failures(report)
     focus = None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
     if focus is not None:
-        request = replace(request, focus=(focus.dtype, focus.batch))  # links lead to what is looked at
-    with st.container():  # one block above the table, so that nothing of the counts stays behind the first estimates
+        request = replace(request, focus=(focus.dtype, focus.batch))  # links lead to the selected cell
+    with st.container():  # one block above the table: the first estimates replace the counts as a whole
         if focus is None:
             show_counts(report)
         else:
@@ -85,7 +85,7 @@ def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
 
 def _show_estimates(request: Request, report: Report, focus: Estimate, growing: bool) -> None:
     kind = report_tables.show_fits(request, report, focus)
-    with st.container():  # there from the first, so that what follows stays where it is
+    with st.container():  # shown from the start, so that the parts below do not move
         show_decision(request, focus, to_come=growing)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -134,16 +134,16 @@ def _show_modules(request: Request, report: Report) -> None:
 
 
 def _show_details(request: Request, report: Report, focus: Estimate | None) -> None:
-    """Show the tabs, of which the open one alone is drawn."""
+    """Show the tabs. Only the open tab is drawn."""
     phases = (
         partial(report_tables.show_phases, focus)
         if focus
-        else partial(st.caption, "Phases are known where a step was traced.")
+        else partial(st.caption, "Phases need a traced step.")
     )
     peak = (
         partial(show_peak, request, report, focus)
         if focus
-        else partial(st.caption, "The peak is known where a step was traced.")
+        else partial(st.caption, "The peak needs a traced step.")
     )
     details: dict[str, Callable[[], object]] = {"Phases": phases, "At the peak": peak}
     if report.kv_caches:
@@ -169,11 +169,11 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
 
 
 PEAK_SECONDS = 120.0  # longer than a job may take
-GROWING = "Known once the answer is whole."
+GROWING = "Available when the answer is complete."
 
 
 def show_share(request: Request, report: Report, estimate: Estimate) -> None:
-    """Show the row. Files are made when they are asked for; picture and script need a trace of their own."""
+    """Show the row "Share". Files are made on a click; picture and script need another trace."""
     stem, client = file_stem(request), service.get_client()
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     address, growing = (st.context.url or "").rstrip("/"), bool(report.pending)
@@ -190,17 +190,17 @@ def show_share(request: Request, report: Report, estimate: Estimate) -> None:
 
 
 def csv_of(report: Report, address: str) -> str:
-    """Return the estimates as CSV, each with the link to its cell; links that are too long to pass on are left out."""
+    """Return the estimates as CSV, each with the link to its cell. Too long links are left out."""
     return report.to_csv(address=address, longest_link=LONGEST_ADDRESS)
 
 
 def script_of(found: PeakReport) -> str:
-    """Return the script of the work, or the reason why there is none as a comment."""
+    """Return the script of the work, or a comment with the reason why there is none."""
     return found.script or f"# There is no script for this work: {found.no_script}\n"
 
 
 def _script_of_ranks(client: JobClient, cell: Request) -> Callable[[], str]:
-    """Return a function that makes the script of several ranks; an error becomes its text."""
+    """Return a function that makes the script of several ranks. An error becomes the text of the script."""
 
     def made() -> str:
         try:
@@ -215,7 +215,7 @@ def _script_of_ranks(client: JobClient, cell: Request) -> Callable[[], str]:
 def _when_asked(
     client: JobClient, cell: Request, make: Callable[[PeakReport], str | bytes]
 ) -> Callable[[], str | bytes]:
-    """Return a function that traces the peak of a cell and makes a file of it; an error becomes the file's text."""
+    """Return a function that traces the peak of a cell and makes a file. An error becomes the text of the file."""
 
     def made() -> str | bytes:
         try:
@@ -236,19 +236,19 @@ GREY = f"<style>.st-key-{STALE} {{ opacity: 0.45; filter: grayscale(1); pointer-
 
 
 def has_figures(report: Report) -> bool:
-    """Return True if a report has an estimate to look at, or a server's figures."""
+    """Return True if a report has an estimate or a server's figures."""
     return report.focus is not None or report.serve is not None
 
 
 def keep_answer(request: Request, report: Report) -> None:
-    """Keep an answer for the time in which the next one has no figures."""
+    """Keep an answer to show until the next one has figures."""
     st.session_state[SHOWN] = (request, report)
 
 
 def show_last_answer() -> None:
-    """Show the figures of the last answer, greyed out and under the name of their own question; nothing without one.
+    """Show the figures of the last answer, if any, greyed out and under the name of its question.
 
-    Nothing in it is a widget: a click would ask about a question that the form no longer has.
+    It holds no widgets: a click would refer to a question that the form no longer has.
     """
     request, report = st.session_state.get(SHOWN, (None, None))
     focus = report and report.focus and report.find(report.focus.dtype, report.focus.batch)

@@ -1,4 +1,4 @@
-"""The page's one way to the job server: ask, show what is being done, give up when the query changes."""
+"""Access of the pages to the job server: ask, show progress, and leave the job when the query changes."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from sizer.ui.defaults import chosen_by_page
 from sizer.ui.focus import Cell
 from sizer.ui.turns import give_back, result_of
 
-LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
-AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
+LINE_HEIGHT = 40  # pixels of the progress line, with and without text
+AT_ONCE_SECONDS = 0.15  # a faster report needs no progress line
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 0.5  # each poll of a waiting page is a message to its browser
-REDRAW_SECONDS = 1.0  # before a page that has figures draws a larger part of its answer
+REDRAW_SECONDS = 1.0  # between two drawings of a growing answer
 MODELS_SECONDS = 20.0
-STALLED_SECONDS = 30.0  # without a new sign of a job, after which the page says what it waits for
+STALLED_SECONDS = 30.0  # without progress, after which the page says what it waits for
 REPORTED = "reported"  # session state: the last query and its report
-ANSWER = "answer"  # session state: the last answer that has ended
-FAILED = "failed"  # session state: by query, the last answers that have ended with an error
+ANSWER = "answer"  # session state: the last ended answer
+FAILED = "failed"  # session state: recent answers that ended with an error, by query
 MOST_FAILED = 16
-BEGAN = "began"  # session state: the query that is being answered, and since when
-STOPPED = "stopped"  # session state: the query whose job the reader stopped
+BEGAN = "began"  # session state: the current query, and the time of its start
+STOPPED = "stopped"  # session state: the query that the reader stopped
 
 
 def get_client() -> JobClient:
-    """The job client of this process, on behalf of who looks at the page. Tests put another one in its place."""
+    """Return the job client of this process, for the page's visitor. Tests replace this function."""
     return shared_client().on_behalf_of(_visitor())
 
 
 def _visitor() -> Visitor:
-    """Return the visitor of the page, or an anonymous one if no page is being run."""
+    """Return the visitor of the running page, or an anonymous one outside of a page."""
     context = get_script_run_ctx(suppress_warning=True)
     if context is None:
         return Visitor()
@@ -56,7 +56,7 @@ def _visitor() -> Visitor:
 
 @contextmanager
 def held(*jobs: Job) -> Iterator[None]:
-    """Wait for jobs within; at the end they are left, and given up at once where their reader has gone."""
+    """Keep the jobs of the context. At its end they are left, and cancelled at once if their reader has gone."""
     try:
         yield
     except StopException:  # the page was closed; for a newer run of it Streamlit raises RerunException
@@ -69,12 +69,12 @@ def held(*jobs: Job) -> Iterator[None]:
 
 
 def listed_names() -> dict[str, tuple[str, ...]]:
-    """The names that the installed packages build, by source; empty while the job server has not said."""
+    """Return the names that installed packages build, by source; empty until the job server has sent them."""
     return _names(timeout=0)
 
 
 def await_names() -> None:
-    """Run the page again once the names are there. For the end of a page that was shown without them."""
+    """Rerun the page once the names have arrived. Call it at the end of a page that was shown without them."""
     if _names(timeout=MODELS_SECONDS):
         st.rerun()
 
@@ -83,18 +83,17 @@ def _names(timeout: float) -> dict[str, tuple[str, ...]]:
     job = get_client().submit_models()
     try:
         models = result_of(job, timeout)
-    except SizerError:  # the page says so where it needs the job server for more than a list
+    except SizerError:  # the page shows the error when it needs the job server for more than a list
         return {}
     return {source: tuple(row["name"] for row in rows) for source, rows in (models or {}).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """State of a query: its report so far, None if there is none yet, and the job that continues.
+    """State of a query: the report so far (None at first), and the running job.
 
-    Without a job it has ended: `missing` says why if that was before the report was whole, and `error` is the job's own, if it had
-    one. `focus` is the cell that was asked for, None where the report has its own choice in focus. With `stops` batch sizes may be
-    left out, see `JobClient.submit`.
+    Without a job the answer has ended. `missing` is the reason if the report is incomplete, and `error` the job's error, if any.
+    `focus` is the requested cell, None if the report chooses it. With `stops` batch sizes may be left out, see `JobClient.submit`.
     """
 
     query: str
@@ -111,7 +110,7 @@ class Answer:
         return self.stops and cell is not None and self.report is not None and cell[1] in self.report.left_out(cell[0])
 
     def settled(self) -> Answer:
-        """Return what the job has come to, its error if it had one; the answer itself while the job goes on."""
+        """Return the answer with the job's result or error; unchanged while the job runs."""
         if self.job is None or not self.job.done:
             return self
         try:
@@ -121,10 +120,10 @@ class Answer:
 
 
 def begin(request: Request) -> Answer:
-    """Return what is known on a request by now; a page shows it and ends with `follow`. Raises SizerError where nothing came of it.
+    """Return the current answer to a request. A page shows it and ends with `follow`. Raises SizerError if there is no figure.
 
-    The last answer stays with the session, an error too: looking at it from another side asks nobody, and a question whose
-    answer has ended is asked again only by "Try again", or for a cell that was left out.
+    The session keeps the last answer, also an error. Other views of it submit no job. An ended question is submitted again only by
+    "Try again", or for a cell that was left out.
     """
     query = format_query(replace(request, focus=None))
     known = st.session_state.get(ANSWER)
@@ -141,10 +140,10 @@ def begin(request: Request) -> Answer:
 
 
 def begin_or_preset(request: Request) -> tuple[Request, Answer]:
-    """Return the request and what is known on it. A repository that the hub does not give is answered by its preset, if it has one,
-    and a repository that holds a diffusion pipeline by that pipeline.
+    """Return the request and the current answer. If the hub does not answer, the preset of the repository does, if there is one.
+    A repository with a diffusion pipeline is answered by that pipeline.
 
-    Raises SizerError if nothing came of it.
+    Raises SizerError if there is no figure.
     """
     try:
         return request, begin(request)
@@ -173,7 +172,7 @@ def _preset_of(request: Request) -> tuple[str, str, str] | None:
 
 
 def _remember(answer: Answer) -> None:
-    """Keep an answer that has ended as the session's last one, and an error beside it for when the reader comes back to it."""
+    """Keep an ended answer as the session's last one. Keep errors by query, too, for a return to their question."""
     st.session_state[ANSWER] = answer
     if answer.error is not None:
         failed = st.session_state.get(FAILED, {}) | {answer.query: answer}
@@ -181,8 +180,8 @@ def _remember(answer: Answer) -> None:
 
 
 def ask(request: Request) -> Answer:
-    """Return what the job server knows on a request after a moment, its error if it has one."""
-    stops = request.focus is None and chosen_by_page(request)  # what somebody looks at is computed
+    """Return the job server's answer to a request after a short wait, or its error."""
+    stops = request.focus is None and chosen_by_page(request)  # the selected cell is always computed
     answer = Answer(query=format_query(replace(request, focus=None)), focus=request.focus, stops=stops)
     try:
         job = get_client().submit(format_query(request), stops=stops)
@@ -198,12 +197,12 @@ def ask(request: Request) -> Answer:
 
 
 def follow(answer: Answer) -> None:
-    """Say how far the answer is, and run the page again when there is more of it; say what is missing where it has ended before.
+    """Show the progress of the answer, and rerun the page when it has grown. Show the missing parts of an incomplete answer.
 
-    Of a whole answer nothing is said; the line's place stays, so that what follows does not move when the answer has come.
+    A complete answer shows nothing. The line keeps its height, so that the parts below do not move.
 
-    Every update is also where Streamlit ends this run when there is a newer one, or when nobody looks on any more. The job is left
-    then, and ends in a moment unless that newer run takes it up.
+    Streamlit may end this run at each update, if a newer run waits or the page was closed. The job is then left, and ends soon
+    unless the newer run continues it.
     """
     if answer.missing:
         st.warning(f"This answer is not whole{_left_out(answer.report)}: {answer.missing}")
@@ -215,7 +214,7 @@ def follow(answer: Answer) -> None:
 
 
 def offer_again(error: SizerError) -> None:
-    """Offer to ask the question again whose answer was an error; nothing for an error of anything else."""
+    """Show the button "Try again" if the error is the answer to a question."""
     known = st.session_state.get(ANSWER), *st.session_state.get(FAILED, {}).values()
     if any(answer is not None and answer.error is error for answer in known):
         st.button("Try again", key="again", on_click=_forget)
@@ -243,12 +242,12 @@ def _follow(answer: Answer) -> None:
 
 
 def _poll_seconds(since: float) -> float:
-    """Return the seconds to wait for a job before the page says how far it is: more of them, the longer it has waited."""
+    """Return the seconds until the next progress message. They grow with the time waited."""
     return min(max(POLL_SECONDS, (time.monotonic() - since) / 10), LONGEST_POLL_SECONDS)
 
 
 def _has_more(answer: Answer, drawn: float) -> bool:
-    """Return True if the page should be drawn again: for the first figures at once, for more after REDRAW_SECONDS."""
+    """Return True if the page should be redrawn: at once for the first figures, after REDRAW_SECONDS for later ones."""
     if answer.job is None or answer.job.parts == answer.parts:
         return False
     has_figures = answer.report is not None and answer.report.estimates
@@ -257,7 +256,7 @@ def _has_more(answer: Answer, drawn: float) -> bool:
 
 
 def proposed_focus(request: Request) -> Cell | None:
-    """The cell that the last answer of this session proposes, where that was on the same question; else None."""
+    """Return the cell that the session's last answer proposes, if it was on the same question; else None."""
     known = st.session_state.get(ANSWER)
     if known is None or known.query != format_query(replace(request, focus=None)) or known.report is None:
         return None
@@ -265,13 +264,13 @@ def proposed_focus(request: Request) -> Cell | None:
 
 
 class Watch:
-    """Notices that a job says nothing new."""
+    """Detector of jobs without progress."""
 
     def __init__(self) -> None:
         self._said, self._since = "", time.monotonic()
 
     def stalled(self, job: Job) -> str:
-        """Return what a job waits for if it has said nothing new for STALLED_SECONDS, else an empty text."""
+        """Return the last message of a job without progress for STALLED_SECONDS; else an empty text."""
         now, said = time.monotonic(), job.progress
         if said != self._said:
             self._said, self._since = said, now
@@ -280,13 +279,13 @@ class Watch:
 
 
 def how_far(answer: Answer, seconds: float) -> str:
-    """Return what is done and what is left, in one line."""
+    """Return the finished and the remaining work in one line."""
     facts = [f"{seconds:.0f} s", (answer.job.progress if answer.job is not None else "") or "waiting"]
     return " · ".join(facts if answer.report is None else [_how_many(answer.report), *facts])
 
 
 def _how_many(report: Report) -> str:
-    """Return the number of finished cells out of those requested, and the dtypes that have none."""
+    """Return the number of finished and requested cells, and the dtypes without figures."""
     request: Mapping[str, Any] = report.request
     asked = len(request["dtypes"]) * len(request["batches"])
     left, _ = _to_come(report)
@@ -295,7 +294,7 @@ def _how_many(report: Report) -> str:
 
 
 def _left_out(report: Report | None) -> str:
-    """Return what is missing of a report; nothing where nothing is."""
+    """Return the missing parts of a report; empty if it is complete."""
     if report is None:
         return ""
     dtypes, parts = _to_come(report)
@@ -305,7 +304,7 @@ def _left_out(report: Report | None) -> str:
 
 
 def _to_come(report: Report) -> tuple[list[str], list[str]]:
-    """The dtypes of which nothing is there yet, and those of which a part is, which may be all but the largest batch."""
+    """Return the dtypes without figures, and the incomplete ones, which may lack only the largest batch."""
     there = {row.dtype for row in report.estimates}
     return [name for name in report.pending if name not in there], [name for name in report.pending if name in there]
 
@@ -322,11 +321,11 @@ def _forget() -> None:
 
 
 def report_on(request: Request) -> Report | None:
-    """The report on a request, with progress shown meanwhile; None where the reader has stopped it. Raises SizerError.
+    """Return the report on a request and show progress meanwhile; None if the reader stopped it. Raises SizerError.
 
-    The last report stays with the session: looking at it from another side asks nobody.
+    The session keeps the last report. Other views of it submit no job.
     """
-    with st.container():  # there with progress or without, so that what follows stays in its place
+    with st.container():  # shown with and without progress, so that the parts below do not move
         return _report_on(request)
 
 
@@ -346,7 +345,7 @@ def _report_on(request: Request) -> Report | None:
         try:
             report = result_of(job, AT_ONCE_SECONDS) or _watch(job, query)
         finally:
-            job.cancel()  # a rerun (another query, a closed tab) leaves through here as well
+            job.cancel()  # a rerun (another query, a closed tab) also leaves here
     except SizerError as error:
         st.session_state[REPORTED] = (query, error)
         raise
@@ -359,7 +358,7 @@ def _forget_report() -> None:
 
 
 def _watch(job: Job, query: str) -> Report:
-    """The job's report. Every update is also where Streamlit ends this run when there is a newer one."""
+    """Return the job's report. Streamlit may end this run at each update, if a newer run waits."""
     began = time.monotonic()
     place = st.empty()
     try:

@@ -1,8 +1,8 @@
-"""Look of figures: one unit for a whole table or chart, and one colour for each category of memory.
+"""Style of figures: one unit for a table or chart, and one colour for each category of memory.
 
-Cool colours are memory that stays from step to step, warm ones memory that comes and goes within a step, greys what the
-allocator and the driver hold besides. Seven are those of Okabe and Ito (Color Universal Design, 2008). They are told apart with any
-colour vision (tested).
+Cool colours are memory that stays from step to step, warm colours are memory within a step, greys are memory of the allocator and
+the driver. Seven colours are those of Okabe and Ito (Color Universal Design, 2008). All are distinguishable with any colour vision
+(tested).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Scale:
     unit_bytes: int
 
     def of(self, size_bytes: int) -> float:
-        """A number of bytes in this unit."""
+        """Return a number of bytes in this unit."""
         return size_bytes / self.unit_bytes
 
     def number(self, size_bytes: int) -> str:
@@ -50,7 +50,7 @@ def scale_for(sizes: Iterable[int]) -> Scale:
 
 
 def signed(value: float | None, decimals: int = 2) -> float | None:
-    """Return a figure for a table that shows so many decimals: a negative one that rounds to nothing is 0, not "-0.00"."""
+    """Return a figure for a table with this number of decimals. A negative one that rounds to zero is 0, not "-0.00"."""
     return value if value is None or value >= 0 or round(value, decimals) else 0.0
 
 
@@ -71,11 +71,11 @@ COLOURS: dict[str, str] = {
     "allocator cache": "#C4CBD2",
     "outside PyTorch": "#5F6A75",
 }
-WIDE = 769  # pixels of a window from which on Streamlit keeps the sidebar open by itself
-FREE = "free"  # what no process has; it has no colour
+WIDE = 769  # pixels of the narrowest window in which Streamlit keeps the sidebar open
+FREE = "free"  # free memory has no colour
 INK = "#7D8792"  # rules and labels inside charts: readable on white and on near-black
 
-# Behind a table's cell, on either theme; the mark says the same without colour.
+# Background of a table's cell, in both themes. The mark repeats the information without colour.
 TINTS: dict[Verdict, str] = {
     "fits": "rgba(0, 158, 115, 0.18)",
     "tight": "rgba(86, 180, 233, 0.24)",
@@ -89,7 +89,7 @@ VERDICT_COLOURS: dict[Verdict, str] = {
     "does not fit": "#D55E00",
 }
 MARKS: dict[Verdict, str] = {"fits": "✓", "tight": "!", "may not fit": "?", "does not fit": "✕"}
-HELD: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # whose colours a figure has that was checked
+HELD: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # colours of checked figures
 
 
 def marked(verdict: Verdict) -> str:

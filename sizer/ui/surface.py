@@ -1,14 +1,13 @@
-"""Checks of a request before Streamlit sees it, and the headers of every response.
+"""Checks of a request before Streamlit, and the headers of every response.
 
-A request with an Origin that is not this host's is refused here: to find out what this host is called outside, Streamlit would ask
-an outside address in its event loop (`is_url_from_allowed_origins`, streamlit/web/server/server_util.py, 1.67; issue 7721 there).
-Host is checked against `server.allowedHosts`, see `allowed_hosts`, Origin against Host and `server.corsAllowedOrigins`: both are
-Streamlit's settings.
+Requests with a foreign Origin are refused here. Streamlit would ask an outside address for this host's name in its event loop
+(`is_url_from_allowed_origins`, streamlit/web/server/server_util.py, 1.67; Streamlit's issue 7721). Host is checked against
+`server.allowedHosts` (see `allowed_hosts`), Origin against Host and `server.corsAllowedOrigins`, both settings of Streamlit.
 
-How many pages may be open and how much they may upload, refused before Streamlit holds any of it.
+The number of open pages and the size of uploads are limited before Streamlit holds any of them.
 
-Limits are per page and address as well as in all, so that one visitor leaves something to the others; the machine's own address has
-no limit of its own. What is held is what Streamlit's runtime holds: it forgets a page's files with the page.
+Limits apply to each page, to each address and to all together. The machine's own address has no limit for itself. Streamlit's
+runtime frees the files of a page with the page.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ OWN = ("127.0.0.1", "::1")
 STREAM = re.compile(r"/_stcore/stream/?$")
 UPLOAD = re.compile(r"/_stcore/upload_file/([^/]+)/[^/]+/?$")
 
-# Of one page: a reader moves no control ten times a second, and each message may be a run of the page.
+# Of one page: each message may be a run of the page, and no reader needs ten runs a second.
 MESSAGES_A_SECOND, MESSAGES_AT_ONCE = 10.0, 30.0
-# Of one address: a page is some 30 files at first, then one.
+# Of one address: the first page loads about 30 files, later pages one.
 REQUESTS_A_SECOND, REQUESTS_AT_ONCE, MOST_ADDRESSES = 100.0, 2_000.0, 10_000
 
-Held = Callable[[], Mapping[str, int]]  # the bytes that each session's files take
+Held = Callable[[], Mapping[str, int]]  # bytes of each session's files
 
 
 def _address_of(scope: Scope) -> str:
@@ -55,7 +54,7 @@ def _address_of(scope: Scope) -> str:
 
 
 def held_uploads() -> dict[str, int]:
-    """The bytes of the files that each session holds."""
+    """Return the bytes of the files of each session."""
     if not runtime.exists():
         return {}
     files = runtime.get_instance().uploaded_file_mgr.file_storage
@@ -63,27 +62,27 @@ def held_uploads() -> dict[str, int]:
 
 
 class Bucket:
-    """A budget that fills up by `rate` a second, to at most `burst`."""
+    """Token bucket that refills by `rate` a second, to at most `burst`."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate, self._burst = rate, burst
         self._left, self._at = burst, time.monotonic()
 
     def take(self) -> float:
-        """Take one, and return the seconds after which it would have been there: 0 if it was."""
+        """Take a token, and return the seconds until it is available: 0 if it was."""
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
         self._at = now
         return max(0.0, -self._left / self._rate)
 
     def give_back(self) -> None:
-        """Take back the last one that was taken, whose request is refused."""
+        """Return the last token, whose request was refused."""
         self._left += 1
 
 
 class Quotas:
-    """Refuses a page too many with 503, an upload too large with 413, one that does not say how large it is with 411, and an
-    address that asks for pages too fast with 429. What a page is told too fast waits: Streamlit runs it again for each message.
+    """Limits of pages, uploads and requests: status 503 for too many pages, 413 for a large upload, 411 for one without a length,
+    429 for too many requests of an address. Too fast messages of a page wait: Streamlit reruns the page for each message.
     """
 
     def __init__(self, app: ASGIApp, held: Held = held_uploads):
@@ -92,7 +91,7 @@ class Quotas:
         self._most_of_one = read_limit(SESSION_UPLOADS, 32) * MIB
         self._most_of_all = read_limit(UPLOADS, 128) * MIB
         self._pages: Counter[str] = Counter()  # by address
-        self._coming: Counter[str] = Counter()  # bytes on their way, by session
+        self._coming: Counter[str] = Counter()  # bytes of running uploads, by session
         self._asked: OrderedDict[str, Bucket] = OrderedDict()  # by address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +105,7 @@ class Quotas:
             await self._app(scope, receive, send)
 
     def _is_too_fast(self, scope: Scope) -> bool:
-        """Return True if the address has asked for too much lately, before anything of its request is read."""
+        """Return True if the address has exceeded its rate. Nothing of the request is read before."""
         address = _address_of(scope)
         bucket = self._asked.setdefault(address, Bucket(REQUESTS_A_SECOND, REQUESTS_AT_ONCE))
         self._asked.move_to_end(address)
@@ -127,7 +126,7 @@ class Quotas:
             return message
 
         too_many = self._pages.total() >= self._most_pages
-        own = address in OWN and "x-forwarded-for" not in Headers(scope=scope)  # a forwarded address is never the server's own
+        own = address in OWN and "x-forwarded-for" not in Headers(scope=scope)  # a forwarded address is never own
         if too_many or (not own and self._pages[address] >= max(self._most_pages // 2, 1)):
             return await PlainTextResponse("too many pages are open\n", status_code=503)(scope, receive, send)
         self._pages[address] += 1
@@ -156,15 +155,15 @@ class Quotas:
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # values of server.address
-# Older Starlettes read a Host header up to its first colon: "[" is an IPv6 address, which is no name that could be rebound.
+# Older versions of Starlette read a Host header up to its first colon. "[" is then an IPv6 address, which cannot be rebound.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "[")
 _log = logging.getLogger(__name__)
-HIDDEN = re.compile(r"/_stcore/(metrics|agent)(/|$)")  # what visitors have no business with
+HIDDEN = re.compile(r"/_stcore/(metrics|agent)(/|$)")  # addresses that visitors do not need
 _INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def middleware() -> list[Middleware]:
-    """The checks, in the order in which a request meets them. Read when the server has been configured."""
+    """Return the checks in the order of a request. Call it after the server has been configured."""
     return [
         Middleware(Surface, policy=content_policy()),
         Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(), www_redirect=False),
@@ -173,10 +172,10 @@ def middleware() -> list[Middleware]:
 
 
 def allowed_hosts() -> list[str]:
-    """Return the names by which this app may be asked for.
+    """Return the allowed host names of this app.
 
-    They are those of `server.allowedHosts`. Without any, an app on a loopback address answers to the names of loopback alone: a
-    site whose name is made to resolve to 127.0.0.1 (DNS rebinding) would be its own origin.
+    They are the names of `server.allowedHosts`. Without any, an app on a loopback address answers to loopback names only: a site
+    whose name resolves to 127.0.0.1 (DNS rebinding) would otherwise be its own origin.
     """
     if given := config.get_option("server.allowedHosts"):
         return list(given)
@@ -188,7 +187,7 @@ def allowed_hosts() -> list[str]:
 
 
 class Surface:
-    """Refuses what comes from elsewhere, hides what is not for visitors, and adds the headers."""
+    """Middleware that refuses foreign requests, hides internal addresses, and adds the headers."""
 
     def __init__(self, app: ASGIApp, policy: str):
         self._app = app
@@ -219,8 +218,7 @@ class Surface:
 
 
 def is_own_origin(headers: Headers) -> bool:
-    """Return whether a request comes from this host's own pages, from an origin that the operator allows, or from no page at
-    all."""
+    """Return True if a request comes from this host's pages, from an allowed origin, or from no page."""
     origins = headers.getlist("origin")
     if not origins or not config.get_option("server.enableCORS"):
         return True
@@ -229,7 +227,7 @@ def is_own_origin(headers: Headers) -> bool:
         return False
     try:
         netloc = urlsplit(origin).netloc
-    except ValueError:  # no address: "http://[", say
+    except ValueError:  # not an address, such as "http://["
         return False
     allowed = {one.strip().rstrip("/") for one in config.get_option("server.corsAllowedOrigins") or ()}
     return origin in allowed or (netloc != "" and netloc == headers.get("host"))
@@ -237,10 +235,10 @@ def is_own_origin(headers: Headers) -> bool:
 
 @functools.cache
 def content_policy() -> str:
-    """The Content-Security-Policy under which Streamlit's pages run.
+    """Return the Content-Security-Policy of Streamlit's pages.
 
-    Vega compiles its expressions ("unsafe-eval"), Emotion and our own legends write styles into the page; the scripts that stand in
-    the page are named by their hashes. Nothing is loaded from, or sent to, another host.
+    Vega compiles its expressions ("unsafe-eval"). Emotion and the legends write styles into the page. Inline scripts are allowed by
+    their hashes. Pages load nothing from other hosts, and send nothing to them.
     """
     inline = [*_INLINE.findall(INDEX.read_text(encoding="utf-8")), PRESS, COPY, write_default()]
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)

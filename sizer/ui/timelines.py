@@ -1,4 +1,4 @@
-"""One chart: what was measured as an area, what was estimated as a line over it, phase by phase."""
+"""Chart of a measurement: measured memory as an area, estimated memory as a line, phase by phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIME_AXIS = UNLABELLED | {"title": "phases, each as wide as the others"}
 
 
 def timelines_chart(comparison: Comparison) -> Spec:
-    """Allocated memory through the phases, measured under estimated; where nothing was recorded, dots at the phases' ends."""
+    """Return the chart of allocated memory through the phases. Without a recording, dots show the ends of the phases."""
     levels = [level.allocated_bytes for level in (*comparison.estimated_curve, *comparison.measured_curve)]
     readings = [phase.allocated_bytes for phase in comparison.measurement.phases]
     tallest = max([*levels, *readings], default=0)
@@ -34,7 +34,7 @@ def timelines_chart(comparison: Comparison) -> Spec:
 
 
 def timelines_legend() -> str:
-    """The chart's legend as HTML; all its words are ours."""
+    """Return the chart's legend as HTML. It holds no stranger's text."""
     marks = {MEASURED: "height:0.75em", ESTIMATED: "height:0.2em;margin-bottom:0.25em"}
     keys = (
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:0.9em;{style};border-radius:2px;'
@@ -64,7 +64,7 @@ def _measured(comparison: Comparison, scale: Scale, axis: Spec) -> Spec:
 
 
 def _phase_names(comparison: Comparison) -> list[str]:
-    """The phases in order, of the curve that went farther."""
+    """Return the phases in order, of the longer curve."""
     names = (
         [level.phase for level in comparison.estimated_curve],
         [level.phase for level in comparison.measured_curve],
@@ -82,7 +82,7 @@ def _phases(names: list[str]) -> list[Spec]:
 
 
 def _reading(comparison: Comparison, scale: Scale) -> list[Spec]:
-    """A rule that follows the pointer and reads both curves out; none where they do not share their places."""
+    """Return a rule that follows the pointer and shows both values; empty if the curves do not share positions."""
     estimated, measured = comparison.estimated_curve, comparison.measured_curve
     if not measured or [level.at for level in estimated] != [level.at for level in measured]:
         return []

@@ -1,7 +1,7 @@
-"""Turns: one page is drawn at a time. Where many are asked for at once each would else be drawn as slowly as all of them.
+"""Turns: one page is drawn at a time. Many pages drawn together would each finish as late as the last one.
 
-Drawing is work of the interpreter, of which one thread does some at a time. A page gives its turn to others while it waits for a
-job, and does not wait for a turn for longer than PATIENCE_SECONDS: whatever holds the others up, it is drawn.
+Drawing needs the interpreter, which runs one thread at a time. A page gives up its turn while it waits for a job, and waits for a
+turn for at most PATIENCE_SECONDS.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-AT_ONCE = 1  # two take turns at the interpreter every half a millisecond, and a hundred pages a sixth longer
+AT_ONCE = 1  # two pages would switch threads every half a millisecond; a hundred pages then take a sixth longer
 PATIENCE_SECONDS = 5.0
 
 
 class Awaited(Protocol):
-    """A job, or a measurement."""
+    """A job or a measurement that can be waited for."""
 
     @property
     def done(self) -> bool:
-        """Return whether it has ended."""
+        """Return True if it has ended."""
 
     def result(self, timeout: float | None = None) -> Any:
-        """Its value, None while there is none after so many seconds."""
+        """Return its value; None if there is none after this number of seconds."""
 
 
 _turns = threading.Semaphore(AT_ONCE)
@@ -32,7 +32,7 @@ _own = threading.local()  # taken: whether this thread has a turn
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw a page within, in its turn."""
+    """Wait for this page's turn, and hold it within the context."""
     _take()
     try:
         yield
@@ -41,7 +41,7 @@ def drawing() -> Iterator[None]:
 
 
 def result_of(job: Awaited, timeout: float | None = None) -> Any:
-    """Return what `job.result` gives and raises; other pages are drawn meanwhile."""
+    """Return the result of `job.result`, or raise its error. Other pages are drawn meanwhile."""
     if job.done or not getattr(_own, "taken", False):
         return job.result(timeout=timeout)
     _give()
@@ -52,7 +52,7 @@ def result_of(job: Awaited, timeout: float | None = None) -> Any:
 
 
 def give_back() -> None:
-    """Give this page's turn to others: all that is left of its run is to wait for a job, and to say how far that is."""
+    """End this page's turn: the rest of its run only waits for a job and shows progress."""
     _give()
 
 

@@ -1,7 +1,7 @@
 """Write charts as Vega-Lite specifications (https://vega.github.io/vega-lite/docs/), as dictionaries.
 
-Each layer has its own rows, inline. Streamlit 1.67 (`_marshall_chart_data`, streamlit/elements/vega_charts.py) converts data at the
-top of a chart, and named datasets, to Arrow: the schema of a few columns alone takes about 1 KiB.
+Each layer has its own rows inline. Streamlit 1.67 (`_marshall_chart_data`, streamlit/elements/vega_charts.py) converts data at the
+top of a chart, and named datasets, to Arrow, whose schema takes about 1 KiB for a few columns.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def table(columns: Columns, name: str | None = None) -> Spec:
 
     Args:
         columns: The values of each field.
-        name: A name by which later layers of the chart have the same data (`shared`).
+        name: A name for later layers of the chart that share the data (`shared`).
     """
     named = {} if name is None else {"name": name}
     return {"data": named | {"values": [columns]}, "transform": [{"flatten": list(columns)}]}
 
 
 def shared(data: Spec) -> Spec:
-    """Return the data of a table that an earlier layer of the chart has under its name."""
+    """Return a reference to the named data of an earlier layer."""
     return data | {"data": {"name": data["data"]["name"]}}
 
 
@@ -65,7 +65,7 @@ def layer(data: Spec, mark: Spec | str, **encoding: object) -> Spec:
 
 
 def pointed(data: Spec, field: str, tooltip: Sequence[Spec]) -> Spec:
-    """Return a layer with a rule that follows the pointer across a field's values, and shows a tooltip there."""
+    """Return a layer with a rule that follows the pointer across a field's values and shows a tooltip."""
     select = {"type": "point", "fields": [field], "nearest": True, "on": "pointermove"}
     opacity = {"condition": {"param": "pointer", "empty": False, "value": 0.8}, "value": 0}
     rule = layer(data, {"type": "rule", "color": INK}, x=quantitative(field), opacity=opacity, tooltip=tooltip)

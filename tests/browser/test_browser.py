@@ -265,7 +265,7 @@ def test_fits_a_phone(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
     fit(page, 390)
-    row = page.get_by_text("Choose a cell to look at it.").bounding_box()
+    row = page.get_by_text("Select a cell to see its details.").bounding_box()
     grid = page.get_by_test_id("stFullScreenFrame").filter(has=page.get_by_test_id("stDataFrame")).first
     buttons = grid.get_by_test_id("stElementToolbar").bounding_box()
     assert row and buttons and row["y"] + row["height"] <= buttons["y"], "the table's buttons cover the row above it"

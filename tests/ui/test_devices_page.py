@@ -196,5 +196,5 @@ def test_a_torch_that_does_not_work_is_said(script):
 def test_where_strangers_use_the_app_nothing_runs(script, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     page = open_devices()
-    assert any("switched off here" in info.value for info in page.info)
+    assert devices_view.SWITCHED_OFF in [info.value for info in page.info]
     assert not page.button

@@ -14,7 +14,7 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.rows import Filter
 from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import measuring as here
-from sizer.ui.ledger_view import LEDGER, PART, rows_frame, statistics_frame
+from sizer.ui.ledger_view import LEDGER, NOTHING_YET, PART, rows_frame, statistics_frame
 from sizer.ui.published import FIGURES, errors_chart, points_of
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
 from tests.ui.conftest import markup, texts
@@ -74,7 +74,7 @@ def link(page: AppTest, **query: str) -> AppTest:
 
 def test_empty_ledger_says_how_to_fill_it(ledger, open_ledger):
     page = open_ledger()
-    assert page.info[0].value.startswith("Nothing has been measured on this machine yet.")
+    assert page.info[0].value == NOTHING_YET
     assert any("python -m sizer measure 'arch=" in code.value for code in page.code)
     assert page.get("file_uploader")
     assert not ledger.path.exists(), "looking makes no file"
@@ -206,7 +206,7 @@ def test_nothing_is_imported_where_strangers_are(filled, open_ledger, monkeypatc
     page = open_ledger()
     assert listed(page) == ["vit_b_16", "resnet18"]
     assert not page.get("file_uploader")
-    assert any("Importing is disabled in this deployment" in info.value for info in page.info)
+    assert here.SWITCHED_OFF in [info.value for info in page.info]
 
 
 # -------------------------------------------------------------------------------------------------- from another machine
@@ -229,7 +229,7 @@ def test_import_that_is_refused_says_why(ledger, open_ledger):
     ).run()
     assert page.warning[0].value == "1 comparison was refused."
     assert any(line.startswith("number 1: ") for line in texts(page))
-    assert page.info[0].value.startswith("Nothing has been measured on this machine yet.")
+    assert page.info[0].value == NOTHING_YET
 
 
 def test_ledger_that_cannot_be_read_is_said(ledger, open_ledger):

@@ -16,7 +16,7 @@ from sizer.base.units import format_bytes
 from sizer.device.ledger.ledger import Ledger
 from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.ui import measuring
+from sizer.ui import comparison_view, measure, measuring
 from sizer.ui import measuring as here
 from tests.ui.clients import ScriptedJob
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
@@ -97,7 +97,7 @@ def test_ranks_are_measured_by_a_command(monkeypatch, ledger, open_measure):
     install_machine(monkeypatch, ScriptedMachine(), ledger)
     page = open_measure(**SMALL, parallel="zero1", ranks="2")
     assert not page.exception and not page.error
-    assert "each in a process of its own" in page.info[0].value
+    assert page.info[0].value == measure.RANKS
     assert command(page) == (
         "python -m sizer measure 'arch=torchvision:resnet18&dtype=float32&batch=2&parallel=zero1&ranks=2' --device cuda"
         " --json > measured.json"
@@ -181,8 +181,7 @@ def test_strangers_neither_measure_nor_import(monkeypatch, ledger, open_measure,
     monkeypatch.setenv(PUBLIC_VARIABLE, value)
     page = open_measure(**SMALL)
     told = [info.value for info in page.info]
-    assert any("Measuring is disabled in this deployment" in text for text in told)
-    assert any("Importing is disabled in this deployment" in text for text in told)
+    assert {measure.SWITCHED_OFF, measuring.SWITCHED_OFF} <= {*told}
     assert not any(button.key == "measure" for button in page.button)
     assert not page.get("file_uploader")
     assert "sizer measure" in command(page)
@@ -206,7 +205,7 @@ def test_step_that_cannot_be_traced_is_not_measured(monkeypatch, ledger, open_me
     install_machine(monkeypatch, ScriptedMachine(), ledger, client)
     page = open_measure(**SMALL)
     assert any(why in line for line in texts(page))
-    assert "no estimate to compare a measurement with" in "".join(info.value for info in page.info)
+    assert measure.NO_ESTIMATE in [info.value for info in page.info]
     assert not any(button.key == "measure" for button in page.button)
 
 
@@ -308,7 +307,7 @@ def test_without_a_recording_the_readings_are_dots(monkeypatch, ledger, open_mea
     page = press(open_measure(**SMALL))
     (chart,) = (json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart"))
     assert chart["layer"][0]["mark"]["type"] == "point"
-    assert any("the dots are what was read" in caption.value for caption in page.caption)
+    assert comparison_view.DOTS in [caption.value for caption in page.caption]
 
 
 def test_another_cell_has_no_result_yet(monkeypatch, ledger, open_measure):

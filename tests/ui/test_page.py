@@ -551,7 +551,7 @@ def test_config_too_long_for_an_address(client, open_page):
     page.text_area(key="config_name").set_value(config).run()
     assert client.requests[-1].source == "config"
     assert not address_of(page)
-    assert any("too many to pass on" in line for line in texts(open_tab(page, "Copy link")))
+    assert any("too many for a link" in line for line in texts(open_tab(page, "Copy link")))
     assert any("--config config.json" in code.value for code in page.code)
 
 
