@@ -38,11 +38,18 @@ def preset_names() -> tuple[str, ...]:
 
 
 def pipeline_preset_of(repository: str) -> str | None:
-    """Return the preset of a repository of the hub; of several the one with the shortest name."""
-    for file in sorted(PRESETS.glob("*.json"), key=lambda file: len(file.name)):
-        if json.loads(file.read_text(encoding="utf-8"))["repository"].lower() == repository.lower():
-            return file.name.removesuffix(".json")
-    return None
+    """Return the preset of a repository of the hub, or of a copy by another owner; of several the one with the shortest name."""
+    known = _repositories()
+    copies = {name.rpartition("/")[2]: preset for name, preset in known.items()}
+    asked = repository.lower()
+    return known.get(asked) or (copies.get(asked.rpartition("/")[2]) if "/" in asked else None)
+
+
+@functools.cache
+def _repositories() -> dict[str, str]:
+    """Return the preset of each repository, in lower case."""
+    files = sorted(PRESETS.glob("*.json"), key=lambda file: len(file.name), reverse=True)
+    return {json.loads(file.read_text(encoding="utf-8"))["repository"].lower(): file.name.removesuffix(".json") for file in files}
 
 
 @functools.cache

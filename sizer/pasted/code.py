@@ -22,7 +22,9 @@ _KNOWN = re.compile(
     r"|[A-Za-z]\w*\.from_pretrained)\s*\("
 )
 _OF_TRAININGS = ("model_name_or_path", "per_device_train_batch_size", "output_dir")  # one of these flags has each training
-_ASSIGNED = re.compile(r"^[ \t]*([A-Za-z_]\w*)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[\w.]+)\s*(?:#.*)?$", re.MULTILINE)
+_OF_DIFFUSERS = "pretrained_model_name_or_path"  # a flag of all of diffusers' example scripts
+SCRIPT = "launcher.script"
+ASSIGNED = re.compile(r"^[ \t]*([A-Za-z_]\w*)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[\w.]+)\s*(?:#.*)?$", re.MULTILINE)
 
 
 def is_command(text: str) -> bool:
@@ -62,10 +64,15 @@ def read_command(text: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         found = [_plain(value)] if has_value else [_plain(text) for text in values] or [True]
         lines[name] = found if len(found) > 1 else found[0]
-    if lines.keys().isdisjoint(_OF_TRAININGS):
+    if _OF_DIFFUSERS in lines:
+        script = next((word.rpartition("/")[2] for word in words if _is_script(word)), "")
+        flags = {key: value for key, value in lines.items() if not key.startswith(CALL)}
+        lines = {f"{CALL}diffusers": True, SCRIPT: script} | flags
+    elif lines.keys().isdisjoint(_OF_TRAININGS):
         return {}
-    if (half := lines.pop("mixed_precision", None)) in ("bf16", "fp16"):
+    if (half := lines.get("mixed_precision")) in ("bf16", "fp16"):
         lines.setdefault(half, True)
+    lines.pop("mixed_precision", None)
     for name in ("num_processes", "nproc_per_node", "num_gpus"):
         if isinstance(count := lines.pop(name, None), int) and not isinstance(count, bool):
             lines[PROCESSES] = count
@@ -106,14 +113,14 @@ def read_calls(text: str) -> dict[str, Any]:
     Known are the arguments of transformers' and TRL's trainers, LoraConfig, BitsAndBytesConfig and `from_pretrained`. A name stands
     for the text or number that the code assigns to it.
     """
-    names = {found[1]: found[2] for found in _ASSIGNED.finditer(text)}
+    names = {found[1]: found[2] for found in ASSIGNED.finditer(text)}
     lines: dict[str, Any] = {}
     for found in islice(_KNOWN.finditer(text), MAX_CALLS):
-        if (call := _call_at(text, found.start(), found.end())) is None:
+        if (call := call_at(text, found.start(), found.end())) is None:
             continue
         name = text[found.start() : found.end() - 1].strip()
         read = next((reader for end, reader in _CALLS.items() if name.endswith(end)), None)
-        given = {word.arg: _value(word.value, names) for word in call.keywords if word.arg}
+        given = {word.arg: value_of(word.value, names) for word in call.keywords if word.arg}
         if read is not None:
             lines |= {key: value for key, value in read(name, given, call, names) if value is not None and key not in lines}
     if (lines.get("load_in_4bit") or lines.get("load_in_8bit")) and _PREPARES not in text:
@@ -121,7 +128,7 @@ def read_calls(text: str) -> dict[str, Any]:
     return lines if any(line.startswith(CALL) or line == "use_peft" for line in lines) else {}
 
 
-def _call_at(text: str, start: int, opened: int) -> ast.Call | None:
+def call_at(text: str, start: int, opened: int) -> ast.Call | None:
     """Return the call that begins at a place, None if it is no whole call of a usual size."""
     depth, place, end = 1, opened, min(len(text), start + MAX_CALL)
     tokens = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|#[^\n]*|[()\[\]{}]", re.DOTALL)
@@ -138,12 +145,15 @@ def _call_at(text: str, start: int, opened: int) -> ast.Call | None:
     return whole if isinstance(whole, ast.Call) else None
 
 
-def _value(node: ast.expr, names: dict[str, str]) -> Any:
+def value_of(node: ast.expr, names: dict[str, str]) -> Any:
     """Return the plain value of an argument, None if only running the code would tell it."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
+    if isinstance(node, ast.Dict):
+        parts = zip(node.keys, node.values, strict=True)
+        return {key.value: value_of(value, names) for key, value in parts if isinstance(key, ast.Constant)}
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # torch.bfloat16
         return f"{node.value.id}.{node.attr}"
     if isinstance(node, ast.Name) and node.id in names:
@@ -178,7 +188,7 @@ def _bits(name: str, given: dict[str, Any], call: ast.Call, names: dict[str, str
 def _model(name: str, given: dict[str, Any], call: ast.Call, names: dict[str, str]) -> _Read:
     if re.search(r"Tokenizer|Processor|Config|FeatureExtractor|Scheduler|Pipeline", name):
         return
-    repository = _value(call.args[0], names) if call.args else None
+    repository = value_of(call.args[0], names) if call.args else None
     for key in ("pretrained_model_name_or_path", "model_name"):
         repository = repository or given.get(key)
     yield "model_name_or_path", repository

@@ -9,7 +9,7 @@ from typing import Any
 
 from sizer.base.errors import ConfigError, quote
 from sizer.pasted import lines, recipes
-from sizer.pasted.code import CALL, PROCESSES
+from sizer.pasted.code import CALL, PROCESSES, SCRIPT
 from sizer.pasted.lines import Reader, nothing, number, switch
 from sizer.pasted.plain_text import ALLOWED, as_flag, as_number, as_text, read_mapping
 from sizer.pasted.question import Draft, Question
@@ -45,7 +45,7 @@ def read_config(text: str, gpu: str | None = None) -> Question:
             todo="paste the whole file",
         )
     draft = Draft(title=form.title, items={"mode": "training"})
-    done = {*form.joint, *(form.finish(draft, config) or ()), PROCESSES}
+    done = {*form.joint, *(form.finish(draft, config) or ()), PROCESSES, SCRIPT}
     _processes(draft, config)
     for name, value in config.items():
         if value is None or name in done or name.startswith(CALL):
@@ -105,7 +105,10 @@ def _has(config: Config, sign: str) -> bool:
 
 def _processes(draft: Draft, config: Config) -> None:
     """Read the processes that a launcher starts: of what shards, or else of DDP."""
-    if (count := as_number(config.get(PROCESSES))) is not None and count > 1:
+    count = as_number(config.get(PROCESSES)) or 1
+    if count > 1 and f"{CALL}diffusers" in config:
+        draft.unmatched.append(f"{count} processes: pipelines are counted on one GPU")
+    elif count > 1:
         ways = {} if "parallel" in draft.items else {"parallel": "ddp"}
         draft.drop("ranks")
         draft.take(f"{count} processes", **ways, ranks=count)
@@ -517,6 +520,31 @@ def _meshed(draft: Draft, config: Config, count: int) -> tuple[str, ...]:
     return tuple(names.values())
 
 
+def _diffusers(draft: Draft, config: Config) -> None:
+    """Read the flags of diffusers' example scripts (examples/dreambooth and examples/text_to_image, 0.42)."""
+    script = as_text(config.get(SCRIPT) or "")
+    adapts = "lora" in script or "rank" in config
+    draft.take(script or "rank", train="adapter" if adapts else "all")
+    if adapts:
+        draft.take_or_assume("rank", as_number(config.get("rank")), "r", 4, "the scripts' default")
+    repository = as_text(config["pretrained_model_name_or_path"])
+    if not lines.pipeline(draft, "pretrained_model_name_or_path", repository):
+        draft.unmatched.append(f"pretrained_model_name_or_path: {repository}")
+    _precision(draft, config, casts=adapts, why="the scripts cast frozen weights, and train float32 weights under autocast")
+    if as_flag(config.get("use_8bit_adam")):
+        draft.take("use_8bit_adam: true", optimizer="adamw-8bit")
+    side = as_number(config.get("resolution"))
+    draft.take_or_assume("resolution", side, "image", 512, "the scripts' default")
+    if adapts:
+        # the scripts of SDXL and FLUX.1 encode prompts first, too, but a variable keeps the text encoders (docs/diffusion.md)
+        frees = "dreambooth" in script and not re.search(r"sdxl|flux(?!_?2)", script)
+        cached = as_flag(config.get("cache_latents"))
+        kept = ("all" if cached else "prompts") if frees else ("latents" if cached else "none")
+        draft.assume("what the script frees before the training", cached=kept)
+    draft.assume("the scripts' default", batch=4 if "dreambooth" in script else 16)
+    draft.assume("the scripts' default", optimizer="adamw")
+
+
 # ---------------------------------------------------------------------------------------------------------------- the formats
 
 _HUGGING_FACE: dict[str, Reader] = {
@@ -530,6 +558,7 @@ _ADAPTERS: dict[str, Reader] = {
     "model_name_or_path": lines.model,
     "max_length": number("seq"),
     "max_seq_length": number("seq"),
+    "model_max_length": number("seq"),
     "lora_dropout": lines.dropout,
     "lora_target_modules": lines.targets,
     "lora_modules_to_save": lines.saved_modules,
@@ -672,6 +701,27 @@ FORMATS = (
             *("use_peft", "use_dora", "use_rslora", "lora_r", "lora_alpha", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant"),
             *("bnb_4bit_quant_type", *_DTYPES, *_PRECISION, "torch_compile", "use_liger_kernel", "activation_offloading"),
             *("precompute_ref_log_probs", "gradient_checkpointing_kwargs.use_reentrant", "prepare_model_for_kbit_training"),
+        ),
+    ),
+    Format(
+        key="diffusers",
+        title="diffusers' training scripts",
+        signs=((f"{CALL}diffusers",), ("pretrained_model_name_or_path", "train_batch_size")),
+        lines={
+            "train_batch_size": number("batch"),
+            "gradient_accumulation_steps": number("accumulate"),
+            "gradient_checkpointing": switch(checkpointing=1),
+            "max_sequence_length": number("seq"),
+            "lora_dropout": lines.dropout,
+            **dict.fromkeys(("variant", "revision", "instance_prompt", "class_prompt", "center_crop", "random_flip"), nothing),
+            **dict.fromkeys(("instance_data_dir", "class_data_dir", "train_data_dir", "guidance_scale"), nothing),
+            **dict.fromkeys(("image_column", "caption_column", "max_train_steps", "snr_gamma", "weighting_scheme"), nothing),
+            **dict.fromkeys(("allow_tf32", "checkpointing_steps", "checkpoints_total_limit", "repeats"), nothing),
+        },
+        finish=_diffusers,
+        joint=(
+            *("pretrained_model_name_or_path", "rank", "use_8bit_adam", "resolution", "cache_latents", "optimizer"),
+            *_PRECISION,
         ),
     ),
     Format(

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 
 from sizer.catalogue.optimizers import items_of_optimizer
-from sizer.catalogue.sources import arch_of
+from sizer.catalogue.pipelines import pipeline_preset_of
+from sizer.catalogue.sources import REPO_ID, arch_of
 from sizer.pasted.plain_text import as_flag, as_number, as_text
 from sizer.pasted.question import Draft
 
@@ -47,6 +48,15 @@ def model(draft: Draft, name: str, value: object) -> bool:
     if (arch := arch_of(text)) is None:
         return False  # a folder
     draft.take(f"{name}: {text}", arch=arch)
+    return True
+
+
+def pipeline(draft: Draft, name: str, value: str) -> bool:
+    """Read the repository of a diffusion pipeline: its preset, else the repository."""
+    known = pipeline_preset_of(value)
+    if known is None and REPO_ID.fullmatch(value) is None:
+        return False  # a folder
+    draft.take(f"{name}: {value}", arch=f"diffusers:{known or value}")
     return True
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import yaml
 
 from sizer.base.config_json import read_object
-from sizer.base.errors import ConfigError, quote
+from sizer.base.errors import ConfigError, RefusedValueError, quote
 from sizer.base.pasted_json import pasted_lines
 from sizer.base.pasted_yaml import PlainLoader
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.pasted.code import is_command, read_calls, read_command
 
 MAX_BYTES = 64 * 1024
@@ -31,6 +33,14 @@ def read_mapping(text: str) -> dict[str, Any]:
         return read_object(text)
     if found := read_command(text) if is_command(text) else read_calls(text):
         return found
+    _refuse_other_programs(text)
+    if is_command(text):
+        raise ConfigError(
+            "the flags of this script are not read",
+            given=quote(text.strip(), 60),
+            allowed="flags of transformers', TRL's and diffusers' example scripts",
+            todo="run it without a GPU: write `sizer run -- ` before the command",
+        )
     try:
         value = yaml.load(text, Loader=PlainLoader)
     except yaml.YAMLError as error:
@@ -44,15 +54,53 @@ def read_mapping(text: str) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise ConfigError(
-            "this text is not understood", given=quote(text.strip(), 60), allowed=ALLOWED, todo="paste one of these"
+            "this text is not understood",
+            given=quote(text.strip(), 60),
+            allowed=ALLOWED,
+            todo="paste one of these, or use the form",
         )
     return {str(key): part for key, part in value.items()}
 
 
 ALLOWED = (
     "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a command or Python code with a Trainer's "
-    "arguments, these as JSON, or an out-of-memory message"
+    "arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, transformers or "
+    "vLLM, a model's config.json or name, or an out-of-memory message"
 )
+
+_FILE = "the command names a file that is not in the text"
+_SERVE = "choose the model and the task Serving"
+# Programs whose commands are not read: a sign of the text, the fault, and the remedy.
+_OTHER_PROGRAMS = (
+    (r"^\s*(?:\$ )?ollama\s", "a command of Ollama names no repository", f"{_SERVE} with the engine llama.cpp, which Ollama runs"),
+    (r"\btext-generation-launcher\b|text-generation-inference", "the scheduler of TGI is not planned", _SERVE),
+    (r"\btrtllm-serve\b|\btrtllm-build\b", "the scheduler of TensorRT-LLM is not planned", _SERVE),
+    (r"\blmdeploy\s+serve\b", "the scheduler of LMDeploy is not planned", _SERVE),
+    (r"\bmlx_lm\b", "MLX is not PyTorch: its memory is not counted", "choose the model, and the Mac as device"),
+    (r"^\s*(?:\$ )?(?:llamafactory-cli|axolotl)\s", _FILE, "paste the YAML file itself"),
+    (r"^\s*(?:\$ )?tune\s+run\s", _FILE, "paste the YAML file, which `tune cp` writes"),
+    (r"\bswift\s+(?:sft|pt|rlhf)\b", "the flags of ms-swift are not read", "paste a TRL config of the same training"),
+)
+
+
+def _refuse_other_programs(text: str) -> None:
+    """Raise ConfigError for the command of a program that is not read, and for nvidia-smi's table."""
+    if "NVIDIA-SMI" in text:
+        names = re.findall(r"\|\s{1,9}[0-9]{1,3}\s{1,9}([A-Z].{2,40}?)\s{2}", text)
+        raise ConfigError("nvidia-smi's table names devices, not work", given="NVIDIA-SMI", todo=_device_of(names))
+    for sign, what, todo in _OTHER_PROGRAMS:
+        if re.search(sign, text):
+            raise ConfigError(what, given=quote(text.strip(), 60), todo=todo)
+
+
+def _device_of(names: list[str]) -> str:
+    """Return the sentence that says which device of the catalogue has one of these names."""
+    for name in names:
+        try:
+            return f"choose the model, and gpu={find_gpu(name.strip()).key}"
+        except RefusedValueError:
+            continue
+    return "choose the model and the device in the form"
 
 
 def as_number(value: object) -> int | None:

@@ -17,9 +17,9 @@ class Line:
 class Question:
     """A config as a question. `items` are keys of a query with their values; `arch` is missing if the config names no model.
 
-    `read` are the lines that were understood, `assumed` what was taken where the config is silent, `unmatched` the lines that
-    have no counterpart here, and `irrelevant` how many lines change no memory. `kind` is a "config", a "command" of a server, or
-    a "model" alone.
+    `read` are the understood lines, `assumed` the values that the config does not state, `unmatched` the lines without a
+    counterpart, and `irrelevant` the number of lines that change no memory. `kind` is a "config", a "command" of a server, "code"
+    that runs a model, or a "model" alone.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """The command that starts a server as the keys of a query: of a shell, docker or a compose file, or vLLM's YAML config.
 
-Names of flags: vllm/engine/arg_utils.py and entrypoints/openai/cli_args.py of vLLM 0.9 to 0.33, and sglang/srt/server_args.py of
-SGLang 0.4 to 0.5.23.
+Names of flags: vllm/engine/arg_utils.py and entrypoints/openai/cli_args.py of vLLM 0.9 to 0.33, sglang/srt/server_args.py of
+SGLang 0.4 to 0.5.23, and common/arg.cpp of llama.cpp, 2025.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ MAX_CHARACTERS = 64 * 1024
 SHORTEST_PREFIX = 8  # characters: shorter beginnings may be those of flags that are not listed here
 _PROGRAM = r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.)?api_server\b"
 _SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b"
+_LLAMA_SIGN = r"(?:^|[\s/])llama-(?:server|cli)\b|ggml-org/llama\.cpp"
 _VLLM_SIGN = rf"{_PROGRAM}|vllm/vllm-openai"
 _SGLANG_SIGN = rf"{_SGLANG_PROGRAM}|lmsysorg/sglang"
 _IMAGE = re.compile(r"(?:vllm/vllm-openai|lmsysorg/sglang):v?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})")
@@ -212,7 +213,7 @@ def is_launch(text: str) -> bool:
     if len(text) > MAX_CHARACTERS:
         return False
     text = _plain(text)
-    return re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text) is not None or _is_yaml(text)
+    return re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}|{_LLAMA_SIGN}", text) is not None or _is_yaml(text)
 
 
 def _is_yaml(text: str) -> bool:
@@ -252,6 +253,8 @@ def read_launch(text: str) -> Launch:
         RequestError: A flag is of another server, or has no value.
     """
     text = _plain(text)
+    if re.search(_LLAMA_SIGN, text) and not re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text):
+        return _read_llama(text)
     engine = "sglang" if re.search(_SGLANG_SIGN, text) else "vllm"
     pairs = list(_yaml_pairs(text) if _is_yaml(text) and not re.search(_VLLM_SIGN, text) else _pairs(_words(text), engine))
     items: dict[str, str] = {"mode": "serve"} | ({"engine": engine} if engine != "vllm" else {})
@@ -325,6 +328,69 @@ def read_launch(text: str) -> Launch:
         unmatched=tuple(unmatched),
         irrelevant=irrelevant,
     )
+
+
+# Flags of llama.cpp by their meaning; others change no memory that is counted.
+_LLAMA_FLAGS = {
+    **dict.fromkeys(("hf", "hfr", "hf-repo", "m", "model"), "model"),
+    **dict.fromkeys(("c", "ctx-size"), "tokens"),
+    **dict.fromkeys(("np", "parallel"), "slots"),
+}
+_LLAMA_UNCOUNTED = {
+    **dict.fromkeys(("ctk", "ctv", "cache-type-k", "cache-type-v"), "the cache is counted in 16 bits: fewer tokens than there are"),
+    **dict.fromkeys(("ngl", "gpu-layers", "n-gpu-layers"), "all layers are counted on the device"),
+    **dict.fromkeys(("nkvo", "no-kv-offload"), "the cache is counted on the device"),
+    **dict.fromkeys(("md", "model-draft", "hfd", "hfrd", "hf-repo-draft"), "a draft model is not counted"),
+    **dict.fromkeys(("mm", "mmproj"), "the projector of images is not counted"),
+}
+_ALL_LAYERS = 99  # what people write for -ngl
+_GGUF = re.compile(r"[-_.](?:i?q[0-9]\w{0,8}|bf16|f16|fp16|f32|mxfp4|ud|gguf)$")
+_LONGEST_NAME = 200
+
+
+def _read_llama(text: str) -> Launch:
+    """Return the question of a command of llama.cpp. Its context is shared by all slots."""
+    program = list(re.finditer(_LLAMA_SIGN, text))[-1]
+    try:
+        words = shlex.split(text[program.end() :], comments=True)
+    except ValueError:  # a quote that is not closed
+        words = text[program.end() :].split()
+    items, read, unmatched, irrelevant, found = {"mode": "serve", "engine": "llama.cpp"}, [], [], 0, {}
+    for name, value in _pairs(words, "llama.cpp"):
+        given = f"{'-' if len(name) < 4 else '--'}{name}{f' {value}' if value else ''}"
+        if (meaning := _LLAMA_FLAGS.get(name)) is not None and value:
+            found[meaning] = (given, value)
+        elif name in _LLAMA_UNCOUNTED and not (value.isdecimal() and int(value) >= _ALL_LAYERS):
+            unmatched.append(f"{given}: {_LLAMA_UNCOUNTED[name]}")
+        else:
+            irrelevant += 1
+    given, model = found.get("model", ("", ""))
+    arch = _arch_of_gguf(model)
+    if arch is not None:
+        read.append((given, f"arch={arch}"))
+    if model:
+        unmatched.append(f"{given}: weights are counted in 16 bits, whatever the GGUF file holds")
+    given, slots = found.get("slots", ("", "1"))
+    if given and slots.isdecimal() and int(slots) > 0:
+        items["max_num_seqs"] = slots
+        read.append((given, f"max_num_seqs={slots}"))
+    given, tokens = found.get("tokens", ("", ""))
+    if tokens.isdecimal() and int(tokens) > 0:
+        each = max(1, int(tokens) // int(items.get("max_num_seqs", "1")))
+        items["max_model_len"] = str(each)
+        read.append((given, f"max_model_len={each}"))
+    return Launch(
+        engine="llama.cpp", model=model, arch=arch, items=items, read=tuple(read), unmatched=tuple(unmatched), irrelevant=irrelevant
+    )
+
+
+def _arch_of_gguf(model: str) -> str | None:
+    """Return the preset of a GGUF file or repository, by its name without the layout; None without a preset."""
+    name = re.split(r"[/\\]", model.partition(":")[0])[-1].lower().removesuffix(".gguf")
+    for _ in range(3):  # gemma-3-4b-it-UD-Q4_K_XL-GGUF
+        name = _GGUF.sub("", name[:_LONGEST_NAME])
+    found = arch_of(f"/{name}") if name else None
+    return found if found is not None and found.startswith("hf:") else None
 
 
 def _limits(name: str, value: str) -> dict[str, int]:
@@ -416,8 +482,9 @@ def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
             continue
         name, sign, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        name = _lengthened(name) if engine == "vllm" and not word.startswith("--") else _completed(name, engine)
-        if not sign and position < len(words) and not _begins_flag(words[position]) and name not in _SWITCHES[engine]:
+        if engine != "llama.cpp":
+            name = _lengthened(name) if engine == "vllm" and not word.startswith("--") else _completed(name, engine)
+        if not sign and position < len(words) and not _begins_flag(words[position]) and name not in _SWITCHES.get(engine, ()):
             value = words[position]
             position += 1
         yield name, value

@@ -8,6 +8,7 @@ import streamlit as st
 from sizer.base.errors import ConfigError, RequestError, SizerError, quote
 from sizer.base.units import counted, format_bytes
 from sizer.pasted.formats import read_config
+from sizer.pasted.inference import read_inference, server_command
 from sizer.pasted.model import read_model
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
@@ -33,9 +34,10 @@ MAX_LOG_BYTES = MAX_CHARACTERS
 CURVES = {"allocated": COLOURS["parameter"], "reserved": COLOURS["activation"]}  # of a snapshot
 TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
 ACCEPTED = (
-    "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, the command or the Python code that "
-    "starts a Trainer, its arguments as JSON, the startup log, error or command of a vLLM or SGLang server, an out-of-memory "
-    "message, a model's config.json or name, or as a file a memory snapshot of PyTorch."
+    "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate; a command or Python code with the "
+    "arguments of a Trainer or of diffusers' training scripts, or these as JSON; the log, error or command of a vLLM or SGLang "
+    "server, or the command of llama.cpp; Python code of diffusers, transformers or vLLM; an out-of-memory message; a model's "
+    "config.json or name; or a file with a memory snapshot of PyTorch."
 )
 
 
@@ -100,17 +102,18 @@ def _question_of(text: str, gpu: str | None) -> Question:
     try:
         return read_config(text, gpu)
     except ConfigError:
-        if not is_launch(text):
-            if (found := read_model(text)) is None:
+        command = server_command(text)
+        if command is None and not is_launch(text):
+            if (found := read_inference(text) or read_model(text)) is None:
                 raise
             return found
-    launch = read_launch(text)
+    launch = read_launch(text if command is None else command)
     arch = {} if launch.arch is None else {"arch": launch.arch}
     unknown = f"the model {quote(launch.model)} is no repository" if launch.model else "the command names no model"
     return Question(
         title=launch.title,
         kind="command",
-        items=arch | dict(launch.items),
+        items=arch | dict(launch.items) | ({} if command is None else {"api": "offline"}),
         read=tuple(Line(given=given, means=means) for given, means in launch.read),
         assumed=() if arch else (f"{unknown}: the model of the form is kept",),
         unmatched=launch.unmatched,
@@ -165,7 +168,7 @@ def _close() -> None:
 
 
 def _show_question(found: Question) -> None:
-    st.markdown(f"**Read as {found.title}**" if found.kind == "model" else f"**Read as a {found.kind} of {found.title}**")
+    st.markdown(f"**Read as {found.title}**" if found.kind in ("model", "code") else f"**Read as a {found.kind} of {found.title}**")
     counts = f"{counted(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
     with st.expander(counts):
         for title, rows in (

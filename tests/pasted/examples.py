@@ -548,4 +548,22 @@ training_arguments = TrainingArguments(
     Example("trainer", "Liger", """
 {"per_device_train_batch_size": 2, "bf16": true, "use_liger_kernel": true, "gradient_checkpointing": true}
 """, FUSED | {"mode": "training", "batch": "2", "dtype": "amp-bfloat16", "liger": "1", "loss": "liger", "checkpointing": "1"}),
+    # --------------------------------------------------------------------------------------------- diffusers' example scripts
+    Example("diffusers", "DreamBooth LoRA of FLUX", """
+accelerate launch train_dreambooth_lora_flux.py --pretrained_model_name_or_path=black-forest-labs/FLUX.1-dev \\
+  --instance_data_dir=dog --output_dir=out --mixed_precision="bf16" --instance_prompt="a sks dog" --resolution=1024 \\
+  --train_batch_size=1 --guidance_scale=1 --gradient_accumulation_steps=4 --use_8bit_adam --rank=16 \\
+  --gradient_checkpointing --cache_latents --learning_rate=1e-4 --lr_scheduler=constant --max_train_steps=500 --seed=0
+""", {"arch": "diffusers:flux.1-dev", "mode": "training", "train": "adapter", "r": "16", "dtype": "bfloat16", "image": "1024",
+      "batch": "1", "accumulate": "4", "optimizer": "adamw-8bit", "checkpointing": "1", "cached": "latents"}),
+    Example("diffusers", "LoRA of SDXL, text to image", """
+accelerate launch train_text_to_image_lora_sdxl.py --pretrained_model_name_or_path stabilityai/stable-diffusion-xl-base-1.0 \\
+  --dataset_name lambdalabs/naruto --resolution 768 --train_batch_size 2 --mixed_precision fp16 --train_text_encoder
+""", {"arch": "diffusers:sdxl", "mode": "training", "train": "adapter", "r": "4", "dtype": "float16", "image": "768",
+      "batch": "2", "optimizer": "adamw", "cached": "none"}, ("train_text_encoder",)),
+    Example("diffusers", "the whole UNet, on four GPUs", """
+accelerate launch --num_processes 4 --mixed_precision bf16 train_text_to_image.py --train_batch_size 8 \\
+  --pretrained_model_name_or_path runwayml/stable-diffusion-v1-5 --use_ema
+""", {"arch": "diffusers:sd1.5", "mode": "training", "train": "all", "dtype": "amp-bfloat16", "image": "512", "batch": "8",
+      "optimizer": "adamw"}, ("use_ema", "4 processes")),
 ]  # fmt: skip

@@ -89,7 +89,7 @@ def test_every_item_has_a_line_or_a_reason():
         ("!!python/object/apply:os.system ['true']", "not YAML"),
         ("[" * 5_000, "not YAML"),
         ("just words", "not understood"),
-        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2", "not understood"),  # a server's command
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2", "not read"),  # a server's command
         ("vllm serve Qwen/Qwen3-8B", "not understood"),
         ("model = AutoModel.from_pretrained('Qwen/Qwen3-8B')", "not understood"),
         ("- a\n- b", "not understood"),

@@ -135,6 +135,34 @@ def test_flags_without_a_counterpart_are_named():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "arch", "query", "unmatched"),
+    [
+        (
+            "llama-server -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M -c 32768 -ngl 99 --flash-attn",
+            "hf:gemma-3-4b",
+            "engine=llama.cpp&max_model_len=32768",
+            ("in 16 bits",),
+        ),
+        (
+            "./build/bin/llama-server -m models/qwen3-8b-q4_k_m.gguf \\\n  --ctx-size 32768 -np 4 -ctk q8_0 -ngl 20",
+            "hf:qwen3-8b",
+            "engine=llama.cpp&max_num_seqs=4&max_model_len=8192",
+            ("-ctk q8_0", "-ngl 20", "in 16 bits"),
+        ),
+        ("docker run ghcr.io/ggml-org/llama.cpp:server -m /models/own-q8_0.gguf -c 0", None, "engine=llama.cpp", ("16 bits",)),
+        ("llama-cli -c 'unclosed", None, "engine=llama.cpp", ()),
+    ],
+)
+def test_a_command_of_llama_cpp_shares_its_context_among_slots(text, arch, query, unmatched):
+    assert is_launch(text)
+    launch = read_launch(text)
+    assert launch.arch == arch
+    assert "&".join(f"{key}={value}" for key, value in launch.items.items()) == f"mode=serve&{query}"
+    assert len(launch.unmatched) == len(unmatched)
+    assert all(words in line for words, line in zip(unmatched, launch.unmatched, strict=True))
+
+
 def test_other_texts_are_no_commands():
     configs = ("base_model: a/b\nmax_model_len: 8", "gpu_memory_utilization: 0.5\nuse_vllm: true")
     for other in ("", *configs, "I serve vllm", "x" * 65_537):

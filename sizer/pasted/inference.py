@@ -1,0 +1,239 @@
+"""Python code that runs a model: a pipeline of diffusers, transformers' generation, or vLLM's class LLM. It is read, never run.
+
+Sources: diffusers/pipelines/pipeline_utils.py (0.42), transformers/pipelines (5.24), vllm/entrypoints/llm.py (0.33).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from sizer.catalogue.sources import arch_of
+from sizer.pasted import lines
+from sizer.pasted.code import ASSIGNED, MAX_CALLS, call_at, value_of
+from sizer.pasted.plain_text import MAX_BYTES
+from sizer.pasted.question import Draft, Question
+
+# Names have bounded lengths, so that no text takes long.
+_NAME = r"\w{1,64}"
+_PIPELINE = r"(?:\w{0,64}Pipeline\w{0,64}|AutoPipelineFor\w{1,64})\.from_pretrained"
+_OF_PIPELINES = rf"{_NAME}(?:\.{_NAME})?\.(?:enable|set|load)_{_NAME}|apply_group_offloading"
+_BITS = r"\w{0,64}BitsAndBytesConfig"  # libraries have one each, so that code renames them
+_OF_MODELS = rf"{_NAME}\.from_pretrained|{_BITS}|{_NAME}\.generate|pipeline"
+_CALL = r"(?<![\w.])(?:{})[ \t]*\("
+_MADE = re.compile(rf"(?m)^[ \t]*({_NAME})[ \t]*=[ \t]*{_PIPELINE}[ \t]*\(")
+_SERVER = r"(?:vllm\.)?LLM"
+_VLLM = re.compile(r"(?m)^[ \t]*(?:from|import)\s+vllm\b")
+_GENERATES = ("text-generation", "image-text-to-text", "any-to-any")  # tasks of transformers' pipeline()
+_HEADS = re.compile(r"(?:CausalLM|Seq2SeqLM|ImageTextToText|ConditionalGeneration|MultimodalLM|LMHeadModel)$")
+_FRAMES = ("num_frames", "video_length", "frames")
+_ALIKE = ("enable_xformers", "enable_freeu", "set_progress", "set_adapters", "load_textual", "set_timesteps")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in a text: the name of its function, and its arguments by name, unknown ones None."""
+
+    name: str
+    given: dict[str, Any]
+    first: Any
+    tree: ast.Call
+
+
+def read_inference(text: str) -> Question | None:
+    """Return the question of code that runs a pipeline or a model of transformers; None for another text."""
+    if len(text) > MAX_BYTES:
+        return None
+    if pipelines := list(_calls(text, _PIPELINE)):
+        return _pipeline(text, pipelines[0])
+    calls = list(_calls(text, _OF_MODELS))
+    return _model(calls) if any(_is_model(call) for call in calls) else None
+
+
+def server_command(text: str) -> str | None:
+    """Return the command of a server with the arguments of vLLM's class LLM; None for other code."""
+    if len(text) > MAX_BYTES or _VLLM.search(text) is None:
+        return None
+    if (call := next(_calls(text, _SERVER), None)) is None:
+        return None
+    given = dict(call.given)
+    model = given.pop("model", None) or call.first
+    words = ["vllm", "serve"] + ([str(model)] if isinstance(model, str) else [])
+    for name, value in given.items():
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _calls(text: str, names: str) -> Iterator[Call]:
+    assigned = {found[1]: found[2] for found in ASSIGNED.finditer(text)}
+    for found in islice(re.finditer(_CALL.format(names), text), MAX_CALLS):
+        if (tree := call_at(text, found.start(), found.end())) is None:
+            continue
+        given = {word.arg: value_of(word.value, assigned) for word in tree.keywords if word.arg}
+        first = value_of(tree.args[0], assigned) if tree.args else None
+        yield Call(text[found.start() : found.end() - 1].strip(), given, first, tree)
+
+
+# ------------------------------------------------------------------------------------------------------ pipelines of diffusers
+
+
+def _pipeline(text: str, made: Call) -> Question:
+    draft = Draft(title="a pipeline of diffusers", items={"mode": "inference"})
+    repository = made.first or made.given.get("pretrained_model_name_or_path")
+    _take_pipeline(draft, repository)
+    _take_dtype(draft, made, "diffusers loads weights in float32 unless the code says otherwise", "float32")
+    missing = [name for name in made.given if name.startswith(("text_encoder", "image_encoder")) and _is_none(made.tree, name)]
+    if missing:
+        draft.take(", ".join(f"{name}=None" for name in missing), without=",".join(missing))
+    weights = dict(_quantised_parts(text))
+    pipes = list(dict.fromkeys(found[1] for found in _MADE.finditer(text)))
+    for call in _calls(text, _OF_PIPELINES):
+        if call.name.partition(".")[0] in (*pipes, "apply_group_offloading"):
+            _setting(draft, call, weights)
+    if weights:
+        draft.take("quantised parts", weights=",".join(f"{part}:{how}" if part else how for part, how in weights.items()))
+    for name in pipes:
+        for call in islice(_calls(text, re.escape(name)), 1):
+            _called(draft, call)
+    if "offload" not in draft.items and not re.search(r"\.to\(\s*[\"']cuda|device_map|\.cuda\(", text):
+        draft.assume("the code does not say where the parts are: all are taken to be on the device")
+    return draft.whole(kind="code")
+
+
+def _take_pipeline(draft: Draft, repository: object) -> None:
+    """Take the architecture of a pipeline's repository: its preset, or the repository itself."""
+    if not isinstance(repository, str) or not lines.pipeline(draft, "from_pretrained", repository):
+        draft.assume("the code names no repository: the model of the form is kept")
+
+
+def _is_none(tree: ast.Call, name: str) -> bool:
+    value = next(word.value for word in tree.keywords if word.arg == name)
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _take_dtype(draft: Draft, call: Call, why: str, otherwise: str) -> None:
+    given = next((call.given[name] for name in ("dtype", "torch_dtype") if call.given.get(name) is not None), None)
+    if given is None or given == "auto" or not lines.dtype(draft, "dtype", given):
+        draft.assume(why, dtype=otherwise)
+
+
+def _quantised_parts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield parts of a pipeline with the layout of their weights: of its config, and of parts that the code loads itself."""
+    bits = list(_calls(text, _BITS))
+    for call in _calls(text, "PipelineQuantizationConfig"):
+        how = _layout({**call.given, **(call.given.get("quant_kwargs") or {})})
+        parts = call.given.get("components_to_quantize")
+        if how is not None:
+            yield from ((part, how) for part in ([parts] if isinstance(parts, str) else parts or [""]))
+    for call in _calls(text, rf"{_NAME}\.from_pretrained"):
+        part, asked = call.given.get("subfolder"), bool(bits) and "quantization_config" in call.given
+        if asked and isinstance(part, str) and (how := _layout(bits[0].given)) is not None:
+            yield part, how
+
+
+def _layout(given: dict[str, Any]) -> str | None:
+    """Return the layout of weights that bitsandbytes' arguments ask for."""
+    if given.get("load_in_4bit"):
+        if given.get("bnb_4bit_quant_type", "fp4") != "nf4":
+            return None
+        return "nf4-dq" if given.get("bnb_4bit_use_double_quant") else "nf4"
+    return "int8" if given.get("load_in_8bit") else None
+
+
+def _setting(draft: Draft, call: Call, weights: dict[str, str]) -> None:
+    """Read a call that sets how a pipeline works."""
+    owner, _, name = call.name.rpartition(".")
+    part = owner.rpartition(".")[2] if "." in owner else ""
+    if name == "enable_model_cpu_offload":
+        draft.take(f"{name}()", offload="model")
+    elif name == "enable_sequential_cpu_offload":
+        draft.take(f"{name}()", offload="sequential")
+    elif name in ("enable_group_offload", "apply_group_offloading"):
+        blocks = call.given.get("num_blocks_per_group") or 1
+        way = f"group-block:{blocks}" if call.given.get("offload_type") == "block_level" else "group-leaf"
+        draft.take(name, offload=way, **({"stream": 1} if call.given.get("use_stream") else {}))
+    elif name in ("enable_vae_tiling", "enable_vae_slicing") or (part == "vae" and name in ("enable_tiling", "enable_slicing")):
+        ways = [*filter(None, draft.items.get("vae", "").split(",")), name.removeprefix("enable_").removeprefix("vae_")]
+        draft.take(f"{name}()", vae=",".join(sorted({*ways}, reverse=True)))
+    elif name == "enable_layerwise_casting":
+        weights.setdefault(part, "fp8-cast")
+    elif name.startswith(_ALIKE):
+        draft.irrelevant += 1
+    else:
+        draft.unmatched.append(f"{call.name}()")
+
+
+def _called(draft: Draft, call: Call) -> None:
+    """Read the arguments of a pipeline's call."""
+    given = call.given
+    height, width = given.get("height"), given.get("width")
+    if isinstance(height, int) and isinstance(width, int):
+        draft.take(f"height={height}, width={width}", image=f"{height}x{width}")
+    if isinstance(frames := next((given[name] for name in _FRAMES if name in given), None), int):
+        draft.take(f"num_frames={frames}", frames=frames)
+    prompts = given.get("prompt") or call.first
+    count = (given.get("num_images_per_prompt") or 1) * (len(prompts) if isinstance(prompts, list) else 1)
+    draft.take(f"{count} images", batch=count) if count > 1 else draft.assume("one prompt, one image", batch=1)
+    if isinstance(scale := given.get("guidance_scale"), int | float) and scale <= 1:
+        draft.take(f"guidance_scale={scale}", guidance=0)
+    if isinstance(tokens := given.get("max_sequence_length"), int):
+        draft.take(f"max_sequence_length={tokens}", seq=tokens)
+    if given.get("output_type") == "latent":
+        draft.take("output_type=latent", output="latent")
+
+
+# ------------------------------------------------------------------------------------------------------ models of transformers
+
+
+def _is_model(call: Call) -> bool:
+    owner, _, name = call.name.rpartition(".")
+    if call.name == "pipeline":
+        return isinstance(call.given.get("model"), str)
+    other = re.search(r"Tokenizer|Processor|Config|FeatureExtractor|Scheduler|Generation", owner)
+    return name == "from_pretrained" and not other
+
+
+def _model(calls: list[Call]) -> Question:
+    """Return the question of code that loads a model of transformers, and maybe generates with it."""
+    draft = Draft(title="code of transformers")
+    made = next(call for call in calls if _is_model(call))
+    generation = next((call for call in calls if call.name.endswith(".generate")), None)
+    task = made.given.get("task") or made.first if made.name == "pipeline" else None
+    generates = generation is not None or task in _GENERATES or bool(_HEADS.search(made.name.partition(".")[0]))
+    draft.take("generate" if generates else made.name, mode="generate" if generates else "inference")
+    repository = made.given.get("model") if made.name == "pipeline" else made.first
+    repository = repository or made.given.get("pretrained_model_name_or_path")
+    if isinstance(repository, str) and (arch := arch_of(repository)) is not None:
+        draft.take(f"from_pretrained: {repository}", arch=arch)
+    else:
+        draft.assume("the code names no repository: the model of the form is kept")
+    why = "transformers loads weights in the checkpoint's dtype, mostly this one for such models"
+    _take_dtype(draft, made, why, "bfloat16" if generates else "float32")
+    bits = next((call.given for call in calls if call.name.endswith("BitsAndBytesConfig")), made.given)
+    if bits.get("load_in_4bit"):
+        double = bits.get("bnb_4bit_use_double_quant")
+        kind = ("nf4-dq" if double else "nf4") if bits.get("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"
+        draft.take("load_in_4bit", weights=kind)
+        found = bits.get("bnb_4bit_compute_dtype")
+        if found is None:
+            draft.assume("bitsandbytes' default", compute="float32")
+        else:
+            lines.compute(draft, "bnb_4bit_compute_dtype", found)
+    elif bits.get("load_in_8bit"):
+        draft.take("load_in_8bit", weights="int8")
+    if (way := made.given.get("attn_implementation")) is not None:
+        lines.attention(draft, "attn_implementation", way)
+    if generation is not None and isinstance(new := generation.given.get("max_new_tokens"), int):
+        draft.take(f"max_new_tokens={new}", new=new)
+    draft.assume("one sequence", batch=1)
+    if generates:
+        draft.assume("the code does not say how long prompts are", seq=1024)
+    return draft.whole(kind="code")

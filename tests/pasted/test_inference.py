@@ -1,0 +1,142 @@
+"""Python code that runs a model: each means the query that was read by hand, and no code is run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from sizer.base.errors import ConfigError
+from sizer.pasted.formats import read_config
+from sizer.pasted.inference import read_inference, server_command
+from sizer.query.text import parse_query
+
+
+class Code(NamedTuple):
+    """Code, and what it means."""
+
+    text: str
+    query: str
+    unmatched: tuple[str, ...] = ()
+
+
+CODES = {
+    "FLUX, offloaded": Code(
+        """
+import torch
+from diffusers import FluxPipeline
+pipe = FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", torch_dtype=torch.bfloat16)
+pipe.enable_model_cpu_offload()
+image = pipe("a cat", height=768, width=1360, guidance_scale=3.5, max_sequence_length=256).images[0]
+""",
+        "arch=diffusers:flux.1-dev&mode=inference&dtype=bfloat16&batch=1&seq=256&image=768x1360&offload=model",
+    ),
+    "SDXL, several images": Code(
+        """
+model_id = "stabilityai/stable-diffusion-xl-base-1.0"
+pipe = StableDiffusionXLPipeline.from_pretrained(model_id, torch_dtype=torch.float16, variant="fp16").to("cuda")
+pipe.enable_vae_slicing(); pipe.vae.enable_tiling()
+pipe.load_lora_weights("somebody/something")
+torch.set_float32_matmul_precision("high")
+images = pipe(prompt=["a", "b"], num_images_per_prompt=2, height=768, width=1344, guidance_scale=0.0).images
+""",
+        "arch=diffusers:sdxl&mode=inference&dtype=float16&batch=4&image=768x1344&vae=tiling,slicing&guidance=0",
+        ("pipe.load_lora_weights()",),
+    ),
+    "parts quantised by one config": Code(
+        """
+config = PipelineQuantizationConfig(
+    quant_backend="bitsandbytes_4bit",
+    quant_kwargs={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16},
+    components_to_quantize=["transformer", "text_encoder_2"],
+)
+pipe = DiffusionPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", quantization_config=config, torch_dtype=torch.bfloat16)
+pipe.to("cuda")
+""",
+        "arch=diffusers:flux.1-dev&mode=inference&dtype=bfloat16&weights=transformer:nf4,text_encoder_2:nf4",
+    ),
+    "a part loaded by itself": Code(
+        """
+quant = DiffusersBitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+transformer = SD3Transformer2DModel.from_pretrained(repo, subfolder="transformer", quantization_config=quant)
+pipe = StableDiffusion3Pipeline.from_pretrained(
+    "stabilityai/stable-diffusion-3-medium-diffusers", transformer=transformer, text_encoder_3=None, torch_dtype=torch.float16)
+pipe.enable_sequential_cpu_offload()
+pipe("a cat", output_type="latent")
+""",
+        "arch=diffusers:sd3-medium&mode=inference&dtype=float16&batch=1&weights=transformer:nf4-dq&offload=sequential"
+        "&without=text_encoder_3&output=latent",
+    ),
+    "a video, blocks offloaded": Code(
+        """
+pipe = WanPipeline.from_pretrained("Wan-AI/Wan2.1-T2V-14B-Diffusers", vae=vae, torch_dtype=torch.bfloat16)
+apply_group_offloading(pipe.transformer, onload_device=onload, offload_device=host, offload_type="block_level",
+                       num_blocks_per_group=4, use_stream=True)
+output = pipe(prompt="x", height=480, width=832, num_frames=81, guidance_scale=5.0).frames[0]
+""",
+        "arch=diffusers:wan2.1-t2v-14b&mode=inference&dtype=bfloat16&batch=1&image=480x832&frames=81&offload=group-block:4&stream=1",
+    ),
+    "a repository without a preset": Code(
+        'pipe = DiffusionPipeline.from_pretrained("somebody/something").to("cuda")',
+        "arch=diffusers:somebody/something&mode=inference&dtype=float32",
+    ),
+    "4 bits and generation": Code(
+        """
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1", device_map="auto",
+    quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16))
+out = model.generate(**inputs, max_new_tokens=256)
+""",
+        "arch=hf:mistral-7b-v0.1&mode=generate&dtype=bfloat16&batch=1&seq=1024&weights=fp4&new=256",
+    ),
+    "transformers' pipeline": Code(
+        'pipe = pipeline("text-generation", model="Qwen/Qwen2.5-7B-Instruct", torch_dtype="auto", device_map="auto")',
+        "arch=hf:qwen2.5-7b&mode=generate&dtype=bfloat16&batch=1&seq=1024",
+    ),
+    "a classifier": Code(
+        'model = AutoModelForImageClassification.from_pretrained("google/vit-base-patch16-224", attn_implementation="eager")',
+        "arch=hf:vit-base-patch16-224&mode=inference&dtype=float32&batch=1&attention=eager",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_code_means_what_was_read_by_hand(name):
+    text, query, unmatched = CODES[name]
+    found = read_inference(text)
+    asked = "&".join(f"{key}={value}" for key, value in found.items.items())
+    assert parse_query(asked) == parse_query(query)
+    assert found.unmatched == unmatched
+    assert found.kind == "code" and found.read
+
+
+@pytest.mark.parametrize(
+    "text", ["tokenizer = AutoTokenizer.from_pretrained('Qwen/Qwen3-8B')", "x = pipeline()", "model.generate(x)", "", "(" * 60_000]
+)
+def test_other_code_is_none(text):
+    assert read_inference(text) is None and server_command(text) is None
+
+
+def test_the_class_of_vllm_is_a_server():
+    code = """
+from vllm import LLM, SamplingParams
+llm = LLM("meta-llama/Llama-3.1-8B", tensor_parallel_size=2, max_model_len=8192, enforce_eager=True, trust_remote_code=False)
+"""
+    command = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-model-len 8192 --enforce-eager"
+    assert server_command(code) == command
+    assert server_command(code.replace("from vllm", "from langchain.llms")) is None, "another library has a class of this name"
+
+
+@pytest.mark.parametrize(
+    ("text", "todo"),
+    [
+        ("ollama run llama3.1:8b", "llama.cpp"),
+        ("text-generation-launcher --model-id meta-llama/Llama-3.1-8B", "Serving"),
+        ("llamafactory-cli train examples/train_lora/llama3_lora_sft.yaml", "YAML file"),
+        ("tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device", "tune cp"),
+        ("torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py", "sizer run"),
+        ("| NVIDIA-SMI 550.54.15 |\n|   0  NVIDIA GeForce RTX 4090        Off |", "gpu=rtx-4090"),
+    ],
+)
+def test_another_program_is_named_with_what_to_do(text, todo):
+    with pytest.raises(ConfigError, match=todo):
+        read_config(text)
