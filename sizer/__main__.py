@@ -39,40 +39,34 @@ from sizer.commands.arguments import answer_as_pipeline, describe_keys, instead_
 from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient, start_client
 
-# Each command with its module in sizer.commands, whose own COMMANDS has its functions, and its line in `--help`.
+# Each command: its module in sizer.commands, which has a table COMMANDS of functions, and its line in `--help`.
 COMMANDS = {
     "estimate": ("estimate_command", "what a model needs, from its architecture alone"),
-    "levers": ("decisions", "what to change so that it needs less, and the fewest changes that make it fit"),
-    "limits": ("decisions", "the largest batch, sequence and image that the device holds"),
-    "which": ("decisions", "on which devices of the catalogue it fits"),
-    "ranks": ("decisions", "on how many GPUs it fits, by which way of training, and what each of them holds"),
+    "levers": ("decisions", "changes that save memory, and the smallest set of changes that makes it fit"),
+    "limits": ("decisions", "the largest batch, sequence and image that fit the device"),
+    "which": ("decisions", "the devices of the catalogue that it fits"),
+    "ranks": ("decisions", "the number of GPUs that it fits, by form of parallelism, and the memory of each GPU"),
     "budget": ("decisions", "the peak of a compiled training step over its activation memory budget"),
-    "compare": (
-        "differences",
-        "two to four questions beside each other, and what each takes more or less than the first",
-    ),
-    "peak": (
-        "peak_command",
-        "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work",
-    ),
-    "startup": ("startup_command", "what a server's startup log says, and how the plan for the same flags differs"),
-    "diff": ("differences", "how two saved reports differ, by phase, category, module and line"),
-    "gpus": ("lists", "the devices that an estimate can be made for"),
-    "models": ("lists", "the architectures known by name"),
-    "devices": ("lists", "the devices of this machine"),
-    "placement": ("placement", "whether a model's tensors would all be where they must"),
-    "run": ("run", "run a PyTorch script of yours, unmodified, on a GPU that you do not have"),
-    "measure": ("measurements", "run the work on a real device and hold the estimate against it"),
-    "ledger": ("ledger_command", "every comparison of an estimate with a device, and how far off they were"),
-    "suite": ("measurements", "measure a list of models on a device, one process each; can be repeated"),
-    "cache": ("cache_command", "the folder of kept traces and reports; --clear empties it"),
+    "compare": ("differences", "compare two to four questions"),
+    "peak": ("peak_command", "the tensors alive at the peak, by module; also as PyTorch's memory snapshot, or a script"),
+    "startup": ("startup_command", "compare a server's startup log with its plan, or plan the server of a command"),
+    "diff": ("differences", "compare two saved reports by phase, category, module and line"),
+    "gpus": ("lists", "list the devices of the catalogue"),
+    "models": ("lists", "list the models known by name"),
+    "devices": ("lists", "list the devices of this machine"),
+    "placement": ("placement", "check that all tensors of a model would be on the right device"),
+    "run": ("run", "run your own PyTorch script, unmodified, on a GPU that you do not have"),
+    "measure": ("measurements", "measure on a real device and compare with the estimate"),
+    "ledger": ("ledger_command", "list the comparisons of estimates with measurements, and their errors"),
+    "suite": ("measurements", "measure a list of models on a device, each in its own process"),
+    "cache": ("cache_command", "show the folder of cached traces and reports, or empty it with --clear"),
     "app": ("app", "the page, in a browser"),
 }
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+INTERRUPTED = 130  # exit status of a shell after Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = start_client) -> int:
-    """Runs one command and returns its exit status; `make_client` is a seam for tests."""
+    """Run one command and return its exit status. Tests replace `make_client`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -90,13 +84,13 @@ def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = st
         return error.exit_status
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left; keep Python from telling it again at exit
+    except BrokenPipeError:  # the reader of the output has gone; Python must not report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are of ours, in one line."""
+    """An ArgumentParser that raises RequestError."""
 
     def error(self, message: str) -> NoReturn:
         raise RequestError(message, todo=f"see `{self.prog} --help`")
@@ -108,7 +102,7 @@ def _program() -> str:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; of the commands only the module that it names is imported. Raises RequestError."""
+    """Return the options of a command line. Only the module of the given command is imported. Raises RequestError."""
     parser = _Parser(
         prog=_program(),
         description="How much device memory will this model need, and does it fit?",
@@ -126,13 +120,20 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             command.set_defaults(run=run)
             flags = list(command._option_string_actions)
     options, unknown = parser.parse_known_args(arguments)
+    if "query" in options and options.query is None and unknown and not unknown[0].startswith("--"):
+        options.query = unknown.pop(0)  # argparse takes an optional word for missing if flags come before it (Python 3.11)
+    if getattr(options, "needs_query", False) and options.query is None and options.config is None:
+        raise RequestError("the following arguments are required: QUERY", todo=f"see `{parser.prog} {_command(named)} --help`")
     if unknown:
         raise RequestError(
             f"unrecognized arguments: {' '.join(unknown)}",
-            todo=instead_of(unknown, flags)
-            or f"see `{parser.prog} {' '.join(name for name in COMMANDS if name in named)} --help`",
+            todo=instead_of(unknown, flags) or f"see `{parser.prog} {_command(named)} --help`",
         )
     return options
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return next((name for name in arguments if name in COMMANDS), "")
 
 
 if __name__ == "__main__":

@@ -235,6 +235,66 @@ def test_an_adapters_folder_asks_for_its_base_model(tmp_path):
     assert (request.adapter_rank, request.adapter_alpha) == (8, 64)
 
 
+QLORA = """
+base_model: Qwen/Qwen3-8B
+adapter: qlora
+micro_batch_size: 2
+sequence_len: 4096
+sample_packing: true
+bf16: true
+"""
+
+
+@pytest.mark.parametrize("place", ["QUERY", "--config", "stdin"])
+def test_a_training_config_asks_its_question(run, tmp_path, monkeypatch, place):
+    file = tmp_path / "train.yaml"
+    file.write_text(QLORA)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(QLORA.encode())))
+    given = {"QUERY": [str(file)], "--config": ["--config", str(file)], "stdin": ["-"]}[place]
+    status, out, err = run("estimate", *given, "--batch", "1", "--gpu", "rtx-4090", "--json")
+    assert status == 0
+    request = parse_query(json.loads(out)["query"])
+    assert (request.name, request.weights, request.sequence_length, request.gpu) == ("qwen3-8b", "nf4-dq", 4096, "rtx-4090")
+    assert request.batches == (1,), "a flag stands above the file"
+    assert err.startswith("read as Axolotl: arch=hf:qwen3-8b&") and "not counted: sample_packing" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "query"),
+    [
+        ("serve.sh", "vllm serve Qwen/Qwen3-8B --max-model-len 8192", "arch=hf:qwen3-8b&mode=serve&max_model_len=8192"),
+        (
+            "flux.py",
+            'pipe = FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", torch_dtype=torch.bfloat16).to("cuda")',
+            "arch=diffusers:flux.1-dev&mode=inference&dtype=bfloat16",
+        ),
+    ],
+)
+def test_a_command_or_code_asks_its_question(tmp_path, capsys, name, text, query):
+    (tmp_path / name).write_text(text)
+    parser = ArgumentParser()
+    add_query(parser, "")
+    options = parser.parse_args([str(tmp_path / name)])
+    assert query_of(options) == query == query_of(options), "the file is read once"
+    assert capsys.readouterr().err.count("read as") == 1
+
+
+def test_a_file_without_a_model_needs_one(run, tmp_path):
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 3}}')
+    status, out, err = run("estimate", str(tmp_path / "ds.json"))
+    assert (status, out) == (2, "") and "sizer: the file names no model" in err
+    status, out, err = run("estimate", "hf:gpt2", "--config", str(tmp_path / "ds.json"), "--json")
+    request = parse_query(json.loads(out)["query"])
+    assert (request.name, request.parallel, request.batches) == ("gpt2", "fsdp", (3,))
+
+
+@pytest.mark.parametrize("first", [["--batch", "2"], ["--json"], ["--batch", "2", "--json"]])
+def test_flags_may_come_before_the_model(run, first):
+    status, out, err = run("estimate", *first, "resnet50", "--json")
+    assert (status, err) == (0, "")
+    assert parse_query(json.loads(out)["query"]).name == "resnet50"
+
+
 def test_some_dtypes_fail_and_the_rest_is_shown(run):
     status, out, err = run("estimate", QUERY.replace("bfloat16", "float16"))
     assert (status, err) == (0, "")

@@ -33,8 +33,8 @@ ROOMS = {
     "tape": ("base", "catalogue"),
     "allocator": ("base", "catalogue", "tape"),
     "report": ("base", "catalogue", "query", "tape", "allocator"),
-    "pasted": ("base", "catalogue", "query"),
     "serving": ("base", "catalogue", "query", "report"),
+    "pasted": ("base", "catalogue", "query", "serving"),
     "architecture": ("base", "catalogue", "query", "report"),
     "distributed": ("base", "catalogue", "architecture"),
     "recipes": ("base", "catalogue", "architecture"),
@@ -62,7 +62,7 @@ ROOMS = {
     ),
     "running": ("base", "catalogue", "tape", "allocator", "report", "architecture", "distributed", "tracing"),
     "commands": (
-        "base", "processes", "catalogue", "query", "tape", "report", "serving", "placement", "device.record",
+        "base", "processes", "catalogue", "query", "tape", "report", "pasted", "serving", "placement", "device.record",
         "device.machine", "device.comparison", "device.ledger", "device.trial", "device.suite", "service",
         "running",
     ),

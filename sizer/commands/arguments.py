@@ -1,30 +1,44 @@
-"""Arguments that several commands have: a query with a config from a file, and a number of minutes."""
+"""Arguments of several commands: a query, also with a file in its place, and a number of minutes."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
-from sizer.base.errors import ConfigError, PipelineError, quote, suggest
+from sizer.base.errors import ConfigError, PipelineError, RequestError, SizerError, quote, suggest
 from sizer.commands.terminal import to_printable
 from sizer.query.other_words import items_for, told_of_stage
 from sizer.query.several import as_pipeline, with_keys
 from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 
+if TYPE_CHECKING:
+    from sizer.pasted.question import Question
+
 QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
+_STDIN = Path("-")
+_CONFIGS = (".json", ".yaml", ".yml")
+_TEXTS = (".py", ".sh", ".txt", ".toml", ".md", ".log")
+_OF_MODELS = frozenset(("model_type", "architectures"))  # lines that configs of models have
+
+
+_FILES = (
+    "a model's config.json or its folder, a training config, a command, or Python code, in the place of QUERY's arch; - for stdin"
+)
 
 
 def add_query(parser: argparse.ArgumentParser, help: str, *, is_optional: bool = False) -> None:
     """Add the query, a flag for each of its keys, and `--config`, all of which `query_of` reads."""
     parser.usage = f"%(prog)s {'[QUERY]' if is_optional else 'QUERY'} [--KEY VALUE ...] [OPTION ...]"
-    query = parser.add_argument("query", metavar="QUERY", help=help)
-    if is_optional:
-        query.nargs, query.default, query.required = "?", "", False
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json, or its folder, in the place of arch")
+    parser.add_argument("query", metavar="QUERY", help=help, nargs="?")
+    parser.set_defaults(needs_query=not is_optional)
+    parser.add_argument("--config", metavar="FILE", type=Path, help=_FILES)
     keys = parser.add_argument_group("keys of QUERY", "each is a flag or a part of QUERY: --seq 2048 is &seq=2048")
     for key in _flags():
         text = f"{key.allowed}{f' (default: {key.default})' if key.default else ''}".replace("%", "%%")
@@ -34,20 +48,29 @@ def add_query(parser: argparse.ArgumentParser, help: str, *, is_optional: bool =
 
 
 def query_of(options: argparse.Namespace) -> str:
-    """Return the query that was given, with its flags, and with the config of `--config` in the place of its arch.
+    """Return the given query with its flags, and with the question of a file in the place of its arch.
 
-    The first part of a query may be the architecture without its key: "resnet50" is "arch=resnet50". It may be the path of a
-    config.json, too, or of its folder, as `--config` takes it.
+    The first part of a query may be the architecture without its key: "resnet50" is "arch=resnet50". It may also be the path of a
+    file, as `--config` takes it. A file is read once: the options then hold its query.
 
     Raises:
-        ConfigError: The file of `--config` cannot be read.
+        ConfigError: The file cannot be read, or is of no known kind.
+        RequestError: The file is a training config that names no model.
     """
-    given, path = options.query, options.config
+    given, path = options.query or "", options.config
     arch, _, others = given.partition("&")
-    if path is None and "=" not in arch and _is_config(Path(arch)):
+    if path is None and "=" not in arch and _is_file(arch):
         given, path = others, Path(arch)
     query = with_keys(given, {key.name: getattr(options, f"key_{key.name}") for key in _flags()})
-    return query if path is None else _with_config(query, path)
+    return query if path is None else _replace_query(options, _with_file(query, path))
+
+
+def _replace_query(options: argparse.Namespace, query: str) -> str:
+    """Make a query the one of the options, in the place of a file and of flags."""
+    options.query, options.config = query, None
+    for key in _flags():
+        setattr(options, f"key_{key.name}", None)  # they are in the query now
+    return query
 
 
 def print_link(options: argparse.Namespace) -> None:
@@ -65,9 +88,7 @@ def answer_as_pipeline(options: argparse.Namespace, found: PipelineError) -> Non
     """
     if "query" not in options:
         raise found
-    options.query = as_pipeline(query_of(options))
-    for key in _flags():
-        setattr(options, f"key_{key.name}", None)  # they are in the query now
+    _replace_query(options, as_pipeline(query_of(options)))
     print(to_printable(f"{found.what}, which is answered"), file=sys.stderr)
 
 
@@ -119,12 +140,14 @@ def describe_keys() -> str:
     return "\n".join(["QUERY is key=value with & between, as in a link of the page. The keys:", *lines])
 
 
-def _with_config(query: str, path: Path) -> str:
-    """The query with a file's config in the place of its arch, which it need not have. Raises ConfigError.
+def _with_file(query: str, path: Path) -> str:
+    """Return the query with the question of a file, whose values the query's own replace. Raises ConfigError or RequestError.
 
     The path may be that of a model's folder. A hf_quant_config.json there is read with a config that names no quantization.
     """
-    data = _read(_file_of(path) if path.is_dir() else path)
+    data = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1) if path == _STDIN else _read(_file_of(path) if path.is_dir() else path)
+    if (question := _question_in(data, path, query)) is not None:
+        return _asked_by(question, query)
     others = [item for item in query.removeprefix("?").split("&") if item and item.partition("=")[0] != "arch"]
     if (adapter := query_of_adapter(data)) is not None:
         asked = {item.partition("=")[0] for item in others}
@@ -137,9 +160,51 @@ def _with_config(query: str, path: Path) -> str:
     return "&".join([f"arch=config:{encode_config(data.decode())}", *others])
 
 
-def _is_config(path: Path) -> bool:
-    files = ("config.json", "adapter_config.json")
-    return path.suffix in (".json", ".yaml", ".yml") or any((path / name).is_file() for name in files)
+def _question_in(data: bytes, path: Path, query: str) -> Question | None:
+    """Return the question of a training config, a command or code; None for a model's config, and for an unreadable text."""
+    if path.name == QUANTIZATION or path.is_dir():
+        return None
+    with contextlib.suppress(ConfigError):
+        if not _OF_MODELS.isdisjoint(read_config(data)):
+            return None
+    from sizer.pasted.reading import read_question  # not needed for other questions
+
+    gpu = dict(item.partition("=")[::2] for item in query.removeprefix("?").split("&")).get("gpu")
+    try:
+        question = read_question(data.decode("utf-8-sig"), gpu)
+    except (SizerError, UnicodeDecodeError):
+        if path.suffix in _CONFIGS:
+            return None  # which the config's own reader refuses by name
+        raise
+    return None if question.kind == "model" else question
+
+
+def _asked_by(question: Question, query: str) -> str:
+    """Return the query of a question, and say on stderr how it was read. Raises RequestError without a model."""
+    own = dict(item.partition("=")[::2] for item in query.removeprefix("?").split("&") if item)
+    items = {key: value for key, value in question.items.items() if key not in own} | own
+    said = [f"read as {question.title}: {question_text(question.items)}"]
+    said += [f"assumed: {line}" for line in question.assumed if "model of the form" not in line]
+    said += [f"not counted: {line}" for line in question.unmatched]
+    print(to_printable("\n".join(said)), file=sys.stderr)
+    if "arch" not in items:
+        todo = "write the model before the file's flags: sizer estimate hf:llama-3.1-8b --config FILE"
+        raise RequestError("the file names no model", given=quote(question.title), todo=todo)
+    return question_text(items)
+
+
+def question_text(items: Mapping[str, str]) -> str:
+    """Return keys and values as a query, the architecture first."""
+    ordered = {key: items[key] for key in ("arch",) if key in items} | dict(items)
+    return "&".join(f"{key}={value}" for key, value in ordered.items())
+
+
+def _is_file(text: str) -> bool:
+    """Return True for a path that is read in the place of an architecture."""
+    path, files = Path(text), ("config.json", "adapter_config.json")
+    if path == _STDIN or path.suffix in _CONFIGS:
+        return True
+    return (path.suffix in _TEXTS and path.is_file()) or any((path / name).is_file() for name in files)
 
 
 def _file_of(folder: Path) -> Path:

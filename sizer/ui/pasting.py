@@ -5,19 +5,17 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from sizer.base.errors import ConfigError, RequestError, SizerError, quote
+from sizer.base.errors import ConfigError, RequestError, SizerError
 from sizer.base.units import counted, format_bytes
-from sizer.pasted.formats import read_config
-from sizer.pasted.inference import read_inference, server_command
-from sizer.pasted.model import read_model
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
-from sizer.pasted.question import Line, Question
+from sizer.pasted.question import Question
+from sizer.pasted.reading import read_question
 from sizer.pasted.snapshot import SnapshotReport
 from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
-from sizer.serving.launch import is_launch, read_launch, with_command
+from sizer.serving.launch import with_command
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
 from sizer.ui import links, service, vega
 from sizer.ui.charts import draw, finish
@@ -85,40 +83,12 @@ def _take(text: str) -> None:
         if is_message(text):
             st.session_state[FOUND] = read_message(text)
             return
-        question = _question_of(text, st.query_params.get("gpu"))
+        question = read_question(text, st.query_params.get("gpu"))
     except SizerError as error:
         st.session_state[FOUND] = error
         return
     st.session_state[FOUND] = question
     st.query_params.from_dict(address_of(question, st.query_params.to_dict()))
-
-
-def _question_of(text: str, gpu: str | None) -> Question:
-    """Return the question of a training config, of the command that starts a server, or of a model's own config or name.
-
-    Raises:
-        ConfigError: The text is none of them.
-    """
-    try:
-        return read_config(text, gpu)
-    except ConfigError:
-        command = server_command(text)
-        if command is None and not is_launch(text):
-            if (found := read_inference(text) or read_model(text)) is None:
-                raise
-            return found
-    launch = read_launch(text if command is None else command)
-    arch = {} if launch.arch is None else {"arch": launch.arch}
-    unknown = f"the model {quote(launch.model)} is no repository" if launch.model else "the command names no model"
-    return Question(
-        title=launch.title,
-        kind="command",
-        items=arch | dict(launch.items) | ({} if command is None else {"api": "offline"}),
-        read=tuple(Line(given=given, means=means) for given, means in launch.read),
-        assumed=() if arch else (f"{unknown}: the model of the form is kept",),
-        unmatched=launch.unmatched,
-        irrelevant=launch.irrelevant,
-    )
 
 
 def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:

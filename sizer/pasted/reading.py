@@ -1,0 +1,42 @@
+"""A text of any known kind as a question: configs, commands and code."""
+
+from __future__ import annotations
+
+from sizer.base.errors import ConfigError, quote
+from sizer.pasted.formats import read_config
+from sizer.pasted.inference import read_inference, server_command
+from sizer.pasted.model import read_model
+from sizer.pasted.question import Line, Question
+from sizer.serving.launch import is_launch, read_launch
+
+
+def read_question(text: str, gpu: str | None) -> Question:
+    """Return the question of a training config, a server's command, code that runs a model, or a model's config or name.
+
+    Args:
+        text: The text, such as the content of a file.
+        gpu: Key of the device; values that it does not take are left out.
+
+    Raises:
+        ConfigError: The text is none of them.
+    """
+    try:
+        return read_config(text, gpu)
+    except ConfigError:
+        command = server_command(text)
+        if command is None and not is_launch(text):
+            if (found := read_inference(text) or read_model(text)) is None:
+                raise
+            return found
+    launch = read_launch(text if command is None else command)
+    arch = {} if launch.arch is None else {"arch": launch.arch}
+    unknown = f"the model {quote(launch.model)} is no repository" if launch.model else "the command names no model"
+    return Question(
+        title=launch.title,
+        kind="command",
+        items=arch | dict(launch.items) | ({} if command is None else {"api": "offline"}),
+        read=tuple(Line(given=given, means=means) for given, means in launch.read),
+        assumed=() if arch else (f"{unknown}: the model of the form is kept",),
+        unmatched=launch.unmatched,
+        irrelevant=launch.irrelevant,
+    )
