@@ -279,6 +279,20 @@ def test_a_command_or_code_asks_its_question(tmp_path, capsys, name, text, query
     assert capsys.readouterr().err.count("read as") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "todo"),
+    [
+        ("train.py", "import torch\nmodel = torch.nn.Linear(2, 2)\n", "sizer run -- "),
+        ("server.log", "INFO 09-01 [gpu_worker.py:298] Available KV cache memory: 25.91 GiB\n", "sizer startup --log "),
+        ("notes.txt", "ollama run llama3.1", "llama.cpp"),
+    ],
+)
+def test_a_file_of_another_kind_says_what_to_do(run, tmp_path, name, text, todo):
+    (tmp_path / name).write_text(text)
+    status, out, err = run("estimate", str(tmp_path / name))
+    assert (status, out, err.count("\n")) == (2, "", 1) and todo in err
+
+
 def test_a_file_without_a_model_needs_one(run, tmp_path):
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 3}}')
     status, out, err = run("estimate", str(tmp_path / "ds.json"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
 _STDIN = Path("-")
+_CALLS = "calls of a Trainer, or of pipelines and models of diffusers, transformers and vLLM"
 _CONFIGS = (".json", ".yaml", ".yml")
 _TEXTS = (".py", ".sh", ".txt", ".toml", ".md", ".log")
 _OF_MODELS = frozenset(("model_type", "architectures"))  # lines that configs of models have
@@ -168,13 +169,20 @@ def _question_in(data: bytes, path: Path, query: str) -> Question | None:
         if not _OF_MODELS.isdisjoint(read_config(data)):
             return None
     from sizer.pasted.reading import read_question  # not needed for other questions
+    from sizer.serving.startup import is_startup
 
     gpu = dict(item.partition("=")[::2] for item in query.removeprefix("?").split("&")).get("gpu")
+    text = data.decode("utf-8-sig", "replace")
+    if is_startup(text):
+        raise RequestError("the file is a server's log", given=quote(str(path)), todo=f"sizer startup --log {path}")
     try:
-        question = read_question(data.decode("utf-8-sig"), gpu)
-    except (SizerError, UnicodeDecodeError):
+        question = read_question(text, gpu)
+    except SizerError as error:
         if path.suffix in _CONFIGS:
-            return None  # which the config's own reader refuses by name
+            return None  # the reader of configs refuses it by name
+        if path.suffix == ".py" and isinstance(error, ConfigError):
+            todo = f"run it without a GPU: sizer run -- {path}"
+            raise ConfigError("no known call is in this code", given=quote(str(path)), allowed=_CALLS, todo=todo) from error
         raise
     return None if question.kind == "model" else question
 
