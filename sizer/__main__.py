@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = st
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse_options(sys.argv[1:] if arguments is None else arguments)
         try:
             status = options.run(options, make_client)
         except PipelineError as found:
@@ -101,7 +101,7 @@ def _program() -> str:
     return "sizer" if Path(sys.argv[0]).stem == "sizer" else "python -m sizer"
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command line. Only the module of the given command is imported. Raises RequestError."""
     parser = _Parser(
         prog=_program(),

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 import sizer
-from sizer.__main__ import COMMANDS, main
+from sizer.__main__ import COMMANDS, main, parse_options
 from sizer.base.errors import JobError, RequestError, TimeLimitError
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query, query_of
@@ -246,14 +246,13 @@ bf16: true
 
 
 @pytest.mark.parametrize("place", ["QUERY", "--config", "stdin"])
-def test_a_training_config_asks_its_question(run, tmp_path, monkeypatch, place):
+def test_a_training_config_asks_its_question(tmp_path, monkeypatch, capsys, place):
     file = tmp_path / "train.yaml"
     file.write_text(QLORA)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(QLORA.encode())))
     given = {"QUERY": [str(file)], "--config": ["--config", str(file)], "stdin": ["-"]}[place]
-    status, out, err = run("estimate", *given, "--batch", "1", "--gpu", "rtx-4090", "--json")
-    assert status == 0
-    request = parse_query(json.loads(out)["query"])
+    request = parse_query(query_of(parse_options(["estimate", *given, "--batch", "1", "--gpu", "rtx-4090"])))
+    err = capsys.readouterr().err
     assert (request.name, request.weights, request.sequence_length, request.gpu) == ("qwen3-8b", "nf4-dq", 4096, "rtx-4090")
     assert request.batches == (1,), "a flag stands above the file"
     assert err.startswith("read as Axolotl: arch=hf:qwen3-8b&") and "not counted: sample_packing" in err
@@ -272,9 +271,7 @@ def test_a_training_config_asks_its_question(run, tmp_path, monkeypatch, place):
 )
 def test_a_command_or_code_asks_its_question(tmp_path, capsys, name, text, query):
     (tmp_path / name).write_text(text)
-    parser = ArgumentParser()
-    add_query(parser, "")
-    options = parser.parse_args([str(tmp_path / name)])
+    options = parse_options(["estimate", str(tmp_path / name)])
     assert query_of(options) == query == query_of(options), "the file is read once"
     assert capsys.readouterr().err.count("read as") == 1
 
@@ -293,20 +290,20 @@ def test_a_file_of_another_kind_says_what_to_do(run, tmp_path, name, text, todo)
     assert (status, out, err.count("\n")) == (2, "", 1) and todo in err
 
 
-def test_a_file_without_a_model_needs_one(run, tmp_path):
+def test_a_file_without_a_model_needs_one(tmp_path):
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 3}}')
-    status, out, err = run("estimate", str(tmp_path / "ds.json"))
-    assert (status, out) == (2, "") and "sizer: the file names no model" in err
-    status, out, err = run("estimate", "hf:gpt2", "--config", str(tmp_path / "ds.json"), "--json")
-    request = parse_query(json.loads(out)["query"])
+    with pytest.raises(RequestError, match="the file names no model"):
+        query_of(parse_options(["estimate", str(tmp_path / "ds.json")]))
+    request = parse_query(query_of(parse_options(["estimate", "hf:gpt2", "--config", str(tmp_path / "ds.json")])))
     assert (request.name, request.parallel, request.batches) == ("gpt2", "fsdp", (3,))
 
 
 @pytest.mark.parametrize("first", [["--batch", "2"], ["--json"], ["--batch", "2", "--json"]])
-def test_flags_may_come_before_the_model(run, first):
-    status, out, err = run("estimate", *first, "resnet50", "--json")
-    assert (status, err) == (0, "")
-    assert parse_query(json.loads(out)["query"]).name == "resnet50"
+def test_flags_may_come_before_the_model(first):
+    options = parse_options(["estimate", *first, "resnet50"])
+    assert parse_query(query_of(options)).name == "resnet50"
+    with pytest.raises(RequestError, match="unrecognized arguments: other"):
+        parse_options(["estimate", *first, "resnet50", "other"])
 
 
 def test_some_dtypes_fail_and_the_rest_is_shown(run):
