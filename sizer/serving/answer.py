@@ -20,9 +20,9 @@ CONTEXTS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 52
 
 
 def longest_flags(architecture: Architecture, flags: Flags, profiler: Profiler, gpu: Gpu) -> Flags:
-    """Return the flags with the longest request that fits as max_model_len; the model's own length if none fits.
+    """Return the flags with max_model_len set to the longest request that fits; the model's own length if none fits.
 
-    The check of the server is on the lower end of the range, so that it starts.
+    The lower end of the cache's range is used, so that the server starts.
     """
     plan = make_plan(architecture, flags, profiler, gpu)
     longest = longest_of(replace(plan, cache=plan.low), architecture, flags.max_model_len)
@@ -39,16 +39,16 @@ def answer_vllm(
     want: tuple[int, int] | None = None,
     with_levers: bool = True,
 ) -> Served:
-    """Return what vLLM does with one GPU.
+    """Return the estimate of a vLLM server on one GPU.
 
     Args:
         architecture: The model.
         flags: The server's flags.
-        profiler: Returns the bytes of the profile run for some flags.
+        profiler: Returns the bytes of the profile run for given flags.
         gpu: The device.
         model: The repository of the model, for the command.
-        want: So many requests of so many tokens at once, None if nothing is asked.
-        with_levers: False if nobody asks what to change, which takes a plan for each change.
+        want: (concurrent requests, tokens of each) to check, or None.
+        with_levers: False to skip the suggested changes, each of which needs a plan.
     """
 
     def planner(other: Flags) -> Plan:
@@ -114,13 +114,13 @@ def answer_vllm(
 
 
 def contexts_of(lengths: Sequence[int], longest: int, want: tuple[int, int] | None) -> list[int]:
-    """Return the lengths of requests to tell of, up to the longest that is allowed, with that which is asked for."""
+    """Return the request lengths to list: those given, the longest allowed one, and the wanted one."""
     asked = () if want is None else want[1:]
     return sorted({longest, *(one for one in (*lengths, *asked) if one < longest)})
 
 
 def _contexts(plan: Plan, architecture: Architecture, want: tuple[int, int] | None) -> Iterator[ContextRow]:
-    """Yield how many requests of each context the blocks hold."""
+    """Yield the number of concurrent requests that the cache holds, for each context length."""
     flags = plan.flags
     for context in contexts_of(CONTEXTS, flags.max_model_len, want):
         each = blocks_of_request(plan.cache.groups, flags, context, architecture.encoder_tokens)

@@ -1,4 +1,4 @@
-"""A language model as a server sees it: the tensors of its checkpoint, and what each layer keeps of a request."""
+"""A language model as a server uses it: the tensors of its checkpoint, and the memory that each layer keeps for a request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Memory that one layer keeps for a request.
+    """Memory that one layer allocates for a request.
 
-    `kind` is FULL or SLIDING attention of `window` tokens, CHUNKED attention within chunks of `window` tokens, CROSS attention to
-    an encoder, or STATE, which has the same size for each request. A token has `elements` in the cache, split among up to
-    `kv_heads` ranks; all ranks hold them if `shared` (MLA).
+    `kind` is FULL or SLIDING attention of `window` tokens, CHUNKED attention within chunks of `window` tokens, CROSS attention
+    to an encoder, or STATE, which has the same size for each request. A token has `elements` in the cache. They are split among
+    up to `kv_heads` ranks, or replicated on all ranks if `shared` (MLA).
+
     A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks. The indexer of
-    sparse attention keeps `index_bytes` of a token on each rank, whatever the cache's dtype. A COMPRESSED layer has an entry for
-    each `ratio` tokens and a window of the last ones; with a ratio of 1 it has the window alone.
+    sparse attention keeps `index_bytes` of a token on each rank, whatever the cache's dtype. A COMPRESSED layer has an entry
+    for each `ratio` tokens and a window of the last tokens; with a ratio of 1 it has only the window.
     """
 
     kind: str
@@ -42,11 +43,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """The encoder of images of a Qwen-VL model, and the largest image that its processor lets through.
+    """The image encoder of a Qwen-VL model, and the largest image that its processor accepts.
 
-    The image has `patches` of `patch_elements` each, of which the language model gets `tokens` of `outputs` elements. A block has
-    `hidden` elements for each patch and `width` in its feed-forward part, twice that if `gated`. `interpolates` says whether a
-    learned table of positions is interpolated.
+    The image has `patches` of `patch_elements` each. The language model gets `tokens` of `outputs` elements from them. A block
+    has `hidden` elements for each patch and `width` in its feed-forward part, twice that if `gated`. `interpolates` says
+    whether a learned table of positions is interpolated.
     """
 
     tokens: int
@@ -66,17 +67,22 @@ ENCODER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|encoder|mul
 class Architecture:
     """The facts of a model that a server's plan depends on.
 
-    `positions` are the tokens that its config allows, `rotary` the elements of each row of its tables of rotations, `rotary_rows`
-    the rows of each table. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
+    `positions` is the number of tokens that the config allows. `rotary` is the number of elements in each row of the rotary
+    tables, and `rotary_rows` is the number of rows of each table. `intermediate` is the width of a dense layer's feed-forward
+    part, `expert_width` the width of one expert.
+
     `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
-    its group size and the layers that it leaves as they are; `expert_quantization` is that of experts if it differs. `encoder`
-    names what is not text, None if the model reads text alone.
-    `tower` is the encoder if the profile run of vLLM counts it. `deepstack` is how many layers get features of images of their own.
-    `rotary_widths` are the elements of a row of each table if they differ, `rotary_itemsize` the bytes of one. `step_buffers` are
-    the elements for each token of a step that buffers made with the model hold, `idle_weights` what vLLM makes and no checkpoint
-    fills.
-    `lent` is what the last layers would keep if they did not use the cache of earlier layers.
-    `vision` are the layers and the hidden size of what reads images as its config names them, None if nothing does.
+    its group size and the layers that are not quantized. `expert_quantization` is the layout of experts if it differs.
+    `encoder` names the modalities other than text, None for a text-only model.
+
+    `tower` is the encoder if vLLM's profile run counts it. `deepstack` is the number of layers that receive image features.
+    `rotary_widths` are the elements of a row of each table if they differ, `rotary_itemsize` the bytes of one. `step_buffers`
+    is the number of elements per token of a step in buffers that are allocated with the model. `idle_weights` are weights that
+    vLLM allocates and no checkpoint fills.
+
+    `lent` is the memory that the last layers would keep if they did not share the cache of earlier layers.
+
+    `vision` is the number of layers and the hidden size of the vision encoder as its config names them, None without one.
     """
 
     name: str
@@ -101,7 +107,7 @@ class Architecture:
     zero_points: bool = False
     unquantized: tuple[str, ...] = ()
     state_itemsize: int = 2
-    latent: tuple[int, int, int] | None = None  # of MLA: rank of the latent, width of a head without rotation, of its values
+    latent: tuple[int, int, int] | None = None  # of MLA: rank of the latent, width of a head without rotation, width of its values
     encoder: str | None = None
     encoder_tokens: int = 0
     vision: tuple[int, int] | None = None
@@ -115,12 +121,12 @@ class Architecture:
     lent: tuple[Layer, ...] = ()
 
     def reading_text(self) -> Architecture:
-        """Return the model without what reads images and sound: vLLM loads none of it if no prompt may have any.
+        """Return the model without its image and sound encoders: vLLM loads neither if prompts contain text only.
 
         Source: vllm/model_executor/models/interfaces.py, _mark_tower_model, 0.33, and a log of 0.30.
         """
         if any(layer.kind == CROSS for layer in self.layers):
-            return self  # an encoder whose output each request reads
+            return self  # the encoder's output is read by each request
         weights = tuple(weight for weight in self.weights if not ENCODER.search(weight.name))
         uncounted = tuple(words for words in self.uncounted if "encoder" not in words)
         return replace(self, weights=weights, encoder=None, tower=None, uncounted=uncounted)

@@ -15,15 +15,15 @@ from sizer.serving.groups import Group, compressed_groups
 from sizer.serving.layout import stage_layers
 
 _SPARSE_BYTES = 656  # kv_cache_interface.py, MLAAttentionSpec.real_page_size_bytes
-STATE_STEP = 16  # tokens by which an attention block grows until its page holds a state; platforms/interface.py
+STATE_STEP = 16  # tokens by which an attention block grows until its page has the size of a state; platforms/interface.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     """Capacity of a cache of a given size in bytes.
 
-    A block of a group takes `block_bytes`, `block_tokens` are those of full attention. Requests may have `usable` blocks, of
-    `checked_bytes` each when the server checks that one fits.
+    A block of a group takes `block_bytes`; a block of full attention has `block_tokens` tokens. Requests may use `usable`
+    blocks. When the server checks that a request fits, it counts `checked_bytes` per block.
     """
 
     groups: tuple[Group, ...]
@@ -54,9 +54,10 @@ def page_elements(layer: Layer, tp: int) -> int:
 
 
 def token_bytes(layer: Layer, tp: int, itemsize: int) -> int:
-    """Return the bytes that one token takes in a layer on one rank, with elements of so many bytes.
+    """Return the cache bytes of one token in a layer on one rank, for elements of `itemsize` bytes.
 
-    Sparse attention keeps a latent of 512 elements in FP8 with four scales, and 64 elements for rotation in 16 bits (`fp8_ds_mla`).
+    Sparse attention keeps a latent of 512 elements in FP8 with four scales, and 64 elements for rotation in 16 bits
+    (`fp8_ds_mla`).
     """
     sparse = layer.index_bytes and itemsize == 1
     return (_SPARSE_BYTES if sparse else page_elements(layer, tp) * itemsize) + layer.index_bytes
@@ -68,7 +69,7 @@ def state_bytes(layer: Layer, architecture: Architecture, tp: int) -> int:
 
 
 def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: int = 0) -> CachePlan:
-    """Return what `available` bytes of one rank of a stage hold."""
+    """Return the capacity of a cache of `available` bytes on one rank of a pipeline stage."""
     groups, block_bytes, block_tokens, checked = _groups(architecture, flags, stage)
     blocks = max(0, available) // block_bytes if block_bytes else 0
     each = blocks_of_request(groups, flags, flags.max_model_len, architecture.encoder_tokens)
@@ -91,7 +92,10 @@ def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: 
 
 
 def _logged_blocks(groups: tuple[Group, ...], flags: Flags) -> int:
-    """Return the blocks of a request by which some logs count tokens: those of a group weigh as its pages do."""
+    """Return the number of blocks per request that some logs use to count tokens.
+
+    Blocks are weighted by the page size of their group.
+    """
     needed = sum(group.page_bytes * blocks_of_request((group,), flags, flags.max_model_len) for group in groups)
     return -(-needed // groups[0].page_bytes)
 

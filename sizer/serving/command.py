@@ -17,9 +17,9 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
     Args:
         model: The repository or folder of the model.
         flags: The flags of the plan.
-        quantizes: True if the weights are in another layout than the checkpoint's. vLLM quantises to FP8 as it loads; of other
-            layouts a checkpoint is needed.
-        has_states: True for a model with states, whose prefixes are not cached unless that is asked for.
+        quantizes: True if the weights have another layout than the checkpoint. vLLM quantizes to FP8 on load. Other layouts
+            need a checkpoint in that layout.
+        has_states: True for a model with states. vLLM caches prefixes of such a model only on request.
     """
     words = [
         *("vllm", "serve", model),

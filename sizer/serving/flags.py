@@ -1,4 +1,4 @@
-"""The flags of vLLM as the server resolves them: what was asked for, else the version's default for the device."""
+"""The flags of vLLM as the server resolves them: the requested value, else the version's default for the device."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ MARLIN_LAYOUTS = ("awq", "gptq")  # vllm/model_executor/layers/quantization/awq_
 class Flags:
     """Every flag of one vLLM server as resolved. Sizes are in bytes, lengths in tokens.
 
-    `layout` is the layout of quantised weights, None for unquantised ones, `experts` that of experts if it differs. `marlin` says
-    whether MXFP4 experts are padded for Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the
-    device's multiprocessors. `prefix_caching` matters for models with states alone. `second_runner` says which of vLLM's two model
-    runners runs, `text_alone` that no prompt of a model that reads images may have any. `loras` are slots of adapters, 0 without
-    --enable-lora, `lora_rank` the largest rank of an adapter, `lora_sharded` says whether ranks split both matrices of an adapter.
-    `offload_bytes` are the weights that go to the host. `dcp` tensor-parallel ranks share the tokens of a request (decode context
-    parallel).
+    - `layout`: layout of quantized weights, None for unquantized ones. `experts`: layout of experts if it differs. `marlin`:
+      MXFP4 experts are padded for Marlin's kernel.
+    - `kv_bytes`: the cache's size if it is given. `processors`: the device's multiprocessors.
+    - `prefix_caching`: only affects models with states.
+    - `second_runner`: the second of vLLM's two model runners runs.
+    - `text_alone`: no prompt of a model that reads images may contain any.
+    - `loras`: slots of adapters, 0 without --enable-lora. `lora_rank`: the largest rank of an adapter. `lora_sharded`: ranks
+      split both matrices of an adapter.
+    - `offload_bytes`: weights that are offloaded to the host.
+    - `dcp`: tensor-parallel ranks that share the tokens of a request (decode context parallel).
     """
 
     release: Release
@@ -94,7 +97,7 @@ class Flags:
 
     @property
     def steps_in_flight(self) -> int:
-        """Return the steps whose tokens a sliding window keeps: one, or what a pipeline has under way (max_concurrent_batches)."""
+        """Steps whose tokens a sliding window keeps: one, or the batches in flight in a pipeline (max_concurrent_batches)."""
         if self.rules.batches_in_flight == 1:
             return 1
         return self.pp + 1 if self.second_runner else max(2, self.pp)
@@ -106,7 +109,7 @@ class Flags:
 
     @property
     def budget_bytes(self) -> int:
-        """Return what the server may use of the device: math.ceil(total × util), vllm/v1/worker/utils.py, request_memory."""
+        """Bytes of the device that the server may use: math.ceil(total × util), vllm/v1/worker/utils.py, request_memory."""
         thousandths = round(self.util * 10_000)
         return -(-self.total_bytes * thousandths // 10_000)
 
@@ -116,7 +119,7 @@ class Flags:
         return self.tp * self.pp * self.dp
 
     def shown(self) -> dict[str, bool | int | float | str | None]:
-        """The flags by vLLM's own names."""
+        """Return the flags, keyed by vLLM's own names."""
         return {
             "gpu_memory_utilization": self.util,
             "max_model_len": self.max_model_len,
@@ -145,9 +148,10 @@ class Flags:
 
 
 def release_of(engine: str, text: str | None) -> Release:
-    """The version that a text names; the newest known if it is None.
+    """Return the version that a text names; the newest known version if it is None.
 
-    Raises RequestError for one that is older or newer than those whose rules are known.
+    Raises:
+        RequestError: The rules of the version are not known, because it is too old or too new.
     """
     row = ENGINES[engine]
     if row.oldest is None or row.newest is None:
@@ -167,7 +171,7 @@ def release_of(engine: str, text: str | None) -> Release:
 
 
 def layout_of(request: Request, architecture: Architecture) -> str | None:
-    """The layout of the weights that a request asks for; that of the checkpoint if it does not say."""
+    """Return the layout of the weights that a request chooses, else the checkpoint's layout."""
     if request.server_weights is not None:
         return request.server_weights
     if request.weights == "checkpoint":
@@ -266,7 +270,7 @@ def _check_length(length: int, architecture: Architecture) -> None:
 
 
 def check_engine(engine: str, architecture: Architecture) -> None:
-    """Raise RequestError for a model whose cache is known of vLLM alone."""
+    """Raise RequestError for a model with a cache that only vLLM's rules describe."""
     if architecture.is_compressed:
         raise _refused("engine", f"{engine} with a model of type {architecture.model_type}", "vllm", "ask for engine=vllm")
 
@@ -285,7 +289,7 @@ def check_ranks(request: Request, architecture: Architecture) -> None:
 
 def _check_layout(layout: str | None, architecture: Architecture) -> None:
     if layout == "mxfp4" and not architecture.experts:
-        raise _refused("weights", "mxfp4", "a model with experts, whose matrices alone are MXFP4", "ask for weights=fp8 or awq")
+        raise _refused("weights", "mxfp4", "a model with experts: only their matrices are MXFP4", "ask for weights=fp8 or awq")
 
 
 def _check_context(request: Request, architecture: Architecture, release: Release) -> None:

@@ -1,4 +1,4 @@
-"""Groups of layers that share a block table, and those of DeepSeek V4: entries and keys of the indexer, windows, states.
+"""Groups of layers that share a block table, and the groups of DeepSeek V4: entries and keys of the indexer, windows, states.
 
 Source: vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_groups and _get_kv_cache_config_deepseek_v4 (0.20 to 0.23),
 _get_kv_cache_config_packed (0.24 to 0.28), _get_packed_kv_cache_groups (0.29 to 0.33); vllm/models/deepseek_v4/attention.py and
@@ -14,19 +14,19 @@ from sizer.serving.architecture import FULL, SLIDING, Layer
 
 BLOCK = 256  # tokens of a block of entries
 WINDOW_BLOCK = 64
-STATE_BLOCKS = {4: 4, 128: 8}  # by the tokens of an entry
-OVERLAPPING = 4  # of such entries two windows overlap: states are kept twice, for two entries
+STATE_BLOCKS = {4: 4, 128: 8}  # by the number of tokens of an entry
+OVERLAPPING = 4  # two windows of such entries overlap: states are kept twice, for two entries
 ALIGNMENT = 576
 ENTRY_BYTES = 584  # 448 elements in FP8, 64 for rotation in 16 bits, eight bytes of scales
-INDEX_SCALE_BYTES = 4  # of a key of the indexer, whose elements have a byte each
+INDEX_SCALE_BYTES = 4  # per key of the indexer; an element of a key takes one byte
 TUPLES, SLOTS, GROUPS = "tuples", "slots", "groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Layers that share a block table. A block has `tokens` tokens, of a window or a chunk if `window` is not 0.
+    """Layers that share a block table. A block has `tokens` tokens. `window` is the size of a window or a chunk, 0 without one.
 
-    `page_bytes` are those of all its layers, 0 if all groups have as many.
+    `page_bytes` is the page size of all layers of the group, 0 if all groups have the same size.
     """
 
     kind: str
@@ -51,11 +51,11 @@ class Bucket:
 
     @property
     def is_balanced(self) -> bool:
-        """Return whether each size has as many layers."""
+        """Return whether each page size has the same number of layers."""
         return len(set(self.layers.values())) == 1
 
     def split(self, parts: int) -> list[Bucket]:
-        """Return so many buckets, of which the first ones have a layer more."""
+        """Return `parts` buckets; the first buckets have one layer more if the layers do not divide evenly."""
         counts = [{size: -(-(count - part) // parts) for size, count in self.layers.items()} for part in range(parts)]
         return [Bucket(self.kind, self.window, self.tokens, one) for one in counts]
 
@@ -69,7 +69,7 @@ class Bucket:
 
 
 def compressed_groups(layers: Sequence[Layer], packing: str) -> tuple[tuple[Group, ...], int, int]:
-    """Return the groups of a stage's layers, the bytes of a block, and those by which the server checks that a request fits.
+    """Return the groups of a stage's layers, the bytes of a block, and the bytes per block in the check of one request.
 
     `packing` is how a version packs pages: TUPLES, SLOTS or GROUPS.
     """
@@ -120,7 +120,7 @@ def _buckets(layers: Sequence[Layer]) -> list[Bucket]:
 
 
 def _add(pages: dict[int, int], size: int) -> None:
-    """Count a layer with a page of so many bytes, which are rounded up."""
+    """Count one layer with a page of `size` bytes, rounded up to the alignment."""
     size = -(-size // ALIGNMENT) * ALIGNMENT
     pages[size] = pages.get(size, 0) + 1
 

@@ -17,7 +17,7 @@ from sizer.catalogue.sources import arch_of
 from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, unread_layout
 
 MAX_CHARACTERS = 64 * 1024
-SHORTEST_PREFIX = 8  # characters: shorter beginnings may be those of flags that are not listed here
+SHORTEST_PREFIX = 8  # characters: a shorter prefix may belong to a flag that is not listed here
 _PROGRAM = r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.)?api_server\b"
 _SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b"
 _LLAMA_SIGN = r"(?:^|[\s/])llama-(?:server|cli)\b|ggml-org/llama\.cpp"
@@ -31,7 +31,7 @@ _YAML_SIGNS = frozenset(
         "served-model-name",
     )
 )
-# Values of flags that change no memory: weights are loaded in another way, or on the device that is asked for.
+# Values of flags that do not change memory: they choose how weights are loaded, or name the requested device.
 _ALIKE = {
     "load-format": ("auto", "safetensors", "pt", "npcache", "dummy", "mistral", "tensorizer", "fastsafetensors", "instanttensor"),
     "device": ("auto", "cuda"),
@@ -102,7 +102,7 @@ _SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang": {"disable-cuda-graph": ("enforce_eager", "1"), "enable-ep-moe": ("ep", "1")},
 }
-# Flags that change memory and have no counterpart here. A name that begins so is one of them.
+# Prefixes of flags that change memory and have no counterpart here.
 _UNCOUNTED_WORDS = """
     speculative spec- num-speculative enable-lora lora max-lora cpu-offload enable-tower-connector-lora
     specialize-active-lora enable-mixed-moe-lora enable-moe-shared-loras offload num-gpu-blocks-override block-size
@@ -121,20 +121,20 @@ _UNCOUNTED_WORDS = """
     quantization-config qlora sleep-mode swa- ubatch use-replayssm video-pruning watermark
 """
 _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
-# In which direction the plan is off without what such a flag asks for.
+# Direction of the plan's error if such a flag is ignored.
 _DIRECTIONS = {
-    **dict.fromkeys(("speculative", "spec-", "num-speculative"), "a draft comes off the cache: fewer tokens than planned"),
+    **dict.fromkeys(("speculative", "spec-", "num-speculative"), "a draft model reduces the cache: fewer tokens than planned"),
     "lora-target": "fewer layers have slots: more tokens than planned",
     "enable-moe-shared": "experts share slots: more tokens than planned",
     "enable-tower": "the encoder has slots, too: fewer tokens than planned",
     "specialize-active": "more CUDA graphs are captured: fewer tokens than planned",
-    **dict.fromkeys(("enable-lora", "lora", "max-lora"), "the slots of adapters come off the cache: fewer tokens than planned"),
+    **dict.fromkeys(("enable-lora", "lora", "max-lora"), "the slots of adapters reduce the cache: fewer tokens than planned"),
     "cpu-offload": "weights leave the device: more tokens than planned",
     "offload": "weights leave the device: more tokens than planned",
-    "enable-dp-attention": "each GPU of tensor parallel has requests of its own: more tokens than planned",
+    "enable-dp-attention": "each tensor-parallel GPU has separate requests: more tokens than planned",
     **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
 }
-# Flags that change no memory of the device. A name that begins so is one of them.
+# Prefixes of flags that do not change device memory.
 _IRRELEVANT_WORDS = """
     host port served-model-name api-key chat-template tool-call-parser tool-parser enable-auto-tool-choice reasoning-parser
     enable-reasoning trust-remote-code tokenizer seed random-seed disable-log log- enable-log revision code-revision download-dir
@@ -188,10 +188,11 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A command as the keys of a query.
+    """A command, translated to the keys of a query.
 
-    `read` are its flags with the keys that they became, `unmatched` those without a counterpart, `irrelevant` counts those that
-    change no memory. `model` is what it names, `arch` None if a query cannot ask for that, such as a folder.
+    `read` lists the flags with the keys that they became, `unmatched` the flags without a counterpart. `irrelevant` counts the
+    flags that do not change memory. `model` is the model that the command names. `arch` is None if a query cannot express the
+    model, such as a local folder.
     """
 
     engine: str
@@ -217,7 +218,7 @@ def is_launch(text: str) -> bool:
 
 
 def _is_yaml(text: str) -> bool:
-    """Return True for lines "name: value" with a model and one line that vLLM alone has, or two of these."""
+    """Return True for lines "name: value" with a model and one line that only vLLM uses, or with two such lines."""
     names = {found[1].replace("_", "-") for line in text.splitlines() if (found := _YAML_LINE.match(line))}
     signs = len(names & _YAML_SIGNS) + ("model" in names)
     return bool(names & _YAML_SIGNS) and signs > 1 and not re.search(r"^\s*(?:image|services)\s*:", text, re.MULTILINE)
@@ -247,10 +248,10 @@ def with_command(log: StartupLog, text: str) -> StartupLog:
 
 
 def read_launch(text: str) -> Launch:
-    """Return what a command asks for.
+    """Return the keys of a query that a command corresponds to.
 
     Raises:
-        RequestError: A flag is of another server, or has no value.
+        RequestError: A flag belongs to another server, or has no value.
     """
     text = _plain(text)
     if re.search(_LLAMA_SIGN, text) and not re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text):
@@ -312,7 +313,7 @@ def read_launch(text: str) -> Launch:
         if not {"max_loras", "max_lora_rank"} & items.keys():
             items["max_loras"] = "1"
             read.append((adapters, "max_loras=1"))
-    else:  # vLLM reads the flags of adapters with --enable-lora alone
+    else:  # vLLM reads adapter flags only with --enable-lora
         ignored = {f"{key}={items.pop(key)}" for key in _LORA_KEYS if key in items}
         irrelevant += len(ignored)
         read = [row for row in read if row[1] not in ignored]
@@ -401,7 +402,7 @@ def _limits(name: str, value: str) -> dict[str, int]:
 
 
 def _items(key: str, value: str, engine: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a query that a flag's value stands for, none for what has no counterpart."""
+    """Yield the query keys for a flag's value, none if the flag has no counterpart."""
     if key == "layout":
         if layout := LAYOUTS_OF_FLAGS.get(value.lower()):
             yield "weights", layout
@@ -421,7 +422,7 @@ def _items(key: str, value: str, engine: str) -> Iterator[tuple[str, str]]:
 
 
 def _number(text: str) -> str:
-    """Return a number as vLLM reads it: 8k is 8,000 and 8K is 8,192. Other texts are left to the query."""
+    """Return a number as vLLM reads it: 8k is 8,000 and 8K is 8,192. Other texts are checked by the query."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([kKmMgG])", text)
     return str(int(float(found[1]) * _UNITS[found[2]])) if found else text.replace("_", "")
 
@@ -491,13 +492,13 @@ def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
 
 
 def _lengthened(name: str) -> str:
-    """Return the long name of a flag with one dash, and what follows its point; -O3 is a level of compiling."""
+    """Return the long name of a flag with one dash, with the text after its point; -O3 is a level of compiling."""
     short, point, rest = name.partition(".")
     return _SHORT.get(short, "compilation-config" if re.fullmatch(r"O[0-9]?", short) else short) + point + rest
 
 
 def _completed(name: str, engine: str) -> str:
-    """Return the one flag that a name begins, as argparse reads it, the name itself if there is none or several."""
+    """Return the only known flag that a prefix matches, as argparse does; the name itself if no flag or several match."""
     known = {**_VALUES[engine], **_SWITCHES[engine]}
     if name in known or name.startswith((*_UNCOUNTED, *_IRRELEVANT)) or len(name) < SHORTEST_PREFIX:
         return name

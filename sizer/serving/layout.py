@@ -1,4 +1,4 @@
-"""Weights as a server lays them out on one rank: merged, padded, split, replicated and quantised, then through the allocator.
+"""Weights as a server lays them out on one rank: merged, padded, split, replicated and quantized, then through the allocator.
 
 Source: vllm/model_executor/layers/linear.py, vocab_parallel_embedding.py, fused_moe/layer.py, rotary_embedding and
 quantization; vLLM 0.33 (and 0.9 to 0.28 by their logs, docs/serving.md).
@@ -17,7 +17,7 @@ from sizer.serving.architecture import ENCODER, Architecture, Weight
 from sizer.serving.flags import Flags
 
 VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
-FP8_BLOCK = 128  # of a scale, in both directions; quantization/utils/fp8_utils.py
+FP8_BLOCK = 128  # side length of a scale's block; quantization/utils/fp8_utils.py
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
 
 MERGED = {
@@ -47,7 +47,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A merged matrix of one rank: its name, the elements of its input and output, its bias, and whether it may be quantised."""
+    """A merged matrix of one rank: its name, the elements of its input and output, its bias, and whether it may be quantized."""
 
     name: str
     inputs: int
@@ -57,7 +57,7 @@ class Matrix:
 
 
 def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterator[int]:
-    """Yield the bytes of each tensor of one rank of a stage, in the order in which the server creates them."""
+    """Yield the bytes of each tensor of one rank of a stage, in the server's order of creation."""
     matrices: dict[str, Matrix] = {}
     for weight in weights_of(architecture, flags, stage):
         if matrix := matrix_of(weight, architecture, flags):
@@ -68,7 +68,7 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
     for matrix in matrices.values():
         yield from _linear(matrix, architecture, flags)
     if architecture.latent:
-        # vllm/v1/attention/backends/mla/common.py: W_UK_T and W_UV are kept in the model's dtype beside kv_b_proj
+        # vllm/v1/attention/backends/mla/common.py: W_UK_T and W_UV are kept in the model's dtype in addition to kv_b_proj
         rank, nope, value = architecture.latent
         for _ in _stage_layers(architecture, flags, stage):
             yield architecture.heads // flags.tp * rank * (nope + value) * 2
@@ -83,9 +83,9 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
 
 
 def weights_of(architecture: Architecture, flags: Flags, stage: int) -> Iterator[Weight]:
-    """Yield the weights of the checkpoint on a stage, and those that vLLM makes beside them in this version.
+    """Yield the checkpoint's weights on a stage, and the further weights that this version of vLLM allocates.
 
-    Source: vllm/model_executor/models/gemma4.py and gemma3n.py, 0.30.0: layers that use the cache of others have no keys.
+    Source: vllm/model_executor/models/gemma4.py and gemma3n.py, 0.30.0: layers that reuse another layer's cache have no keys.
     """
     for weight in architecture.weights:
         if is_on_stage(weight.name, architecture, flags, stage):
@@ -133,7 +133,7 @@ def offloaded_bytes(architecture: Architecture, flags: Flags, stage: int = 0) ->
 
 
 def allocated(sizes: Iterable[int]) -> int:
-    """Return the bytes that PyTorch's allocator counts for tensors that are created one after the other and stay.
+    """Return the bytes that PyTorch's allocator counts for tensors that are created in sequence and never freed.
 
     A block keeps the rest of its segment if that is 1 MiB or less (sizer.allocator.cuda: c10/cuda/CUDACachingAllocator.cpp,
     should_split; PyTorch 2.6 and 2.15).
@@ -155,12 +155,12 @@ def allocated(sizes: Iterable[int]) -> int:
 
 
 def _segment(size: int) -> int:
-    """Return the bytes that the allocator asks of the driver for a block of more than 1 MiB."""
+    """Return the bytes that the allocator requests from the driver for a block of more than 1 MiB."""
     return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
 
 
 def stage_layers(layers: int, pp: int) -> tuple[range, ...]:
-    """Return the layers of each stage: what is left over goes to the stages before the last (vllm/distributed/utils.py)."""
+    """Return the layers of each stage: remaining layers go to the stages before the last (vllm/distributed/utils.py)."""
     counts = [layers // pp] * pp
     for position in range(layers % pp):
         counts[-2 - position] += 1
@@ -173,7 +173,10 @@ def _stage_layers(architecture: Architecture, flags: Flags, stage: int) -> range
 
 
 def is_on_stage(name: str, architecture: Architecture, flags: Flags, stage: int) -> bool:
-    """Return True if a stage holds a weight: its layers, of the first stage the embedding, of the last what follows the layers."""
+    """Return True if a stage holds a weight.
+
+    A stage holds its layers. The first stage also holds the embedding, the last one the weights after the layers.
+    """
     if flags.pp == 1:
         return True
     if ENCODER.search(name):
@@ -290,17 +293,17 @@ def is_down(weight: Weight) -> bool:
 
 
 def is_gated(weight: Weight) -> bool:
-    """Return True for gate and up of all experts in one matrix; those of Nemotron have no gate."""
+    """Return True if gate and up projections of all experts are one matrix; experts of Nemotron have no gate."""
     return "gate_up" in weight.name or "input_linear" in weight.name
 
 
 def expert_sizes(weight: Weight, architecture: Architecture, flags: Flags) -> tuple[int, int, int]:
-    """Return the experts of one rank, their width there, and the hidden size, as a kernel pads them.
+    """Return the experts of one rank, their width there, and the hidden size, with the kernel's padding.
 
-    Experts of Nemotron 3 Super have a hidden size of their own, moe_latent_size.
+    Experts of Nemotron 3 Super have a separate hidden size, moe_latent_size.
 
-    Source: vllm/model_executor/layers/quantization/mxfp4.py: Marlin pads the width to 128 and the hidden size to 256, others pad
-    the width to 32.
+    Source: vllm/model_executor/layers/quantization/mxfp4.py: Marlin pads the width to 128 and the hidden size to 256. Other
+    kernels pad the width to 32.
     """
     ranks = flags.tp * flags.dp
     experts, width = weight.shape[0], architecture.expert_width
@@ -329,7 +332,7 @@ def is_vocabulary(weight: Weight, architecture: Architecture) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Return True if a checkpoint leaves a layer as it is: a name, a part of one, or a regular expression after "re:"."""
+    """Return True if a checkpoint excludes a layer: a name, a part of one, or a regular expression after "re:"."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name.removesuffix(".weight")) is not None

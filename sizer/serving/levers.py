@@ -1,4 +1,4 @@
-"""Changes that make a server start, and hold the wanted requests or more: each change is a plan of its own."""
+"""Changes that make a server start, or hold the wanted or more requests. Each change needs a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sizer.serving.flags import Flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of a server's flags: as the server names it, as a query does, by field, and what it costs."""
+    """One change of a server's flags: the server's flag, the query keys, the changed fields, and its cost in words."""
 
     flag: str
     query: str
@@ -27,7 +27,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Result of a change. `fits` is true if the server starts and holds what is wanted."""
+    """Result of a change. `fits` is true if the server starts and holds the wanted requests."""
 
     starts: Starts
     fits: Starts
@@ -43,10 +43,10 @@ AWQ = "an AWQ checkpoint (4 bits)"
 def vllm_changes(
     architecture: Architecture, flags: Flags, free_bytes: int, want: tuple[int, int] | None = None, longest: int = 0
 ) -> Iterator[Change]:
-    """Yield each change that flags of vLLM leave room for on a device with so many bytes free.
+    """Yield each change that is possible for some flags of vLLM on a device with `free_bytes` free.
 
-    `want` is (requests, tokens of each): no change forbids them, and those that allow them come first. `longest` are the tokens of
-    the longest request that surely fits, which a shorter max_model_len allows.
+    `want` is (requests, tokens of each). Changes that would refuse these requests are left out; changes that allow them come
+    first. `longest` is the number of tokens of the longest request that surely fits. A shorter max_model_len allows it.
     """
     requests, tokens = want or (0, 0)
     here = -(-requests // flags.dp)
@@ -84,7 +84,7 @@ def vllm_changes(
             flag="--max-loras 1",
             query="max_loras=1",
             fields={"loras": 1},
-            note="requests of one adapter alone run at once",
+            note="requests of only one adapter run at once",
         )
     if flags.loras and not flags.lora_sharded and not flags.ep and flags.tp > 1 and flags.lora_rank % flags.tp == 0:
         yield Change(
@@ -106,7 +106,7 @@ def vllm_changes(
             flag=f"--gpu-memory-utilization {MORE_UTIL}",
             query=f"util={MORE_UTIL}",
             fields={"util": MORE_UTIL},
-            note="less is left for other programs",
+            note="less memory remains for other programs",
         )
     if not flags.eager and flags.graphs_in_budget:
         yield Change(
@@ -136,22 +136,22 @@ def shared_changes(architecture: Architecture, flags: Any, kv_flag: str, tp_flag
 
 
 def gpu_with(gpu: Gpu, flags: Any, other: Any) -> Gpu:
-    """Return a GPU of a server with some flags as it is with others, whose ranks may need more communicators of NCCL."""
+    """Return the GPU with the NCCL memory of `other` in place of that of `flags`: more ranks may need more communicators."""
     before, after = (nccl_bytes("none", one.tp * one.pp, tp=one.tp, pp=one.pp) for one in (flags, other))
     return beside_nccl(gpu, (after[0] - before[0], after[1] - before[1], after[2] - before[2]))
 
 
 def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], Outcome]) -> tuple[Lever, ...]:
-    """Return what to change, the smallest sets first and of those with as many changes the one that gains most.
+    """Return the suggested changes, the smallest sets first; sets of equal size are sorted by gain.
 
-    If the server fits, each change stands alone. If not, these are the smallest sets of up to three changes with which it does, and
-    the smallest for the same GPUs and the same requests if there are none among them. If none does and the server starts, each
-    change that gains requests.
+    If the server fits, each change is listed separately. If not, the result is the smallest sets of up to three changes that
+    make it fit. If no such set keeps the GPUs and the requests, the smallest set that does is added. If no set fits and the
+    server starts, the result is each change that gains requests.
 
     Args:
-        changes: The changes that the flags leave room for.
-        flags: The flags as they are, a dataclass.
-        planner: Returns what a server does with some flags.
+        changes: The changes that the flags allow.
+        flags: The current flags, a dataclass.
+        planner: Returns the outcome of a server with given flags.
     """
     before = planner(flags)
 
@@ -191,7 +191,7 @@ def _costs_more(change: Change, flags: Any) -> bool:
 
 
 def _is_shorter(change: Change, flags: Any) -> bool:
-    """Return True for a change that allows shorter requests alone, of which the cache holds more in number."""
+    """Return True for a change that only shortens requests, so that the cache holds more of them."""
     length = change.fields.get("max_model_len")
     return isinstance(length, int) and length < flags.max_model_len
 

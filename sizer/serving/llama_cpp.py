@@ -27,7 +27,7 @@ NOT_COUNTED = "llama.cpp's compute buffer, and GGUF files with less than 16 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlags:
-    """The flags of one llama.cpp server: tokens of each of its `slots`, and bytes that others hold."""
+    """The flags of one llama.cpp server: tokens of each of its `slots`, and device bytes that other processes use."""
 
     length: int
     slots: int
@@ -77,7 +77,7 @@ def longest_slot(architecture: Architecture, flags: LlamaFlags, available: int) 
 def answer_llama(
     architecture: Architecture, flags: LlamaFlags, gpu: Gpu, *, model: str, want: tuple[int, int] | None, auto: bool
 ) -> Served:
-    """Return what llama.cpp holds on one device, in bytes; with `auto` the longest request is the one that fits."""
+    """Return the estimate in bytes of a llama.cpp server on one device; with `auto`, use the longest request that fits."""
     budget = gpu.total_bytes - flags.used_bytes - gpu.context_bytes
     weights = sum(prod(weight.shape) * 2 for weight in architecture.weights)
     left = budget - weights

@@ -1,6 +1,7 @@
-"""Slots of LoRA adapters: what vLLM makes for them beside each linear layer, before it sizes the cache.
+"""Slots of LoRA adapters: the tensors that vLLM adds to each linear layer before it sizes the cache.
 
-Source: vllm/lora/model_manager.py (models.py up to 0.11), _create_lora_modules, lora/layers and punica_wrapper; vLLM 0.9 to 0.33.
+Source: vllm/lora/model_manager.py (models.py up to 0.11), _create_lora_modules, lora/layers and punica_wrapper; vLLM 0.9 to
+0.33.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WHOLE = frozenset(
         *("fc1_latent_proj", "fc2_latent_proj"),
     )
 )
-# Parts of a matrix of the checkpoint that have slots of their own: of linear attention, of Mamba 2 and of short convolutions.
+# Parts of a checkpoint's matrix that have separate slots: of linear attention, of Mamba 2 and of short convolutions.
 PARTS = {
     "linear_attn.in_proj_qkv": 3,
     "linear_attn.in_proj_qkvz": 4,
@@ -43,14 +44,14 @@ PARTS = {
     **dict.fromkeys(("mamba.in_proj", "mixer.in_proj"), 5),
     **dict.fromkeys(("mamba.conv1d", "mixer.conv1d", "conv.in_proj"), 3),
 }
-# Types of models whose classes name embedding and head as `embedding_modules`, beside those of `Rules.lora_vocabularies`.
+# Model types with classes that name embedding and head as `embedding_modules`, in addition to `Rules.lora_vocabularies`.
 VOCABULARIES = (
     *("llama", "llama4_text", "phi3", "mixtral", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "exaone4"),
     *("falcon_h1", "jamba", "lfm2", "lfm2_moe", "nemotron", "nemotron_h", "minicpm", "minicpm3", "solar", "apertus", "phimoe"),
     "ernie4_5",
 )
-EMBEDDINGS = ("cohere", "cohere2")  # types whose classes name the embedding alone
-# Types of models whose adapters have one matrix for gate and up of all experts: is_3d_moe_weight of their classes.
+EMBEDDINGS = ("cohere", "cohere2")  # types with classes that only name the embedding
+# Model types with adapters that have one matrix for gate and up of all experts: is_3d_moe_weight of their classes.
 JOINED_EXPERTS = ("gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text")
 
 
@@ -78,7 +79,7 @@ def slots(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterator[
         if not ENCODER.search(weight.name):
             for name, first, second in _pairs(weight, architecture, flags):
                 layers.setdefault(name, []).append((first, second))
-    for pairs in layers.values():  # of a layer all matrices A, then all matrices B
+    for pairs in layers.values():  # for each layer, all matrices A, then all matrices B
         yield from (each * first for first, _ in pairs)
         yield from (each * second for _, second in pairs)
 
@@ -95,7 +96,7 @@ def _pairs(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator
         return  # vLLM leaves the router of Nemotron out
     leaf, parts = names[-2], PARTS.get(".".join(names[-3:-1]), 1)
     matrix = matrix_of(weight, architecture, flags)
-    if leaf in ("conv1d", "per_layer_model_projection"):  # ColumnParallelLinear, too
+    if leaf in ("conv1d", "per_layer_model_projection"):  # these too are ColumnParallelLinear
         first, second = rank * weight.shape[-1], -(-weight.shape[0] // flags.tp) * rank
     elif leaf in WHOLE or ".router." in weight.name:
         first, second = rank * weight.shape[-1], weight.shape[0] * rank
@@ -111,7 +112,7 @@ def _pairs(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator
 
 
 def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator[tuple[str, int, int]]:
-    """Yield what `_pairs` does for a matrix of all experts: [experts, outputs, inputs].
+    """Yield the same as `_pairs`, for a matrix of all experts: [experts, outputs, inputs].
 
     Source: vllm/lora/layers/fused_moe.py, FusedMoEWithLoRA and FusedMoE3DWithLoRA; 0.11.1 and 0.33.
     """
@@ -139,7 +140,7 @@ def _vocabulary(architecture: Architecture, flags: Flags, stage: int) -> Iterato
     rows, hidden, rank = architecture.vocabulary, architecture.hidden, flags.lora_rank
     tied = not any(weight.name.endswith("lm_head.weight") for weight in architecture.weights)
     if stage == 0:
-        # Up to 0.27 Qwen3's head is the embedding itself if they are tied, and has a wrapper of its own with slots of its own.
+        # Up to 0.27, Qwen3's tied head is the embedding module itself, is wrapped a second time and gets a second set of slots.
         twice = tied and kind.startswith("qwen3") and flags.rules.lora_tied_twice and flags.pp == 1
         for _ in range(2 if twice else 1):
             yield (rows + more) * rank

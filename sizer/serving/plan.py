@@ -1,4 +1,4 @@
-"""The plan of vLLM for one GPU: what the budget is spent on, what the cache holds, and whether the server starts."""
+"""The plan of vLLM for one GPU: how the budget is used, the capacity of the cache, and whether the server starts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ DENSE_BAND, OTHER_BAND, VISION_BAND, COMPRESSED_BAND = 15 * GIB // 100, GIB, 2 *
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The bytes of the profile run: of the sampler, of one layer's forward pass, and of the encoder of images.
+    """Peak bytes of the profile run: the sampler, the forward pass of one layer, and the image encoder.
 
-    Each is a peak over what is held before. `encoded_bytes` are the encoder's outputs, which stay while the decoder runs.
+    Each peak is relative to the bytes allocated before. `encoded_bytes` are the encoder's outputs, which stay allocated while
+    the decoder runs.
     """
 
     sampler_bytes: int
@@ -84,7 +85,7 @@ def make_plan(architecture: Architecture, flags: Flags, profiler: Profiler, gpu:
     """
     profile = profiler(flags)
     stages = [_plan_stage(architecture, flags, profile, gpu, stage) for stage in range(flags.pp)]
-    with_cache = [plan for plan in stages if plan.cache.block_bytes]  # the last layers of Gemma 4 use the cache of others
+    with_cache = [plan for plan in stages if plan.cache.block_bytes]  # the last layers of Gemma 4 reuse the cache of earlier layers
     return min(with_cache or stages, key=lambda plan: plan.cache.blocks)
 
 
@@ -92,7 +93,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
     rules, budget = flags.rules, flags.budget_bytes
     offloaded = offloaded_bytes(architecture, flags, stage)
     weights, adapters = weights_bytes(architecture, flags, stage) - offloaded, lora_bytes(architecture, flags, stage)
-    # The hidden states of the whole step are held while the sampler runs, and twice those of its requests.
+    # While the sampler runs, the hidden states of the whole step and twice those of its requests are allocated.
     hidden = architecture.hidden * 2
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
     last = stage == flags.pp - 1
@@ -111,7 +112,7 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         available = flags.kv_bytes
     band, reasons = _band(architecture, flags)
     if gpu.unified and 0 < band < VISION_BAND:
-        band, reasons = VISION_BAND, (*reasons, "up to 2 GiB: what the server holds on the host comes off unified memory")
+        band, reasons = VISION_BAND, (*reasons, "up to 2 GiB: the server's host memory is part of unified memory")
     if benchmarked and band and compiling + DENSE_BAND > band:
         band = compiling + DENSE_BAND
         reasons = (*reasons, f"up to {format_bytes(band)}: a first start compiles, a later one reads compiled code from a cache")
@@ -170,12 +171,11 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
 
 
 def compiling_bytes(architecture: Architecture, flags: Flags) -> int:
-    """Return the bytes that a start without compiled code in a cache holds while it compiles, 0 if kernels are not tried out.
+    """Return the bytes that a start without cached compiled code allocates during compilation, 0 without kernel benchmarks.
 
-    The first kernel reads the embedding: it is tried on a tensor of that size, and writes the hidden states of a step. A model that
-    reads images or sound looks its tokens up outside of what is compiled.
-
-    Source: vllm/config/compilation.py, benchmark_combo_kernel; torch/_inductor, whose benchmarks make each argument anew.
+    The first kernel reads the embedding: its benchmark uses a tensor of that size, and writes the hidden states of a step. In a
+    model that reads images or sound, the token embedding is not part of the compiled code.
+    Source: vllm/config/compilation.py, benchmark_combo_kernel; torch/_inductor: benchmarks allocate each argument.
     """
     if flags.eager or not flags.rules.benchmarks or architecture.encoder is not None:
         return 0
@@ -220,7 +220,7 @@ def longest_of(plan: Plan, architecture: Architecture, limit: int) -> int:
 
 
 def wanted(plan: Plan, architecture: Architecture, want: tuple[int, int]) -> Want:
-    """Return whether the cache holds so many requests of so many tokens at once, and the bytes that are missing.
+    """Return whether the cache holds the wanted (requests, tokens of each) at once, and the missing bytes.
 
     Data-parallel copies share the requests.
     """
@@ -238,7 +238,7 @@ def wanted(plan: Plan, architecture: Architecture, want: tuple[int, int]) -> Wan
 
 
 def server_message(plan: Plan, architecture: Architecture) -> str:
-    """Return vLLM's own error in its own numbers, nothing if the server starts.
+    """Return vLLM's own error with the plan's numbers, nothing if the server starts.
 
     Source: vllm/v1/worker/utils.py, request_memory, and v1/core/kv_cache_planning.py, _check_enough_kv_cache_memory; vLLM 0.33.
     """

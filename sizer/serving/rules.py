@@ -1,4 +1,4 @@
-"""List how versions of vLLM and SGLang differ: a row for each version from which a rule holds, with its source."""
+"""Differences between versions of vLLM and SGLang: a row for each version from which a rule holds, with its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Release = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule: from which version on a name has a value, and where that was read or measured."""
+    """One rule: the value of a name from a version on, and where the value was read or measured."""
 
     name: str
     since: Release
@@ -25,24 +25,29 @@ class Rule:
 class Rules:
     """The rules of one version of vLLM.
 
-    `util` is gpu_memory_utilization's default. `sampler` is the path of the profile run. `graphs_in_budget` says whether graphs are
-    estimated before the cache is sized. `padding` is the ratio of layer counts below which groups of layers are padded.
-    `batches_in_flight` is how many steps a sliding window keeps. `tokens_of_requests` says whether the KV tokens in the log are
-    those of whole requests. `large_seqs` is max_num_seqs on a large device, `huge_tokens` whether devices from 160 GiB on take more
-    tokens. `float_rotations` says whether encoders of images rotate copies in float32. `outside_bytes` and `outside_ranks_bytes`
-    are allocated outside of PyTorch, the latter with more than one rank; `graph_bytes` are those of a graph for each layer and
-    captured size. These three are fitted.
-    `second_runner` names the models that the second model runner runs: types with commas between, "dense" for those without
-    experts and states, "all". `second_sampler` is the path of its profile run, `second_graphs` says whether it estimates graphs.
-    `benchmarks` says whether compiling tries kernels on tensors of their arguments' sizes, `shared_keys` whether layers that use
-    the cache of others have keys and values, `offloads_tower` whether encoders go to the host with cpu_offload_gb.
-    `chunked` says whether layers that attend within chunks keep these alone. `packing` is how pages of several sizes share a block
-    (sizer.serving.groups), `weighted_groups` whether the log weighs groups by their pages, `idle_block` whether a block is held
-    back from requests.
-    Adapters: `lora_least_rank` is the least max_lora_rank, `lora_vocabularies` the types of models whose embedding and logits have
-    slots beside those of sizer.serving.lora, `lora_vocabulary` the tokens that an adapter may add. `lora_tied_twice` says whether
-    Qwen3's tied embedding has slots twice, `lora_experts` whether experts have slots, `lora_joined_experts` whether gate and up of
-    some share one, `lora_graphs` how many graphs a captured size has, `second_lora_graphs` the same of the second model runner.
+    - `util`: default of gpu_memory_utilization.
+    - `sampler`: code path of the sampler in the profile run.
+    - `graphs_in_budget`: graphs are estimated before the cache is sized.
+    - `padding`: ratio of layer counts below which groups of layers are padded.
+    - `batches_in_flight`: number of steps that a sliding window keeps.
+    - `tokens_of_requests`: the log counts KV tokens of whole requests.
+    - `large_seqs`: max_num_seqs on a large device. `huge_tokens`: devices of 160 GiB or more take more tokens.
+    - `float_rotations`: image encoders rotate copies in float32.
+    - `outside_bytes`, `outside_ranks_bytes`: allocated outside of PyTorch, the latter with more than one rank. `graph_bytes`:
+      bytes of a graph for each layer and captured size. These three are fitted.
+    - `second_runner`: models that the second model runner runs: comma-separated types, "dense" for models without experts and
+      states, "all". `second_sampler`: code path in its profile run. `second_graphs`: it estimates graphs.
+    - `benchmarks`: compilation benchmarks kernels on tensors of their arguments' sizes.
+    - `shared_keys`: layers that reuse another layer's cache have keys and values.
+    - `offloads_tower`: cpu_offload_gb moves encoders to the host.
+    - `chunked`: layers that attend within chunks keep only these.
+    - `packing`: how pages of several sizes share a block (sizer.serving.groups). `weighted_groups`: the log weights groups by
+      their pages. `idle_block`: one block is reserved.
+    - `lora_least_rank`: smallest max_lora_rank. `lora_vocabularies`: model types with slots for embedding and logits, in
+      addition to sizer.serving.lora. `lora_vocabulary`: tokens that an adapter may add.
+    - `lora_tied_twice`: Qwen3's tied embedding has slots twice. `lora_experts`: experts have slots. `lora_joined_experts`: gate
+      and up of some models share one slot.
+    - `lora_graphs`: number of graphs for a captured size. `second_lora_graphs`: the same for the second model runner.
     """
 
     util: float
@@ -216,16 +221,17 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangRules:
-    """The rules of one version of SGLang for what it reserves beside its static share.
+    """The rules of one version of SGLang for the memory that it reserves outside of its static share.
 
-    `share` says what the share follows from: "ranks", "memory" or "tokens" of a chunk of a prefill. The others hold for "tokens",
-    with the defaults of 0.5.3. `small_tokens`, `small_batch` and `small_batch_ranks` are chunked_prefill_size and cuda_graph_max_bs
-    of a device of 20 to 35 GiB, the last from 4 tensor-parallel ranks on. `batch_capped` says whether max_running_requests bounds
-    cuda_graph_max_bs.
-    `eager_decode` and `eager_prefill` say whether graphs are reserved for although they are switched off. `prefill_graphs` says
-    whether there are graphs of prefills, `prefill_stages` and `prefill_latent` whether pipelines and MLA have them,
-    `prefill_capped` whether the longest request bounds their sizes. `windowed` are the types of models, by how their names begin,
-    whose sliding windows have a pool of their own; the others keep all tokens in each layer.
+    `share` is the basis of the share: "ranks", "memory", or "tokens" of a prefill chunk. The other fields apply to "tokens",
+    with the defaults of 0.5.3. `small_tokens`, `small_batch` and `small_batch_ranks` are chunked_prefill_size and
+    cuda_graph_max_bs of a device of 20 to 35 GiB; the last one applies from 4 tensor-parallel ranks on. `batch_capped` says
+    whether max_running_requests bounds cuda_graph_max_bs.
+
+    `eager_decode` and `eager_prefill` say whether memory is reserved for graphs that are switched off. `prefill_graphs` says
+    whether prefills have graphs, `prefill_stages` and `prefill_latent` whether this includes pipelines and MLA,
+    `prefill_capped` whether the longest request bounds their sizes. `windowed` lists prefixes of model types with a separate
+    pool for sliding windows; other models keep all tokens in each layer.
     """
 
     share: str

@@ -32,14 +32,14 @@ from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_
 from sizer.serving.rules import Release, SglangRules, sglang_rules_of
 
 DRIVER_BYTES = 480 * MIB  # nvidia-smi's total over PyTorch's: 81,559 against 81,082 MiB on an H100
-LOADED_BYTES = GIB // 20  # beside the weights once they are loaded; fitted on the logs in docs/serving.md
+LOADED_BYTES = GIB // 20  # in addition to the loaded weights; fitted on the logs in docs/serving.md
 BAND = GIB
 SLIDING_RATIO = 0.8  # server_args.py, swa_full_tokens_ratio
 STATE_RATIO = 0.9  # server_args.py, mamba_full_memory_ratio
-LATENT_GRAPHS_MIB = 1536  # what graphs of prefills take of a model with MLA
-# Text parts of models that are served as text unless images are asked for; configs/model_config.py, mm_disabled_models.
+LATENT_GRAPHS_MIB = 1536  # for the prefill graphs of a model with MLA
+# Text models in checkpoints that are served without images unless requested; configs/model_config.py, mm_disabled_models.
 WITHOUT_IMAGES = ("gemma3_text", "llama4_text")
-CUDA_MAKERS = ("NVIDIA", "")  # a device of your own names none
+CUDA_MAKERS = ("NVIDIA", "")  # a custom device has no maker
 IMAGES_SINCE, SPARSE_SINCE = (0, 5, 18), (0, 5, 5)
 BLACKWELL = (10, 0)
 IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_configurator.py, mm_runtime_reservation_gb
@@ -48,11 +48,11 @@ CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangFlags:
-    """The flags of one SGLang server as resolved. Sizes are in bytes, lengths in tokens.
+    """The resolved flags of one SGLang server. Sizes are in bytes, lengths in tokens.
 
-    `asked_fraction` and `asked_length` are None if the server decides. `latent` says whether the model has MLA, `encodes` whether
-    it reads more than text, `graphs_of_prefills` whether model and device can have them: an encoder or another device than NVIDIA's
-    has none. `images` are the layers and the hidden size of what reads images.
+    `asked_fraction` and `asked_length` are None if the server decides. `latent` says whether the model has MLA, `encodes`
+    whether it reads more than text. `graphs_of_prefills` says whether model and device support prefill graphs: models with an
+    encoder and devices other than NVIDIA's do not. `images` is the number of layers and the hidden size of the image encoder.
     """
 
     release: Release
@@ -78,7 +78,7 @@ class SglangFlags:
     images: tuple[int, int] | None = None
 
     def shown(self) -> dict[str, bool | int | float | str | None]:
-        """The flags by SGLang's own names, and the longest request as the other servers name it."""
+        """Return the flags by SGLang's own names, and the longest request by the name that all servers share."""
         return {
             "max_model_len": self.context_length,
             "mem_fraction_static": self.fraction,
@@ -117,7 +117,7 @@ def _old_fraction(share: str, total_mib: float, ranks: int) -> float:
 
 
 def default_fraction(flags: SglangFlags, total_mib: float) -> float:
-    """Return mem_fraction_static's default for a device of so many MiB, as nvidia-smi prints them."""
+    """Return the default of mem_fraction_static for a device of `total_mib` MiB, as nvidia-smi prints it."""
     rules = sglang_rules_of(flags.release)
     if rules.share != "tokens":
         return _old_fraction(rules.share, total_mib, flags.tp * flags.pp)
@@ -132,7 +132,7 @@ def default_fraction(flags: SglangFlags, total_mib: float) -> float:
 
 
 def _prefill_graphs_mib(rules: SglangRules, flags: SglangFlags) -> float:
-    """Return what is reserved for graphs of prefills, in MiB: 8 for each size, which MLA has a sum for."""
+    """Return the MiB reserved for prefill graphs: 8 MiB for each captured size, a fixed amount with MLA."""
     off = flags.eager and not rules.eager_prefill
     if not rules.prefill_graphs or off or not flags.graphs_of_prefills or (flags.pp > 1 and not rules.prefill_stages):
         return 0
@@ -204,7 +204,7 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
 
 
 def _has_fp8_by_default(architecture: Architecture, gpu: Gpu, release: Release) -> bool:
-    """Return True if the cache of sparse attention is in FP8 unless another dtype is asked for.
+    """Return True if the cache of sparse attention is in FP8 by default.
 
     Source: sglang/srt/server_args.py, 0.5.5, and arg_groups/overrides.py, _dsa_kv_cache_dtype_default, 0.5.23.
     """
@@ -213,7 +213,7 @@ def _has_fp8_by_default(architecture: Architecture, gpu: Gpu, release: Release) 
 
 
 def with_fraction(flags: SglangFlags) -> SglangFlags:
-    """Return the flags with the graphs and the static share that follow from the others, unless the share was asked for."""
+    """Return the flags with the graph sizes and the static share derived from the others, unless the share was requested."""
     total_mib, rules = (flags.total_bytes + DRIVER_BYTES) / MIB, sglang_rules_of(flags.release)
     _, batch = _tier(rules, total_mib, flags.tp)
     flags = replace(flags, graph_batch=min(batch, flags.running or batch) if rules.batch_capped else batch)
@@ -296,7 +296,7 @@ def answer_sglang(
     auto: bool,
     with_levers: bool = True,
 ) -> Served:
-    """Return what SGLang does with one GPU; with `auto` the longest request is the one that fits."""
+    """Return the estimate of an SGLang server on one GPU; with `auto`, use the longest request that fits."""
     pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -BAND, BAND))
     if auto and low.tokens:
         flags = replace(flags, context_length=min(flags.context_length, low.tokens))
@@ -421,7 +421,7 @@ def _changes(architecture: Architecture, flags: SglangFlags, want: tuple[int, in
             flag="--mem-fraction-static 0.92",
             query="util=0.92",
             fields={"asked_fraction": 0.92},
-            note="less is left for activations and graphs",
+            note="less memory remains for activations and graphs",
         )
     yield from shared_changes(architecture, flags, "--kv-cache-dtype fp8_e4m3", "--tp")
 

@@ -22,7 +22,7 @@ LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[0-9][0-9,]*(?:\.[0-9]+)?)"
 
-# Of each figure the texts that hold it, the newest wording first. What may repeat is bounded: a stranger's text is searched.
+# For each figure, the texts that contain it, the newest wording first. Repetition is bounded, because users' texts are searched.
 _DEVICE = (
     r"device_name=([A-Za-z][\w -]{1,60}?)(?:\.json|,)",
     r"Found GPU0 ([A-Za-z][\w -]{1,60}?) which is of",
@@ -112,7 +112,7 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
     "device": _DEVICE,
 }
-# What a log says of and no plan counts: a text of it, and the words.
+# Facts in a log that no plan counts: a pattern and the words.
 _UNCOUNTED = (
     (
         r"speculative_config=(?!None)|'speculative_config': \{|speculative_algorithm='",
@@ -130,7 +130,7 @@ _UNCOUNTED = (
     (r"'num_gpu_blocks_override': [0-9]", "num_gpu_blocks_override, which sets the cache"),
     (r"enable_dp_attention=True", "DP attention of SGLang"),
     (r"max_total_tokens=[0-9]", "max_total_tokens, which bounds the cache"),
-    (r"enable_sleep_mode=True|'enable_sleep_mode': True", "sleep mode, whose memory pool rounds each tensor"),
+    (r"enable_sleep_mode=True|'enable_sleep_mode': True", "sleep mode: its memory pool rounds each tensor"),
     (r"platform (?:cpu|tpu|npu|xpu|hpu|neuron)\b|device_config=(?:cpu|npu|tpu|xpu|hpu)", "another backend than CUDA and ROCm"),
 )
 _FAILURES = (
@@ -150,7 +150,7 @@ _SERVERS = (
     ("vllm", r"LLM engine \(v|kv_cache_utils|GPU KV cache size|gpu_model_runner|vllm"),
     ("sglang", r"sglang|max_total_num_tokens|Load weight (?:begin|end)"),
 )
-# What a server's startup alone prints. A text without it may be anything else that people paste.
+# Texts that only the startup of a server prints. Any other text may be anything that people paste.
 _SIGNS = (
     r"LLM engine \(v[0-9]|vLLM API server version|GPU KV cache size|Available KV cache memory|Model loading took [0-9]",
     r"Load weight (?:begin|end)\.|max_total_num_tokens=|KV Cache is allocated|server_args=ServerArgs\(",
@@ -176,7 +176,7 @@ _PLAIN_KV = ("auto", "bfloat16", "bf16", "float16", "half")
 class StartupLog:
     """Contents of a log: the engine, figures by name, and the failure, empty if there was none.
 
-    `figures` are numbers in GiB, tokens or counts, and words. `uncounted` names what the log says of and no plan counts.
+    `figures` are numbers in GiB, tokens or counts, and words. `uncounted` names facts of the log that no plan counts.
     """
 
     engine: str
@@ -186,16 +186,16 @@ class StartupLog:
 
     @property
     def title(self) -> str:
-        """Return the server's name, with its version if the log says it."""
+        """Return the server's name, with its version if the log contains it."""
         return f"{ENGINES[self.engine].title} {self.figures.get('engine_version', '')}".rstrip()
 
     def number(self, name: str) -> float | None:
-        """Return a figure that is a number, None if the log does not say it."""
+        """Return a figure as a number, None if the log does not contain it."""
         value = self.figures.get(name)
         return value if isinstance(value, (int, float)) else None
 
     def query(self) -> str:
-        """Return the keys of a query that the log's own flags stand for, without the model and the device."""
+        """Return the query keys of the log's own flags, without the model and the device."""
         keys = ["mode=serve", f"engine={self.engine}"] if self.engine != "vllm" else ["mode=serve"]
         for name in ("engine_version", "tp", "pp", "dp", "dcp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
             value = self.figures.get(name)
@@ -222,18 +222,21 @@ class StartupLog:
         if (size := self.number("kv_bytes")) is not None:
             keys.append(f"kv_bytes={int(size)}")
         if self.figures.get("prefix_caching") == "True" and "page_tokens" in self.figures:
-            keys.append("prefix_caching=1")  # of a model with states, which keeps one more of each then
+            keys.append("prefix_caching=1")  # a model with states then keeps one more of each
         return "&".join(keys)
 
     @property
     def total_bytes(self) -> int | None:
-        """Return the memory of the device, None if the log does not say it."""
+        """Return the memory of the device, None if the log does not contain it."""
         total = self.number("total_gib")
         return None if total is None else round(total * GIB)
 
     @property
     def gpu(self) -> str | None:
-        """Return the key of the device that the log names, or whose memory no other has; None if it does neither."""
+        """Return the key of the device that the log names, or of the only device with that memory.
+
+        None if neither identifies one.
+        """
         if (name := self.figures.get("device")) is not None:
             return key_of_driver(str(name), self.total_bytes)
         alike = keys_of_memory(self.total_bytes) if self.total_bytes else []
@@ -273,12 +276,12 @@ class StartupLog:
 
 
 def unread_layout(layout: str) -> str:
-    """Return a line for a value of --quantization that says too little."""
+    """Return a line for a value of --quantization that does not determine the layout."""
     return f"quantization={layout}: which layers are quantised is in the checkpoint's config.json alone; give it as arch"
 
 
 def is_startup(text: str) -> bool:
-    """Return True if a text is the startup log or error of a server, of one that `read_startup` refuses by name, too."""
+    """Return True for the startup log or error of a server, including servers that `read_startup` refuses by name."""
     return any(re.search(pattern, text) for pattern in _SIGNS) or _other_server(text) is not None
 
 
@@ -287,10 +290,10 @@ def _other_server(text: str) -> str | None:
 
 
 def read_startup(text: str) -> StartupLog:
-    """Return what a startup log or error of a server says.
+    """Return the figures of a server's startup log or error.
 
     Raises:
-        RequestError: The text is of another program, or too long.
+        RequestError: The text belongs to another program, or is too long.
     """
     if len(text) > MAX_CHARACTERS:
         raise RequestError(
@@ -319,7 +322,7 @@ def read_startup(text: str) -> StartupLog:
                 todo="ask for the model and its flags in a query" if other != "llama.cpp" else "ask with engine=llama.cpp",
             )
         raise RequestError(
-            "this is no startup log of vLLM or SGLang",
+            "this is not a startup log of vLLM or SGLang",
             given=f"{len(text):,} characters without the size of weights or cache",
             allowed="the lines from the server's start to its first request, or its error",
             todo="paste the log of the server itself",
@@ -335,7 +338,7 @@ _WORDS = (
 
 
 def _value(name: str, text: str) -> float | str | None:
-    """Return a figure as a word or a number, None for digits that are none."""
+    """Return a figure as a word or a number, None for invalid digits."""
     if name in _WORDS:
         return text.rstrip(".")
     digits = text.replace(",", "").rstrip(".")
@@ -343,9 +346,10 @@ def _value(name: str, text: str) -> float | str | None:
 
 
 def refitted(log: StartupLog, served: Served) -> dict[str, str]:
-    """Return values of `outside` and `graphs` by which the plan has what the log left beside weights, profile run and cache.
+    """Return values of `outside` and `graphs` with which the plan reproduces the log's remaining memory.
 
-    The plan is that of the log's own question. Empty for another engine, and for what the log does not say.
+    The remaining memory is the budget without weights, profile run and cache. The plan answers the log's own question. The
+    result is empty for another engine, and lacks figures that the log does not contain.
     """
     weights, cache, graphs = log.number("weights_gib"), log.number("cache_gib"), log.number("graphs_gib")
     if served.engine != "vllm":
@@ -364,7 +368,7 @@ def refitted(log: StartupLog, served: Served) -> dict[str, str]:
 def compare(log: StartupLog, served: Served) -> list[str]:
     """Return a line for the weights, the rest and the tokens: the log, the plan, their difference and a cause if it is large.
 
-    An error that says other figures instead (the cache alone, the longest request, free memory) has lines for these.
+    An error with other figures (only the cache, the longest request, free memory) has lines for these.
     """
     lines = []
     weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
@@ -382,8 +386,8 @@ def compare(log: StartupLog, served: Served) -> list[str]:
         if rest - planned > LARGE_GIB:
             cause = "another max_num_seqs, an encoder's profile run, expert workspaces, or buffers between ranks"
         elif planned - rest > LARGE_GIB:
-            cause = "a smaller max_num_seqs, another sampler, or another device or share than those of the question"
-        lines.append(_line("beside weights and cache", rest, planned, "GiB", cause))
+            cause = "a smaller max_num_seqs, another sampler, or a device or share that differs from the question"
+        lines.append(_line("other than weights and cache", rest, planned, "GiB", cause))
     if (profile := log.number("profile_gib")) is not None and served.engine == "vllm":
         lines.append(_line("of it the profile run's peak", profile, served.profile_peak_bytes / GIB, "GiB", ""))
     if tokens is not None:
@@ -412,18 +416,18 @@ def _lines_of_error(log: StartupLog, cache: float | None, served: Served) -> Ite
         yield _line("memory of the device", total, planned, "GiB", "another device than that of the question" if other else "")
     if free is not None and share is not None and free < share:
         yield (
-            f"free when the server starts: {free:.2f} GiB in the log, {share:.2f} are its share: another program holds memory, or "
-            "a server that has not ended; end it, or ask for a smaller util"
+            f"free when the server starts: {free:.2f} GiB in the log, {share:.2f} are its share: another program uses memory, or "
+            "a server that has not ended; end it, or use a smaller util"
         )
     if "graphs" in log.failure:
         yield (
-            f"CUDA graphs: they are captured in what the static share of {served.flags['mem_fraction_static']:g} leaves; a smaller "
-            f"--mem-fraction-static, or a --cuda-graph-max-bs below {served.flags['cuda_graph_max_bs']}, leaves room"
+            f"CUDA graphs: they are captured in the memory outside the static share of {served.flags['mem_fraction_static']:g}; "
+            f"a smaller --mem-fraction-static, or a --cuda-graph-max-bs below {served.flags['cuda_graph_max_bs']}, leaves room"
         )
     if "sampler" in log.failure:
         yield (
             f"profile run: {served.profile_peak_bytes / GIB:.2f} GiB planned, for {served.flags['max_num_seqs']:,} requests: "
-            "warming up needs it beside the cache; fewer max_num_seqs or a smaller util leaves room"
+            "warming up needs it in addition to the cache; fewer max_num_seqs or a smaller util leaves room"
         )
 
 

@@ -1,4 +1,4 @@
-"""The answer for a server in words: what the command line prints, and the page's lines."""
+"""The answer for a server as text, for the command line and the page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
 
 
 def graphs_line(served: Served) -> str:
-    """Return what CUDA graphs hold, and whether that comes off the budget."""
+    """Return the memory of CUDA graphs, and whether it is part of the budget."""
     if served.engine == "sglang":
         return "CUDA graphs and activations: of the memory that the static share leaves, not counted"
     if not served.graphs_bytes:
@@ -65,7 +65,7 @@ def graphs_line(served: Served) -> str:
 
 
 def want_line(want: Want) -> str:
-    """Return whether the server holds what was asked for, and what is missing."""
+    """Return whether the server holds the wanted requests, and the missing bytes."""
     asked = f"{counted(want.requests, 'request')} of {want.tokens:,} tokens at once"
     if want.fits is True:
         return f"Yes: {asked}."
@@ -92,21 +92,21 @@ def lever_lines(served: Served) -> Iterator[str]:
 
 
 def _aim_of_levers(served: Served) -> str:
-    """Return what the levers of a server are for."""
+    """Return the purpose of a server's suggested changes."""
     if served.want is not None and served.want.fits is not True and served.levers[0].fits is True:
         return f"hold {counted(served.want.requests, 'request')} of {served.want.tokens:,} tokens at once"
     return "hold more requests" if served.starts is True else "start"
 
 
 def verdict_words(found: Served | ServedFigures) -> str:
-    """Return whether a server starts, and if it does whether it holds what is wanted, in two or three words."""
+    """Return in two or three words whether a server starts, and if so whether it holds the wanted requests."""
     if found.want is None or found.starts is False:
         return VERDICTS[found.starts]
     return HOLDS[found.fits]
 
 
 def _aim(rows: Iterable[ServedFigures | None]) -> str:
-    """Return what servers are to do: to hold what is wanted, else to start."""
+    """Return the aim of servers: to hold the wanted requests, else to start."""
     want = next((one.want for one in rows if one is not None and one.want is not None), None)
     if want is None:
         return "start"
@@ -114,7 +114,7 @@ def _aim(rows: Iterable[ServedFigures | None]) -> str:
 
 
 def describe_served_devices(found: DeviceReport) -> str:
-    """Return a sentence: on how many devices a server surely does what it is to do, and which of them are the smallest."""
+    """Return on how many devices a server surely reaches its aim, and the smallest of them."""
     fitting = [row.name for row in found.rows if row.serve is not None and row.serve.fits is True]
     unsure = sum(row.serve is not None and row.serve.fits == "uncertain" for row in found.rows)
     aim = _aim(row.serve for row in found.rows)
@@ -126,7 +126,7 @@ def describe_served_devices(found: DeviceReport) -> str:
 
 
 def describe_served_ranks(found: RankReport) -> Iterator[str]:
-    """Yield on how many GPUs at least a server surely does what it is to do, and by which splits."""
+    """Yield the fewest GPUs on which a server surely reaches its aim, and the splits that do so."""
     aim = _aim(row.serve for row in found.rows)
     unsure = min((row.gpus for row in found.rows if row.serve is not None and row.serve.fits == "uncertain"), default=None)
     if found.fewest is None:
