@@ -1,6 +1,6 @@
-"""Ask accelerate what `accelerate launch` starts: a process of its own, because accelerate imports torch.
+"""Ask accelerate what `accelerate launch` starts, in a separate process because accelerate imports torch.
 
-accelerate reads its options and its config file, and starts torch.distributed.run or Python; the start alone is replaced.
+accelerate reads its options and its config file, and starts torch.distributed.run or Python. Only the start is replaced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def launched(words: Sequence[str]) -> dict[str, Any]:
     def validate_for_hosts(arguments: argparse.Namespace) -> tuple[argparse.Namespace, Any, bool]:
         arguments, defaults, precision_is_given = validate(arguments)
         arguments.deepspeed_multinode_launcher = "standard"  # torch.distributed.run, not pdsh
-        if arguments.num_machines > 1:  # the other hosts do not matter
+        if arguments.num_machines > 1:  # other hosts do not change the figures
             arguments.main_process_ip = arguments.main_process_ip or "127.0.0.1"
             arguments.main_process_port = arguments.main_process_port or 29500
             arguments.machine_rank = arguments.machine_rank or 0
@@ -88,7 +88,7 @@ def launched(words: Sequence[str]) -> dict[str, Any]:
     except SystemExit:
         lines = errors.getvalue().split("error:")
         return {"error": " ".join(lines[-1].split())}
-    except Exception as error:  # of a library that reads a file of the user: any
+    except Exception as error:  # any error, raised by a library that reads a file of the user
         return {"error": " ".join(str(error).split())}
     return {"error": "it starts no script"}
 

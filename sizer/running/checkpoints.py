@@ -1,8 +1,8 @@
-"""Checkpoints that a dry run does not write, and that the script reads again. Imports torch.
+"""Checkpoints that a dry run does not write to disk, and that the script can load again. Imports torch.
 
-A script saves its best weights, and loads them when it evaluates. Values on the device were never computed, and files of the
-user stay as they are: a checkpoint is kept as what it holds, without the bytes of the device's tensors. Files of safetensors keep
-their header, and all values read as 0.
+A script saves its best weights, and loads them for an evaluation. Values on the device were never computed, and the user's
+files must not change. A checkpoint is therefore kept without the bytes of the device's tensors. Safetensors files keep their
+header, and all values read as 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from sizer.running.kept_files import KeptFiles
 from sizer.running.rank_messages import Messages
 
-_LARGE_BYTES = 2**20  # a tensor of the host up to this size keeps its values
+_LARGE_BYTES = 2**20  # a host tensor up to this size keeps its values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class Checkpoints:
     def __init__(
         self, on_device: Callable[[Tensor], bool], *, saved: Callable[[], None] = lambda: None, by_host: bool = False
     ) -> None:
-        """Keep checkpoints of tensors for which `on_device` is True; save and load others as PyTorch does.
+        """Keep checkpoints of tensors for which `on_device` is True; save and load other tensors with PyTorch's own functions.
 
-        `saved` is called after a checkpoint that was kept. With `by_host` files are read on the host and then moved, since PyTorch
+        `saved` is called after each kept checkpoint. With `by_host`, files are read on the host and then moved, because PyTorch
         cannot read them to the device.
         """
         self.not_saved: list[str] = []
-        self.ranks: Messages | None = None  # how other ranks get the checkpoints of this one
+        self.ranks: Messages | None = None  # passes checkpoints of this rank to other ranks
         self._on_device, self._saved, self._by_host = on_device, saved, by_host
         self._save, self._load = torch.save, torch.load
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -69,7 +69,7 @@ class Checkpoints:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the context PyTorch and safetensors save and load through this object."""
+        """Make PyTorch and safetensors save and load through this object, within the context."""
         with ExitStack() as stack:
             stack.enter_context(self._files.installed())
             for place in (torch, torch.serialization):
@@ -89,7 +89,7 @@ class Checkpoints:
 
     def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for torch.save."""
-        if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):  # by which `pickle` writes a tensor (torch/storage.py)
+        if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):  # `pickle` writes a tensor this way (torch/storage.py)
             self._save(obj, f, *args, **kwargs)
             return
         pickler = _Pickler(self._on_device)
@@ -109,7 +109,7 @@ class Checkpoints:
         self._saved()
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for torch.load: what `save` has kept comes from there, on the device or the host."""
+        """Stand in for torch.load: kept checkpoints are loaded from memory, to the device or the host."""
         name = _name_of(f)
         if name is not None:
             file = self._files.find(name)
@@ -180,7 +180,7 @@ def _moved(leaf: Any, place: str) -> Any:
 
 
 def _place(map_location: Any) -> str | None:
-    """The kind of device that `map_location` of torch.load sends the device's tensors to, None if they stay there."""
+    """Return the device type to which `map_location` of torch.load sends the device's tensors, None if they stay there."""
     if callable(map_location) and not isinstance(map_location, torch.device):
         storage = torch.UntypedStorage(0)
         moved = map_location(storage, "cuda:0")
@@ -208,7 +208,7 @@ class _Pickler(pickle.Pickler):
         try:
             with torch.no_grad():
                 self.dump(obj)
-        except (pickle.PicklingError, AttributeError, TypeError):  # PyTorch will say so, if it cannot either
+        except (pickle.PicklingError, AttributeError, TypeError):  # PyTorch raises the error, if it cannot pickle the object either
             return None
         return self._buffer.getvalue()
 

@@ -1,4 +1,4 @@
-"""Read what follows `--`: a script, a module, code, `torchrun`, `accelerate launch` or `deepspeed`. No torch."""
+"""Parse the command after `--`: a script, a module, code, `torchrun`, `accelerate launch` or `deepspeed`. No torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _EXAMPLE = "write for example `sizer run -- train.py --batch-size 8`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A program of the user: `kind` is script, module or code; `world` the ranks that its launcher starts, None without one.
+    """A program of the user.
 
-    `local` is the number of ranks of one host, `environment` what a launcher sets. `rank_option` is an option that the launcher
-    gives to the program with the rank on its host, empty for none.
+    `kind` is script, module or code. `world` is the number of ranks that its launcher starts, None without a launcher. `local`
+    is the number of ranks of one host. `environment` are the variables that a launcher sets. `rank_option` is the option by
+    which the launcher passes the local rank to the program, empty for none.
     """
 
     kind: str
@@ -115,7 +116,7 @@ def _torchrun(words: Sequence[str], *, rank_option: str = "") -> Command:
 
 
 def _accelerate(words: Sequence[str]) -> Command:
-    """Ask accelerate itself, which reads its config file and tells the script by variables of the environment."""
+    """Return the command that accelerate would start: accelerate reads its config file and passes settings in the environment."""
     with tempfile.TemporaryDirectory(prefix="sizer-run-") as folder:
         answer = Path(folder) / "launched.json"
         asked = [sys.executable, "-c", start_code("accelerate_child"), str(answer), json.dumps(list(words))]
@@ -156,7 +157,7 @@ def _deepspeed(words: Sequence[str]) -> Command:
     options = parser.parse_args(words)
     if options.exclude:
         raise RequestError(
-            "deepspeed --exclude", given=quote(options.exclude), allowed="--include, or --num_gpus", todo="name those that it uses"
+            "deepspeed --exclude", given=quote(options.exclude), allowed="--include, or --num_gpus", todo="name the used GPUs"
         )
     named = [one.partition(":")[2] for one in options.include.split("@")] if options.include else []
     hosts = [slots.count(",") + 1 if slots else _USUAL_HOST for slots in named]

@@ -13,7 +13,7 @@ from sizer.base.errors import RequestError, quote
 from sizer.base.units import format_bytes, format_more
 
 PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
-_LIMIT_BYTES = 2**28  # of a file that is read
+_LIMIT_BYTES = 2**28  # limit of a file that is read
 _ROWS = 12
 
 
@@ -33,7 +33,7 @@ class Change:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Return a saved report. Raises RequestError for a file that is none."""
+    """Return a saved report. Raises RequestError for an invalid file."""
     try:
         if path.stat().st_size > _LIMIT_BYTES:
             raise RequestError(
@@ -118,7 +118,7 @@ def grown(changes: list[Change], tolerance: Tolerance) -> list[Change]:
 
 
 def _figures(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The estimate to look at: that of the focus, else the first."""
+    """Return the estimate in focus, else the first one."""
     focus = report.get("focus") or {}
     rows = report["estimates"]
     wanted = (focus.get("dtype"), focus.get("batch"))
@@ -144,7 +144,7 @@ def read_size(text: str) -> int:
     """Return the bytes of a text such as 20GiB. Raises ValueError for any other form."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{quote(text)} is no size: write for example 20GiB or 512MiB")
+        raise ValueError(f"{quote(text)} is not a size: write for example 20GiB or 512MiB")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -152,5 +152,5 @@ def read_share(text: str) -> float:
     """Return the share of a text such as 1%. Raises ValueError for any other form."""
     found = _SHARE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{quote(text)} is no share: write for example 1%")
+        raise ValueError(f"{quote(text)} is not a share: write for example 1%")
     return float(found[1]) / 100

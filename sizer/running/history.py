@@ -1,10 +1,10 @@
 """PyTorch's memory history as a tape: one recorded run, replayed for other capacities and settings. No torch.
 
-Each event of the history carries a stamp, the number that was set by `torch.cuda.memory._set_memory_metadata` before it. The child
-process knows what happened at each stamp: phases that ended, modules that began, tensors that became parameters or gradients.
+Each event of the history carries a stamp, the number that was set by `torch.cuda.memory._set_memory_metadata` before it. The
+child process records the events of each stamp: phases that ended, modules that began, tensors that became parameters or
+gradients.
 
-*Known limitation*: events of threads that set no stamp, such as autograd's, have the
-latest stamp of the others.
+*Known limitation*: events of threads that set no stamp, such as autograd's, have the latest stamp of other threads.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def columns_of(
     phase_ends: Sequence[tuple[int, str]],
     library_folders: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Return the columns of a tape, as lists that JSON can hold, for one device's events in the memory history.
+    """Return the columns of a tape, as JSON lists, for one device's events in the memory history.
 
     Args:
-        trace: The events, as `torch.cuda.memory._snapshot()["device_traces"]` has them.
+        trace: The events of `torch.cuda.memory._snapshot()["device_traces"]`.
         modules: The path of the module that runs from a stamp on, ascending.
         labels: (stamp, address, category, path of the module) of tensors.
         backwards: (stamp, begins): backward passes that begin or end.
-        phase_ends: (stamp, phase): the phases, each up to its stamp, ascending. What follows is "rest".
-        library_folders: Folders whose lines are not the script's.
+        phase_ends: (stamp, phase): the phases, each up to its stamp, ascending. The events after the last one are "rest".
+        library_folders: Folders of libraries, whose lines do not belong to the script.
     """
     actions = sorted(
         [
@@ -150,7 +150,7 @@ class _Writer:
             self._order.append(~block)
 
     def act(self, kind: int, value: Any) -> None:
-        """Do what the child process noted at a stamp."""
+        """Apply an action that the child process noted at a stamp."""
         if kind == 0:
             address, category, path = value
             if (block := self._living.get(address)) is not None:
@@ -167,9 +167,9 @@ class _Writer:
             self._step_began = len(self._sizes)
 
     def empty(self, event: Mapping[str, Any], emptied: set[Any]) -> None:
-        """Give back what no block uses, as `torch.cuda.empty_cache()`, cuDNN's benchmark and a deleted private pool do.
+        """Release unused cached blocks, as `torch.cuda.empty_cache()`, cuDNN's benchmark and a deleted private pool do.
 
-        `emptied` are the pools of the events just before, which belong to the same call.
+        `emptied` are the pools of the preceding events that belong to the same call.
         """
         pool = tuple(event.get("pool_id", _COMMON))
         stream = (0, _COMMON) if pool == _COMMON else (event["stream"], pool)

@@ -1,7 +1,7 @@
 """Files that a dry run does not write, under the names by which the script finds them again. No torch.
 
-Each has a sparse file of its size in a folder of the run. `os.stat` answers for that file, so that `os.path.exists`, `getsize` and
-pathlib do; renaming, copying and removing act on the name alone. Files of the user stay as they are.
+Each file is a sparse file of the same size in a folder of the run. `os.stat` answers for that file, so that `os.path.exists`,
+`getsize` and pathlib do too. Renaming, copying and removing change only the name. The user's files are not changed.
 
 *Known limitation*: listings of folders do not have these names, and `open` does not find them.
 """
@@ -20,7 +20,7 @@ from unittest import mock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
-    """A file that was not written: a sparse file of its size, and what else is known of its content."""
+    """A file that was not written: a sparse file of its size, and the known parts of its content."""
 
     stand_in: Path
     content: Any
@@ -59,7 +59,7 @@ class KeptFiles:
         self._files[path] = KeptFile(stand_in=stand_in, content=content)
 
     def find(self, name: object) -> KeptFile | None:
-        """Return the kept file of a name, None for anything else. A file whose folder was removed is gone."""
+        """Return the kept file of a name, None for other names. A file disappears with its folder."""
         if not self._files or not isinstance(name, (str, os.PathLike)):
             return None
         path = _absolute(name)
@@ -76,7 +76,7 @@ class KeptFiles:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the context functions of `os` and `shutil` know the kept files."""
+        """Make functions of `os` and `shutil` find the kept files, within the context."""
         own = {name: getattr(os, name) for name in ("stat", "rename", "replace", "remove", "unlink")}
         copies: dict[str, Any] = {name: getattr(shutil, name) for name in ("copyfile", "copy", "copy2")}
 
@@ -121,7 +121,8 @@ class KeptFiles:
         answers: dict[str, Any] = {"stat": stat}
         answers |= {name: moving(own[name]) for name in ("rename", "replace")}
         answers |= {name: removing(own[name]) for name in ("remove", "unlink")}
-        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):  # shutil asks whether os.stat is in there
+        # shutil checks whether os.stat is in these sets
+        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             able.update(answer for name, answer in answers.items() if own[name] in able)
         with (
             mock.patch.multiple(os, **answers),
@@ -130,7 +131,7 @@ class KeptFiles:
             yield
 
     def _move_folder(self, source: Any, target: Any) -> None:
-        """Rename the kept files of a folder that was renamed; a file takes the place of a kept one."""
+        """Rename the kept files of a renamed folder; a real file replaces a kept one of the same name."""
         if not self._files or isinstance(source, int):
             return
         old, new = _absolute(source), _absolute(target)

@@ -16,7 +16,7 @@ from sizer.running.traced_counters import TracedCounters
 
 
 class _Queue:
-    """Stand in for torch.mps.Event and torch.mps.Stream: all work is done, and took no time."""
+    """Stand in for torch.mps.Event and torch.mps.Stream: all work is complete, and took no time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make one."""
@@ -48,7 +48,7 @@ class _Queue:
 
 @contextmanager
 def mps_answers(gpu: Gpu, counters: TracedCounters) -> Iterator[None]:
-    """Within the context torch.mps, its backend and torch.accelerator answer as for a chip of Apple's, and CUDA is not there.
+    """Make torch.mps, its backend and torch.accelerator answer for an Apple chip without CUDA, within the context.
 
     Memory in use is that of the counters. `recommended_max_memory` is the memory of the catalogue, in bytes.
     """

@@ -1,7 +1,7 @@
-"""Count the optimizer steps of a script, and note what happens between its allocations. Imports torch.
+"""Count the optimizer steps of a script, and note events between its allocations. Imports torch.
 
-PyTorch's global hooks for optimizers, modules and autograd see any script. A step ends with the last optimizer that steps before
-the first one steps again, so a GAN's two optimizers are one step.
+PyTorch's global hooks for optimizers, modules and autograd work with any script. A step ends with the last optimizer that steps
+before the first one steps again. A GAN's two optimizers are therefore one step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sizer.running.history import LOAD, phase_of_step
 
 
 class Stop(BaseException):
-    """The steps asked for are done. No Exception, so that a script's `except Exception` does not catch it."""
+    """Raised after the requested number of steps. Not an Exception, so that a script's `except Exception` does not catch it."""
 
 
 class Steps:
@@ -31,7 +31,7 @@ class Steps:
     """
 
     def __init__(self, limit: int, on_stop: Callable[[], None]) -> None:
-        """Stop before step `limit` + 1, never if it is 0; `on_stop` is called if a script goes on after that."""
+        """Stop before step `limit` + 1, never if it is 0; `on_stop` is called if a script continues after that."""
         self.limit, self._on_stop = limit, on_stop
         self._stamp = self._stops = 0
         self.restart()
@@ -43,17 +43,17 @@ class Steps:
         self.backwards: list[tuple[int, bool]] = []
         self._roots: list[weakref.ref[nn.Module]] = []
         self.done = 0
-        self._counts = WeakIdKeyDictionary()  # of optimizers: weakly, since a script may drop one and its states
+        self._counts = WeakIdKeyDictionary()  # by optimizer: weak references, because a script may delete one with its states
         self._leader: weakref.ref | None = None
         self._led = 1  # the step of the leader
         self._ends: dict[str, int] = {}
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._owners = WeakIdKeyDictionary()  # of parameters: the paths of their modules
+        self._owners = WeakIdKeyDictionary()  # by parameter: the paths of their modules
         self._stack: list[str] = []
 
     @property
     def roots(self) -> list[nn.Module]:
-        """The living modules that ran, of which no other one is a part."""
+        """Return the root modules that ran and are still alive."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
     @property
@@ -62,7 +62,7 @@ class Steps:
         return sorted((stamp, phase) for phase, stamp in self._ends.items())
 
     def install(self) -> None:
-        """Register the hooks, and set the first stamp: events without one are those of autograd's threads."""
+        """Register the hooks, and set the first stamp: events without a stamp come from autograd's threads."""
         self._next()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -81,14 +81,14 @@ class Steps:
             place._engine_run_backward = run_backward
 
     def stop(self) -> None:
-        """End the run. A script that catches everything and goes on is ended at the third attempt."""
+        """End the run. A script that catches everything and continues is ended at the third attempt."""
         self._stops += 1
         if self._stops > 2:
             self._on_stop()
         raise Stop
 
     def begin_compiled(self) -> None:
-        """Note that compiled code runs, whose modules are not seen: the first such call ends the setup."""
+        """Note that compiled code runs, inside which modules are not seen: the first such call ends the setup."""
         if LOAD not in self._ends:
             self._ends[LOAD] = self._next()
 
@@ -171,7 +171,7 @@ class Steps:
             return
         with torch._C.DisableTorchFunction():
             local: Tensor = getattr(tensor, "_local_tensor", tensor)
-            while torch._C._functorch.is_functorch_wrapped_tensor(local):  # within torch.func.grad, vmap and their kin
+            while torch._C._functorch.is_functorch_wrapped_tensor(local):  # within torch.func.grad, vmap and similar
                 local = torch._C._functorch.get_unwrapped(local)
             if local.is_cuda and local.layout == torch.strided:
                 self.labels.append((stamp, local.untyped_storage().data_ptr(), category, module))

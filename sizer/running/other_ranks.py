@@ -1,7 +1,8 @@
 """Answer for the other ranks of a world: one process runs one rank. Imports torch.
 
-PyTorch's own ProcessGroupNCCL runs over the null NCCL (driver/nccl.c). A store answers keys that other ranks would set; gloo is
-PyTorch's fake process group. Every other rank is taken to do and to hold what this rank does and holds.
+PyTorch's own ProcessGroupNCCL runs over the null NCCL (driver/nccl.c). A store answers keys that other ranks would set. gloo is
+replaced by PyTorch's fake process group. Every other rank is assumed to run the same operations and to hold the same data as
+this rank.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from sizer.base.errors import TraceError
 
-_ID_BYTES = 128  # of an identifier of NCCL, which is what ranks read from the store
+_ID_BYTES = 128  # of an NCCL identifier, which ranks read from the store
 
 
 class UniformStore(dist.Store):
-    """A store in which all ranks have set what this rank has set."""
+    """A store in which all ranks have set the same values as this rank."""
 
     def __init__(self, world: int) -> None:
         """Answer for `world` ranks."""
@@ -44,7 +45,7 @@ class UniformStore(dist.Store):
         return self._held.get(key, b"\x07" * _ID_BYTES)
 
     def add(self, key: str, amount: int) -> int:
-        """Add what every rank adds."""
+        """Add the amount once for every rank."""
         with self._lock:
             total = int(self._held.get(key, b"0")) + amount * self._world
             self._held[key] = str(total).encode()
@@ -83,7 +84,7 @@ class UniformStore(dist.Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Return True: it has multi_get."""
+        """Return True, because the store has multi_get."""
         return True
 
     def clone(self) -> UniformStore:
@@ -100,9 +101,12 @@ class _Joined:
 
 @contextmanager
 def one_rank(world: int, rank: int, *, all_traced: bool = False) -> Iterator[None]:
-    """Within the context a script that starts a process for each rank, with torch.multiprocessing, runs `rank` in this process.
+    """Run only `rank` in this process if a script starts a process for each rank, within the context.
 
-    A run of one rank cannot join a larger world: the error names `--world`. With `all_traced` it cannot start several processes.
+    Scripts start them with torch.multiprocessing.
+
+    A run of one rank cannot join a larger world: the error names `--world`. With `all_traced` it cannot start several
+    processes.
     """
     own = torch.multiprocessing.start_processes
     meet = c10d.rendezvous
@@ -112,7 +116,7 @@ def one_rank(world: int, rank: int, *, all_traced: bool = False) -> Iterator[Non
     ) -> object:
         if nprocs > world and (world > 1 or all_traced):
             raise _too_small(f"the script starts {nprocs} processes", world, nprocs)
-        if nprocs > world:  # no ranks, as far as is known: rendezvous says otherwise
+        if nprocs > world:  # probably not ranks: the rendezvous has another world size
             return own(fn, args, nprocs, join, *more, **kwargs)
         fn(rank % nprocs, *args)
         return None if join else _Joined()
@@ -136,7 +140,7 @@ def _too_small(what: str, world: int, needed: int) -> TraceError:
 
 
 def install(world: int, rank: int, local: int, driver: ctypes.CDLL) -> None:
-    """Make this process a rank as torchrun starts it, and answer for the others.
+    """Make this process a rank as torchrun starts it, and answer for the other ranks.
 
     Args:
         world: Number of ranks.
@@ -156,13 +160,13 @@ def install(world: int, rank: int, local: int, driver: ctypes.CDLL) -> None:
     }
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "dry-run"})
-    # The threads that watch the other ranks would wait for them.
+    # PyTorch's threads that watch other ranks would wait for them.
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
         os.environ[f"TORCH_NCCL_{name}"] = "0"
     store = UniformStore(world)
 
     def rendezvous(url: str, own: int = -1, ranks: int = -1, **kwargs: Any) -> Iterator[tuple[dist.Store, int, int]]:
-        if own not in (-1, rank):  # a script started a process for each rank; this one is not the rank asked for
+        if own not in (-1, rank):  # a script started a process for each rank; this is not the requested rank
             os._exit(0)
         while True:
             yield store, rank, world

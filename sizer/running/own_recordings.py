@@ -1,6 +1,6 @@
-"""Answer the recordings that a script makes of its own run: memory history, and the profiler's events of the device. Imports torch.
+"""Answer a script's recordings of its own run: memory history, and the profiler's events of the device. Imports torch.
 
-A dry run records the memory history itself, and there is no device whose kernels CUPTI could follow.
+A dry run records the memory history itself, and there is no device with kernels for CUPTI to record.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch.profiler import ProfilerActivity
 
 @contextmanager
 def recordings_answered(*, history: bool) -> Iterator[None]:
-    """Within the context the script's own recordings start and stop without an effect on the run.
+    """Keep the script's own recordings from changing the run, within the context.
 
     - The script's calls of `_record_memory_history` do nothing.
     - With `history`, snapshots are those of the run; else they are empty.
-    - The profiler records the events of the host. With those of the device, CUPTI would end the process. Without CUPTI it would
-      record an event of the device around each operator (KINETO_GPU_FALLBACK), which fails on route meta each time, slowly.
+    - The profiler records only the host's events. Recording the device's events would end the process in CUPTI. Without CUPTI,
+      the profiler would record an event of the device around each operator (KINETO_GPU_FALLBACK), which fails on route meta
+      each time, slowly.
     """
     configure = profiler.profile.config
 
@@ -53,7 +54,7 @@ def recordings_answered(*, history: bool) -> Iterator[None]:
     ranges: dict[str, Any] = {}
     if not history:
         memory |= {"_snapshot": snapshot, "_dump_snapshot": dump}
-        ranges = {"start": record, "stop": record}  # for a profiler outside of the process
+        ranges = {"start": record, "stop": record}  # these serve a profiler outside of the process
     with (
         mock.patch.multiple(torch.cuda.profiler, **ranges) if ranges else nullcontext(),
         mock.patch.multiple(torch.cuda.memory, **memory),

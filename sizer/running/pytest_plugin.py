@@ -70,9 +70,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Return a context manager that bounds the memory of a part of a test: `with gpu_memory(max="2GiB") as used: ...`.
+    """Return a context manager that bounds the memory of a part of a test.
 
-    Its arguments are `max` and `max_allocated`. After the context, `used` has `peak_allocated_bytes` and `peak_reserved_bytes`.
+    Use it as `with gpu_memory(max="2GiB") as used: ...`. Its arguments are `max` and `max_allocated`. After the context, `used`
+    has `peak_allocated_bytes` and `peak_reserved_bytes`.
     """
     if request.node.get_closest_marker(MARK) is None:
         pytest.fail(
@@ -96,7 +97,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """In the process of a GPU, run the tests that the first process asks for."""
+    """Run the tests that the first process requests, in the process of a GPU."""
     if INSIDE not in os.environ:
         return None
     importlib.import_module("sizer.running.pytest_worker").serve(session, *map(int, os.environ[INSIDE].split(",")))
@@ -107,7 +108,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 class _Worker:
-    """The process of one GPU: pytest over its null driver, which runs the tests whose names it is sent."""
+    """The process of one GPU: runs pytest with the null driver, and runs the tests whose names it receives."""
 
     def __init__(self, config: pytest.Config, gpu: Gpu, files: list[str]) -> None:
         from sizer.running.driver.build import find_obstacle
@@ -151,7 +152,7 @@ class _Worker:
         self._lines = os.fdopen(self._answering, encoding="utf-8")
 
     def run(self, nodeid: str) -> dict[str, Any]:
-        """Return what the process says of a test. Raises DeviceError if it has ended."""
+        """Return the process's result for a test. Raises DeviceError if the process has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._asking, f"{json.dumps(nodeid)}\n".encode())
         line = self._lines.readline()
@@ -176,7 +177,7 @@ class _Worker:
 
 
 def _run_outside(item: pytest.Item, mark: pytest.Mark) -> list[pytest.TestReport]:
-    """The reports of a marked test."""
+    """Return the reports of a marked test."""
     try:
         gpu, limits = _read_mark(mark)
         workers = item.config.stash[_WORKERS]
@@ -274,13 +275,13 @@ def _changes(group: str, before: dict[str, int], after: dict[str, int]) -> list[
 
 
 def _without_folders(item: pytest.Item, lines: dict[str, int]) -> dict[str, int]:
-    """The lines with paths relative to the root folder, so that a baseline holds on other machines."""
+    """Return the lines with paths relative to the root folder, so that a baseline is valid on other machines."""
     root = str(item.config.rootpath) + os.sep
     return {line.removeprefix(root): size for line, size in lines.items()}
 
 
 def _read_mark(mark: pytest.Mark) -> tuple[Gpu, dict[str, Any]]:
-    """The GPU and the limits of a marker. Raises UsageError for a marker that is not understood."""
+    """Return the GPU and the limits of a marker. Raises UsageError for an invalid marker."""
     if mark.args or not {"gpu"} <= mark.kwargs.keys() <= _ARGUMENTS:
         raise pytest.UsageError(f"allowed are {', '.join(sorted(_ARGUMENTS))} by name, and gpu is required")
     given = mark.kwargs

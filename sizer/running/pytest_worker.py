@@ -17,7 +17,7 @@ from sizer.running.starting import hardware_of
 
 
 def serve(session: pytest.Session, asks: int, answers: int) -> None:
-    """Run the tests whose names arrive, each measured by itself, until the first process closes its end."""
+    """Run the tests whose names arrive, each measured separately, until the first process closes its end."""
     end_with_parent()
     hardware, _ = hardware_of(find_gpu(os.environ["SIZER_PYTEST_GPU"]))
     settings = Settings(kind="script", target="", arguments=(), out=os.devnull, capability=hardware.capability, steps=0)

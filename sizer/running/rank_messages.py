@@ -1,8 +1,8 @@
 """Objects that ranks send each other, such as the shapes of a pipeline's activations, and checkpoints of rank 0. Imports torch.
 
-One process runs one rank. What a rank sends is kept in a folder of the run, from where later ranks receive it. A rank that receives
-from one that did not run ends; `sizer.running.routes` runs the other one first, and then this one again. A checkpoint that no
-rank has written is one of rank 0.
+One process runs one rank. Objects that a rank sends are stored in a folder of the run, where later ranks read them. A rank that
+needs an object from a rank that did not run yet ends. `sizer.running.routes` then runs the sender first, and this rank again. A
+checkpoint that no rank has written is assumed to be one of rank 0.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Messages:
     """The objects that this rank sends and receives."""
 
     def __init__(self, folder: Path, rank: int, need: Callable[[int], NoReturn]) -> None:
-        """Keep objects in a folder; `need` is called with the rank that has to run first, and does not return."""
+        """Store objects in a folder; `need` is called with the rank that has to run first, and does not return."""
         self._folder, self._rank, self._need = folder, rank, need
         self._counts: Counter[tuple[int, int | str]] = Counter()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the context torch.distributed sends, receives and broadcasts lists of objects through this object."""
+        """Make torch.distributed send, receive and broadcast lists of objects through this object, within the context."""
         send, receive = dist.send_object_list, dist.recv_object_list
         self._mark(self._rank).touch()
 
@@ -63,7 +63,7 @@ class Messages:
                 return
             if not file.exists():
                 self._need(source)
-            objects[:] = pickle.loads(file.read_bytes())  # of a process of this run, as above
+            objects[:] = pickle.loads(file.read_bytes())  # written by a process of this run, as above
 
         with ExitStack() as stack:
             answers: dict[str, Any] = {"send_object_list": send_and_keep, "recv_object_list": receive_kept}
@@ -72,14 +72,14 @@ class Messages:
             yield
 
     def keep_checkpoint(self, name: str | os.PathLike, content: Any) -> None:
-        """Keep what a checkpoint holds for ranks that run later."""
+        """Store a checkpoint's content for ranks that run later."""
         self._checkpoint(name).write_bytes(pickle.dumps(content))
 
     def find_checkpoint(self, name: str | os.PathLike) -> Any:
-        """Return what a checkpoint holds that this rank has not saved, None if there is none. Rank 0 has to run first."""
+        """Return the content of a checkpoint that another rank saved, None if there is none. Rank 0 has to run first."""
         file = self._checkpoint(name)
         if file.exists():
-            return pickle.loads(file.read_bytes())  # of a process of this run, as above
+            return pickle.loads(file.read_bytes())  # written by a process of this run, as above
         if self._rank and not self._mark(0).exists():
             self._need(0)
         return None
@@ -105,7 +105,10 @@ def _global_rank(rank: int | None, group: Any, rank_in_group: int | None) -> int
 
 @contextmanager
 def _gradients_like_outputs() -> Iterator[None]:
-    """The next stage of a pipeline sends gradients of this stage's outputs (torch/distributed/pipelining/stage.py; not in 2.11)."""
+    """Answer with gradients shaped like this stage's outputs, which the next pipeline stage sends.
+
+    Source: torch/distributed/pipelining/stage.py; not in 2.11.
+    """
     stages: Any = importlib.import_module("torch.distributed.pipelining.stage")
     receive = getattr(stages.PipelineStage, "_recv_meta", None)
     if receive is None:

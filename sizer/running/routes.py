@@ -18,7 +18,7 @@ from sizer.running.starting import hardware_of, run_child, run_traced
 
 AUTO, DRIVER, META, BOTH = "auto", "driver", "meta", "both"
 ROUTES = (AUTO, DRIVER, META, BOTH)
-_LOCAL = 8  # ranks of one host, if no launcher says so
+_LOCAL = 8  # ranks of one host, unless a launcher sets it
 
 
 def run_script(
@@ -35,26 +35,26 @@ def run_script(
     snapshot: Path | None = None,
     messages: Path | None = None,
 ) -> Outcome:
-    """Run a script on a device that is not there, and return what it needs.
+    """Run a script on a device that this machine does not have, and return its memory figures.
 
-    A rank that receives objects of other ranks, as a pipeline's stages do, runs after these.
+    A rank that receives objects from other ranks, such as a pipeline stage, runs after these ranks.
 
     Args:
         command: The script.
         gpu: The device.
         route: One of ROUTES.
         strict: Let PyTorch raise its OutOfMemoryError at the device's memory.
-        steps: Optimizer steps to do; 0 for all.
-        seconds: Limit of time; 0 for none.
+        steps: Optimizer steps to run; 0 for all.
+        seconds: Time limit; 0 for none.
         world: Number of ranks.
         rank: The rank to run.
         skip_draws: Leave large weights on the host without initial values.
         snapshot: File for PyTorch's snapshot.
-        messages: Folder for what ranks send each other; None for one of this run.
+        messages: Folder for objects that ranks send each other; None for one of this run.
 
     Raises:
         DeviceError: This machine cannot run the script.
-        RequestError: The device is none that runs scripts, or has no such ranks.
+        RequestError: The device cannot run scripts, or does not have that many ranks.
     """
     if messages is None:
         with tempfile.TemporaryDirectory(prefix="sizer-ranks-") as folder:
@@ -108,7 +108,7 @@ def run_script(
 
 
 def _after_others(run: Callable[[dict[str, Any]], Any], settings: dict[str, Any]) -> Any:
-    """Run a rank, after those whose objects it receives. Raises DeviceError if ranks wait for each other."""
+    """Run a rank after the ranks from which it receives objects. Raises DeviceError if ranks wait for each other."""
     waiting: list[int] = [settings["rank"]]
     done: set[int] = set()
     while True:
@@ -125,12 +125,12 @@ def _after_others(run: Callable[[dict[str, Any]], Any], settings: dict[str, Any]
 
 
 def _meta_reason(gpu: Gpu, route: str) -> str | None:
-    """Why the route meta is taken, or None for the driver. Raises DeviceError if the route asked for is not possible."""
+    """Return why the route meta is used, or None for the driver. Raises DeviceError if the requested route is not possible."""
     if gpu.backend == "cpu":
         raise RequestError("--gpu", given=gpu.key, allowed="a GPU", todo="run the script itself: it needs no other device")
     if route == META:
         return "asked for"
-    obstacle = find_obstacle() if gpu.backend == "cuda" else f"{gpu.key} is no CUDA device"
+    obstacle = find_obstacle() if gpu.backend == "cuda" else f"{gpu.key} is not a CUDA device"
     if obstacle is None:
         try:
             kernels_for(gpu.capability or (0, 0), installed_kernels())
@@ -158,9 +158,9 @@ def _compare(driver: Outcome, meta: Outcome) -> str:
     ended = meta.script_status in ("stopped", "completed", driver.script_status)
     if driver.estimate is None or meta.estimate is None or not ended:
         first = (meta.script_message or meta.script_status).partition("\n")[0]
-        return f"the figures are those of the driver; route meta has none: {first}"
+        return f"the figures are from route driver; route meta has none: {first}"
     pairs = [(driver.estimate.peak_allocated_bytes, meta.estimate.peak_allocated_bytes, "allocated")]
     pairs.append((driver.estimate.peak_reserved_bytes, meta.estimate.peak_reserved_bytes, "reserved"))
     said = (f"{name} {ours:,} and {theirs:,} bytes" for ours, theirs, name in pairs)
     equal = all(ours == theirs for ours, theirs, _ in pairs)
-    return f"the figures are those of the driver; driver and meta {'agree' if equal else 'differ'}: {', '.join(said)}"
+    return f"the figures are from route driver; driver and meta {'agree' if equal else 'differ'}: {', '.join(said)}"

@@ -93,7 +93,7 @@ class Outcome:
         return DONE
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the public JSON: the fields of `estimate`, and those of a run."""
+        """Return the public JSON: the fields of `estimate`, and the fields of a run."""
         found = self.report.to_dict() if self.report else {"schema": 1, "estimates": [], "notes": [NOT_REAL]}
         return found | {
             "script_status": self.script_status,
@@ -127,7 +127,7 @@ def read_outcome(
     expandable: bool,
     traced: Tape | None = None,
 ) -> Outcome:
-    """Return the outcome of what the child process wrote.
+    """Return the outcome for the child process's report.
 
     Args:
         found: The child's report.
@@ -261,14 +261,14 @@ def _report(found: Mapping[str, Any], tape: Tape, gpu: Gpu, *, notes: tuple[str,
 
 
 def _cautions(found: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
-    """Yield the remarks that come before the figures."""
+    """Yield the remarks that precede the figures."""
     yield NOT_REAL
     if found["assumed"]:
         yield f"the figures depend on {sum(count for _, count in found['assumed'])} assumed counts"
     if found["status"] not in ("stopped", "completed"):
         yield f"the figures are of the part that ran: the script ended with {found['status']!r}"
     if found.get("cut"):
-        yield "the run had more events than are recorded, so the figures are of its last part: take fewer steps"
+        yield "the run had more events than are recorded, so the figures only cover its last part: run fewer steps"
     yield from gpu.cautions
 
 
@@ -276,9 +276,9 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
     others = [row for row in found["devices"] if row["device"] != found.get("fullest")]
     for row in others:
         peaks = f"{format_bytes(row['peak_allocated_bytes'])} allocated, {format_bytes(row['peak_reserved_bytes'])} reserved"
-        yield f"cuda:{row['device']} has {peaks}; the figures are those of cuda:{found['fullest']}"
+        yield f"cuda:{row['device']} has {peaks}; the figures are for cuda:{found['fullest']}"
     if found["world"] > 1:
-        yield f"the figures are those of rank {found['rank']} of {found['world']}; NCCL's own memory is not counted"
+        yield f"the figures are for rank {found['rank']} of {found['world']}; NCCL's own memory is not counted"
     for name in found["not_saved"]:
         yield f"{name} was not written: its values were not computed"
 
@@ -290,7 +290,7 @@ _ROWS = 8
 
 
 def format_outcome(outcome: Outcome) -> Iterator[str]:
-    """Yield the report: the headline, the phases, the peak, and what the figures depend on."""
+    """Yield the report: the headline, the phases, the peak, and the assumptions behind the figures."""
     yield ""
     yield f"Dry run on {outcome.gpu.name}{_rank(outcome)}: {_ending(outcome)} ({outcome.seconds:.0f} s)"
     row = outcome.estimate
@@ -340,7 +340,7 @@ def _figures(outcome: Outcome) -> Iterator[str]:
     elif outcome.script_status == "out of memory":
         yield "It does not fit: PyTorch raised OutOfMemoryError."
     else:
-        yield "It fits." if row.fits is True else "It fits, but within the range of what is uncertain it may not."
+        yield "It fits." if row.fits is True else "It fits, but may not within the range of uncertainty."
     if not outcome.expandable and gpu.backend == "cuda":
         other = on_other(outcome, gpu, expandable=True)
         fits = "" if other.out_of_memory is None else ", and does not fit"

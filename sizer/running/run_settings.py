@@ -28,11 +28,12 @@ def start_code(module: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One run. `kind` is "script", "module" or "code", `target` its path, name or text.
+    """Settings of one run. `kind` is "script", "module" or "code"; `target` is its path, name or text.
 
-    `steps` is the number of optimizer steps, 0 for all; `seconds` a limit of time, 0 for none. `world` and `rank` are those of
-    torchrun, `local` the ranks of one host, `messages` a folder for what ranks send each other. `capability` is that of the device,
-    `out` the file for the report, `snapshot` the file for PyTorch's snapshot, empty for none. `gpu` is the key of the device.
+    - `steps`: number of optimizer steps, 0 for all. `seconds`: time limit, 0 for none.
+    - `world`, `rank`: as in torchrun. `local`: ranks of one host. `messages`: folder for objects that ranks send each other.
+    - `capability`: compute capability of the device. `gpu`: key of the device.
+    - `out`: file for the report. `snapshot`: file for PyTorch's snapshot, empty for none.
     """
 
     kind: str
@@ -90,7 +91,7 @@ _TRACER = str(Path(__file__).parents[1] / "tracing") + os.sep
 
 
 def own_traceback(error: BaseException) -> str:
-    """Return the traceback as Python prints it, without the lines of this package, of what its tracer calls, and of runpy."""
+    """Return the traceback as Python prints it, without frames of this package, its tracer, or runpy."""
     found = traceback.TracebackException.from_exception(error)
     _drop_ours(found)
     return "".join(found.format())

@@ -1,7 +1,7 @@
-"""Run a script over the null driver and write what was found. Imports torch; `sizer.running.starting` starts it.
+"""Run a script with the null driver and write the results. Imports torch; started by `sizer.running.starting`.
 
-The script runs as `python` would run it, in this process. Nothing of it is changed: hooks of PyTorch count its steps, PyTorch's own
-counters and memory history are read at its end.
+The script runs unchanged in this process, as `python` would run it. Hooks of PyTorch count its steps. PyTorch's own counters
+and memory history are read at its end.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from sizer.tracing.compiled.inductor import not_timed, without_function_modes
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
 
 VARIABLE = "SIZER_DRY_RUN"
-MOST_EVENTS = 4_000_000  # of the memory history
-_LINES = 50  # of those that read unknown values, the most frequent
+MOST_EVENTS = 4_000_000  # events in the memory history
+_LINES = 50  # that read unknown values, the most frequent first
 _LIBRARIES = tuple(
     dict.fromkeys(folder + os.sep for folder in (*sysconfig.get_paths().values(), str(Path(torch.__file__).parent)))
 )
@@ -73,7 +73,7 @@ class Run:
         self._before_bytes = 0
         self._untimed: AbstractContextManager[None] | None = None  # from the first compiled call on
         self._findings = Findings()
-        self._end: object = None  # what the script's function returned, or the exception that holds its frames
+        self._end: object = None  # the script function's return value, or the exception whose traceback references its frames
 
     def check(self) -> None:
         """End the process with a reason if this machine cannot run the device."""
@@ -105,7 +105,8 @@ class Run:
                 with without_function_modes():
                     untimed.__enter__()
                     self._findings.start()
-                # as route meta: else the time at which Python collects the compiler's cycles decides what they keep alive
+                # same as on route meta: else Python's garbage collection time would decide how long the compiler's cycles keep
+                # tensors alive
                 sys.modules["torch._dynamo"].callback_handler.register_end_callback(lambda told: gc.collect())
             return compiled.begin(function)
 
@@ -130,7 +131,7 @@ class Run:
         self._before_bytes = _resident_bytes()
 
     def restart(self) -> None:
-        """Forget what was recorded, and record again: a test session measures one test after the other."""
+        """Discard the recording, and record again: a test session measures one test after the other."""
         self._record(enabled=None)
         self._record(max_entries=MOST_EVENTS, stacks="python", clear_history=True)
         self.steps.restart()
@@ -139,7 +140,7 @@ class Run:
         self._began = time.monotonic()
 
     def go(self, target: Callable[[], object]) -> None:
-        """Call the script and note how it ended. What it holds at its end stays, so that the report has it."""
+        """Call the script and note how it ended. Objects that are alive at its end stay alive, so that the report counts them."""
         try:
             self._end = target()
         except Stop as stop:
@@ -203,7 +204,7 @@ class Run:
             self.steps.stop()
 
     def found(self) -> dict[str, Any]:
-        """Return what was found, as JSON has it."""
+        """Return the results as JSON values."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         found: dict[str, Any] = {
             "status": self.status,
@@ -252,7 +253,7 @@ class Run:
         return found
 
     def _uncounted(self) -> list[str]:
-        """The libraries that were called, and whose workspaces are unknown."""
+        """Return the libraries that were called and have unknown workspaces."""
         called = self.driver.null_libraries()
         names = [name for bit, name in enumerate(("cuFFT", "cuSOLVER", "cuSPARSE")) if called >> bit & 1]
         return [*names, "cuDNN's CTC loss"] if ctypes.c_int.in_dll(self.driver, "null_ctc").value else names
@@ -268,7 +269,7 @@ class Run:
         }
 
     def _model(self) -> dict[str, Any]:
-        """Counts of the modules that ran, of which no other one is a part."""
+        """Return counts of the root modules that ran."""
         modules = nn.ModuleList(self.steps.roots)
         parameters = list(modules.parameters())
         buffers = list(modules.buffers())

@@ -1,19 +1,20 @@
 """Follow small values on a device that computes nothing. Imports torch.
 
-Scripts read tensors: how many elements a mask selects, whether generation has ended, a loss. Under `Values` a function whose
-tensors are all small and known is computed again on the host, over the memory of the device, which the host can read and write. A
-function mode is above autograd and the dispatcher, so PyTorch allocates the same with it.
+Scripts read tensors: how many elements a mask selects, whether generation has ended, a loss. Under `Values`, a function whose
+tensors are all small and known is computed again on the host. It uses the device's memory, which the host can read and write. A
+function mode is above autograd and the dispatcher, so PyTorch makes the same allocations with it.
 
 A small tensor is in one of three states:
-- true: it holds the value that a device would hold;
-- assumed: it follows from a value that was not computed, which is 0. Choices among a few such values (`topk`, `argmax`, `max`) are
-  spread evenly instead, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets as many tokens as the next.
-  Tokens that are drawn from a vocabulary (`multinomial`, `argmax`, `topk`) are spread over it, so that a generation does not end
-  early;
+
+- true: it has the value that a device would compute;
+- assumed: it depends on a value that was not computed, which is taken as 0. Choices among a few such values (`topk`, `argmax`,
+  `max`) are spread evenly, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets the same number of tokens.
+  Tokens that are drawn from a vocabulary (`multinomial`, `argmax`, `topk`) are spread over it, so that a generation does not
+  end early;
 - unknown: it is not followed. Large tensors are always unknown.
 
 PyTorch's kernels that count elements (nonzero, unique) copy the number to the host. The driver returns the number that Python
-computed, so PyTorch allocates the result itself. A mask that follows from spread choices is counted. If another mask is unknown,
+computed, so PyTorch allocates the result itself. A mask that depends on spread choices is counted. If another mask is unknown,
 all its elements count as selected. `assumed` lists both.
 """
 
@@ -50,13 +51,13 @@ from sizer.tracing.values.stand_ins import CHOICES, spread, spread_tokens
 
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
 FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
-COMPUTED = 2**20  # elements of floats that follow from true values of the device alone: anchors and their overlaps with boxes
-ZEROED_BYTES = 2**16  # an unknown result of so many bytes is 0, not what its block held before
+COMPUTED = 2**20  # float elements computed only from true values of the device: anchors and their overlaps with boxes
+ZEROED_BYTES = 2**16  # an unknown result up to this size is set to 0; larger ones keep the previous content of their block
 _READ = 8  # elements of a tensor that C++ code reads by itself, as `item` does
 _READS = 16  # such tensors of one call
 
 _HOST = torch.device("cpu")
-_WITHOUT_MEMORY = "torch._subclasses."  # fake and functional tensors, which compilers ask outside of their modes, too
+_WITHOUT_MEMORY = "torch._subclasses."  # fake and functional tensors; compilers also call functions on them outside of their modes
 _FACTORIES = frozenset(
     {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.as_tensor, torch.linspace, torch.eye,
      torch.tril_indices, torch.triu_indices, torch.scalar_tensor, torch.from_numpy, torch.asarray}
@@ -89,7 +90,7 @@ _ANY = frozenset({torch.any, Tensor.any, torch._is_any_true})
 _BINS = frozenset({torch.bincount, Tensor.bincount, torch.nn.functional.one_hot})
 _COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _SCATTERED | _NONZERO | _REPEATED | _UNIQUE
 
-# Computed values are taken to be finite: code mends what is not.
+# Computed values are taken as finite, because scripts replace values that are not.
 _FINITE = {
     torch.isfinite: True,
     Tensor.isfinite: True,
@@ -105,7 +106,7 @@ _READING = frozenset(
 )  # fmt: skip
 _COPYING = frozenset({Tensor.cpu, Tensor.numpy, Tensor.to, Tensor.copy_})
 
-# Initializations of weights, by name: libraries put functions of their own in place of torch.nn.init's.
+# Initializations of weights, by name: libraries replace torch.nn.init's functions by their own.
 _DRAWS = frozenset(
     {"normal_", "uniform_", "random_", "exponential_", "bernoulli_", "zeros_", "ones_", "constant_", "trunc_normal_", "zero_",
      "fill_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "orthogonal_", "mul_", "add_", "div_",
@@ -133,9 +134,9 @@ class Values(TorchFunctionMode):
         self.assumed: Counter[str] = Counter()
         self._driver, self._skip_draws = driver, skip_draws
         self._known, self._tainted = _Storages(), _Storages()
-        self._none_of = _Storages()  # of which `any` was asked for, and was 0
-        self._spread = _Storages()  # of those tainted: what follows from evenly spread choices
-        self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
+        self._none_of = _Storages()  # `any` of these was requested, and was 0
+        self._spread = _Storages()  # tainted tensors that depend on evenly spread choices
+        self.mask_limit: int | None = None  # elements that an unknown mask is assumed to select; None for all
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -197,7 +198,7 @@ class Values(TorchFunctionMode):
                 self._known.add(out)
         elif results and func in _ALL and not self._follows_from_known(given[0]) and _is_small(out):
             self._assume(out, zero=True)
-            # code that goes on expects that its checks hold, as in a trace; not those of which it has asked for `any`
+            # scripts expect that their checks succeed, as in a trace; except checks for which the script requested `any`
             on_host(out).fill_(given[0] not in self._none_of)
         elif func in _UNSCALE:
             on_host(args[1]).zero_()  # no infinite gradient: the optimizer steps
@@ -217,7 +218,7 @@ class Values(TorchFunctionMode):
         self.assumed[f"{call_site()}: {text}"] += 1
 
     def _assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
-        """Let a small tensor of the device hold values that were not computed. `text` says which."""
+        """Set a small tensor of the device to values that were not computed. `text` describes them."""
         if tensor.is_cuda and 0 < tensor.numel() <= INTEGERS and not self._is_true(tensor):
             self._note(text)
             self._spread_over(tensor, real.to(tensor.dtype))
@@ -261,7 +262,7 @@ class Values(TorchFunctionMode):
                 return
         for tensor in fresh:
             self._assume(tensor, zero=True)
-        if func in _PERMUTED and _is_small(out):  # as good a permutation as any: code only counts on its being one
+        if func in _PERMUTED and _is_small(out):  # any permutation is valid, because scripts only rely on its being one
             on_host(out).copy_(permutation(out.numel()))
             self._known.add(out)
             self._tainted.discard(out)
@@ -270,13 +271,13 @@ class Values(TorchFunctionMode):
         elif dim is not None:
             self._choose(func, args[0] if args else kwargs["input"], out, dim)
         if getattr(func, "__name__", "").endswith("_") and not func.__name__.startswith("__"):
-            for tensor in written:  # in place, by a value that was not computed
+            for tensor in written:  # written in place, by a value that was not computed
                 self._assume(tensor, zero=False)
 
     def _states_of(self, given: list[Tensor]) -> list[_Storages]:
-        """Return the sets of what was not computed that results of some tensors belong to.
+        """Return the sets of uncomputed values to which the results of some tensors belong.
 
-        What follows from spread choices and from a value that was taken as 0 is not spread.
+        A result of spread choices and of a value that was taken as 0 is not spread.
         """
         tainted = [tensor for tensor in given if tensor.is_cuda and tensor in self._tainted]
         if not tainted:
@@ -291,7 +292,7 @@ class Values(TorchFunctionMode):
             self._spread.discard(tensor)
 
     def _follows_choices(self, values: Tensor) -> bool:
-        """Return True for integers and masks that follow from choices: what is the largest of them is computed."""
+        """Return True for integers and masks derived from choices: their maximum is computed."""
         return values.is_cuda and values in self._spread and not values.dtype.is_floating_point
 
     def _draw(self, places: Tensor, size: int) -> None:
@@ -371,7 +372,7 @@ class Values(TorchFunctionMode):
         return [self._selected(mask, func) for mask in masks if mask.is_cuda] or None
 
     def _is_countable(self, tensor: Tensor, func: Any) -> bool:
-        """Return True if a tensor's values can be counted; note where they follow from spread choices."""
+        """Return True if a tensor's values can be counted; note the place if they depend on spread choices."""
         if not self._follows_from_known(tensor):
             return False
         if self._is_true(tensor):
@@ -389,7 +390,7 @@ class Values(TorchFunctionMode):
         return mask.numel()
 
     def _scattered(self, args: tuple, kwargs: dict, func: Any) -> list[int] | None:
-        """Return how many elements of the source are written, which its gradient counts; None if it has no gradient."""
+        """Return the number of written source elements, which its gradient counts; None if it has no gradient."""
         tensor = args[0] if args else kwargs["input"]
         mask, source = (kwargs[name] if name in kwargs else args[at] for at, name in ((1, "mask"), (2, "source")))
         if not (torch.is_grad_enabled() and source.requires_grad):
@@ -417,7 +418,7 @@ class Values(TorchFunctionMode):
         return [repeats.numel()]
 
     def _bins(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> list[int]:
-        """Return the least and the largest integer, in the order in which PyTorch reads them."""
+        """Return the smallest and the largest integer, in the order in which PyTorch reads them."""
         one_hot = func is torch.nn.functional.one_hot
         if one_hot and kwargs.get("num_classes", args[1] if len(args) > 1 else -1) > 0 and not self._is_known(given[0]):
             return [0, 0]  # PyTorch checks that they are in range: no size follows
@@ -428,7 +429,7 @@ class Values(TorchFunctionMode):
         return [int(values.max())] if one_hot else [int(values.min()), int(values.max())]
 
     def _count(self, counts: list[int], func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> Any:
-        """Call a function whose kernels count, with the numbers that the driver shall return; its backward pass counts again."""
+        """Call a function whose kernels count, with the numbers that the driver returns; its backward pass counts again."""
         numbers = (ctypes.c_int64 * len(counts))(*counts)
 
         def answer(*_: Any) -> None:
@@ -516,7 +517,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def fix_seeds() -> None:
-    """Seed what a script draws on the host, so that each run of it, and each route, has the same sizes."""
+    """Seed the host's random generators, so that each run of a script, on each route, has the same sizes."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -543,7 +544,7 @@ def call_site() -> str:
 
 @torch.no_grad()
 def _make_finite(values: Tensor, given: Any) -> None:
-    """Set to 0 in place what is no number, and what is infinite if no argument is: a value that was taken as 0 divides others."""
+    """Replace NaN by 0 in place, and infinities too if no argument is infinite: a value that was taken as 0 divides others."""
     wrong = values.isnan() if any(map(_is_infinite, pytree.tree_leaves(given))) else ~values.isfinite()
     if wrong.any():
         values[wrong] = 0
@@ -569,7 +570,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _chosen_dim(func: Any, args: tuple, kwargs: dict) -> int | None:
-    """The dimension along which a function chooses places; None if it chooses none, as `max` of all values."""
+    """Return the dimension along which a function chooses indices; None if it chooses none, such as `max` of all values."""
     if func not in _CHOOSING:
         return None
     position, usual = _CHOOSING[func]

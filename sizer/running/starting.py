@@ -1,4 +1,4 @@
-"""Start a script over the null driver in a child process, and read what it found. No torch."""
+"""Start a script with the null driver in a child process, and read its results. No torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sizer.running.run_settings import NO_KERNELS, ROOT, Settings, start_code
 from sizer.tape.tape import Tape
 
 _SITE = Path(__file__).parent / "site"
-_COPIED_BYTES = 16 * 2**20  # of the largest copy that is made
-_WAIT_SECONDS = 2.0  # for a child that got Ctrl-C from the terminal, too
+_COPIED_BYTES = 16 * 2**20  # size of the largest copy that is computed
+_WAIT_SECONDS = 2.0  # for a child that also got Ctrl-C from the terminal
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -39,18 +39,18 @@ def hardware_of(gpu: Gpu) -> tuple[Hardware, str]:
     if not alike:
         raise DeviceError("gpu", given=gpu.key, allowed="an NVIDIA GPU of the catalogue", todo="see `sizer gpus`")
     nearest = min(alike, key=lambda row: abs(row.gpu.total_bytes - gpu.total_bytes))
-    note = f"multiprocessors and caches are those of {nearest.gpu.name}, whose compute capability is the same"
+    note = f"multiprocessors and caches are taken from {nearest.gpu.name}, with the same compute capability"
     return replace(nearest, gpu=replace(nearest.gpu, total_bytes=gpu.total_bytes)), note
 
 
 def run_child(
     command: Command, settings: Mapping[str, Any], *, gpu: Gpu, devices: int, strict: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Run a program over the null driver of a GPU. Return what the child found, and True if Ctrl-C ended it.
+    """Run a program with the null driver of a GPU. Return the child's results, and True if Ctrl-C ended it.
 
     Args:
         command: The program.
-        settings: Fields of `Settings` other than those of the program.
+        settings: Fields of `Settings`, except those of the program.
         gpu: The device.
         devices: Number of devices of the host.
         strict: Refuse allocations beyond the device's memory.
@@ -77,7 +77,7 @@ def run_child(
 
 
 def run_traced(command: Command, settings: Mapping[str, Any], *, gpu: Gpu) -> tuple[dict[str, Any], Tape | None, bool]:
-    """Run a program under the tracer. Return what the child found, the tape if there is one, and True if Ctrl-C ended it.
+    """Run a program under the tracer. Return the child's results, the tape or None, and True if Ctrl-C ended it.
 
     The arguments are those of `run_child`.
     """
@@ -100,7 +100,7 @@ def run_traced(command: Command, settings: Mapping[str, Any], *, gpu: Gpu) -> tu
 
 
 def _arguments(module: str, command: Command, settings: Mapping[str, Any], gpu: Gpu, out: Path) -> list[str]:
-    """The command that starts a child."""
+    """Return the command that starts a child."""
     rank = [f"{command.rank_option}={settings['rank'] % settings['local']}"] if command.rank_option else []
     told = Settings(
         kind=command.kind,
@@ -117,7 +117,7 @@ def _arguments(module: str, command: Command, settings: Mapping[str, Any], gpu: 
 def child_environment(
     gpu: Gpu, *, devices: int, strict: bool, launched: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Return the environment of a process over the null driver of a GPU; `launched` is what a launcher sets.
+    """Return the environment of a process with the null driver of a GPU; `launched` are the variables that a launcher sets.
 
     The other arguments are those of `run_child`.
     """
@@ -190,7 +190,7 @@ def _descendants_ended() -> Iterator[None]:
 
 
 def _children_of(parent: int) -> set[int]:
-    """The living children of a process."""
+    """Return the living children of a process."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,4 +1,4 @@
-"""PyTorch's counters of memory on route meta: the allocations so far are replayed when the script asks. Imports torch."""
+"""PyTorch's memory counters on route meta: when the script reads them, the allocations so far are replayed. Imports torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TracedCounters:
     """The bytes allocated and reserved, now and at the peak since the script's last reset."""
 
     def __init__(self, log: BlockLog, gpu: Gpu, oracle: SizeOracle | None) -> None:
-        """Read a log of blocks of a GPU, whose sizes the oracle resolves."""
+        """Read a GPU's log of blocks; the oracle resolves their sizes."""
         self._log, self._gpu, self._oracle = log, gpu, oracle
         conf = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
         self._expandable = "expandable_segments:True" in conf
@@ -82,7 +82,7 @@ class TracedCounters:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Within the context torch.cuda and torch.accelerator answer by these counters."""
+        """Make torch.cuda and torch.accelerator answer with these counters, within the context."""
         answers: dict[str, Any] = {
             "memory_stats": self.stats,
             "memory_stats_as_nested_dict": self.nested,

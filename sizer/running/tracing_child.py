@@ -1,10 +1,12 @@
-"""Run a script under Sizer's tracer, on meta tensors, and write what was found. Imports torch; `sizer.running.starting` starts it.
+"""Run a script under Sizer's tracer, on meta tensors, and write the results.
+
+Imports torch; started by `sizer.running.starting`.
 
 This is the route without CUDA libraries: it needs no Linux and no CUDA build of PyTorch. `torch.cuda` answers for the described
 device, and tensors of the device are meta tensors.
 
-*Known limitations*: code in C++ sees meta tensors, so that libraries which ask there may take another way. Values on the
-device are unknown: what reads them goes by the tracer's stand-ins.
+*Known limitations*: C++ code sees meta tensors, so a library that checks for them may take another path. Values on the device
+are unknown: reads return the tracer's stand-ins.
 """
 
 from __future__ import annotations
@@ -76,11 +78,11 @@ _READS = ("the value of a tensor was taken as", "values copied to the CPU were t
 
 
 class Stop(BaseException):
-    """The steps asked for are done."""
+    """Raised after the requested number of steps."""
 
 
 class Steps:
-    """Tell the tracer what `size_step` would tell it, by what modules, optimizers and compiled code do."""
+    """Report a script's modules, optimizers and compiled calls to the tracer, as `size_step` does."""
 
     def __init__(self, recorder: Recorder, compiler: Compiler | None, limit: int, setup: ExitStack, steps: ExitStack) -> None:
         """Trace up to `limit` steps; `setup` is closed when the first step begins, from when on `steps` is open."""
@@ -88,7 +90,7 @@ class Steps:
         self._compiler = compiler
         self._setup, self._steps = setup, steps
         self.done = 0  # the steps of the optimizer that stepped most often
-        self._counts = WeakIdKeyDictionary()  # of optimizers
+        self._counts = WeakIdKeyDictionary()  # by optimizer
         self.ends: dict[str, int] = {}
         self.checkpoints = Checkpoints(self._is_on_device, by_host=True)
         self._leader: weakref.ref | None = None
@@ -108,14 +110,14 @@ class Steps:
         self.watcher.begin_step()
 
     def forward(self, module: nn.Module, args: Any) -> None:
-        """A module runs: the first one to do so ends the setup."""
+        """Note that a module runs: the first one to do so ends the setup."""
         self.watcher.see(module)
         if any(map(self._is_on_device, module.parameters())):
             self.begin()
 
     @contextmanager
     def low_bits_named(self) -> Iterator[None]:
-        """Raise TraceError for bitsandbytes' weights in place of the error with which they fail on their way to the device."""
+        """Raise TraceError for bitsandbytes' weights, in place of the error that they raise when moved to the device."""
         try:
             yield
         except Exception:
@@ -137,13 +139,13 @@ class Steps:
         return staticmethod(lambda step: preceded(wrap(step), begin_if_on_device))
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer will step."""
+        """Note that an optimizer will step."""
         self._leader = weakref.ref(optimizer) if self._leader is None else self._leader
         if self._limit and self._counts.get(optimizer, 0) >= self._limit:
             raise Stop
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         number = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.done = max(self.done, number)
         if self._leader is not None and self._leader() is optimizer:
@@ -158,7 +160,7 @@ class Steps:
         """End the trace and return its tape, with the phases of a run."""
         if not self.began:
             self.begin()
-            del self.ends[LOAD]  # as in a run over the driver: no module or optimizer came to the device
+            del self.ends[LOAD]  # as in a run with the driver: no module or optimizer was moved to the device
         self.watcher.end_step("step2" if self.done else "optimizer")
         tape = self._recorder.log.tape(
             batch=1, stand_ins=tuple(self._recorder.notes), host_bytes=self._recorder.host.peak_bytes
@@ -187,7 +189,7 @@ def main() -> NoReturn:
     noted = _noted(recorder)
     recorder.draws = HostDraws(recorder.host.__contains__, lambda text: recorder.notes.setdefault(text))
     began, status, message = time.monotonic(), "completed", ""
-    end: object = None  # what the script holds at its end: its names, or the exception that holds its frames
+    end: object = None  # the script's objects at its end: its globals, or the exception whose traceback references its frames
     with ExitStack() as stack:
         # parameters keep their identity in `.to("cuda")`, not in `load_state_dict(assign=True)`
         getter = "get_swap_module_params_on_conversion"
@@ -265,7 +267,7 @@ def main() -> NoReturn:
 
 
 def _gather_alike(objects: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for torch.distributed.all_gather_object: every rank has what this rank has."""
+    """Stand in for torch.distributed.all_gather_object: every rank contributes the same object as this rank."""
     objects[:] = [obj] * len(objects)
 
 
@@ -288,7 +290,10 @@ def _holds_device(value: object) -> bool:
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
-    """Return what stands for a function such as torch.jit.trace, under which sizes are tensors: meta kernels cannot check these."""
+    """Return a replacement that raises, for a function such as torch.jit.trace.
+
+    Sizes are tensors under it, which meta kernels cannot check.
+    """
 
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise _refusal(name)
@@ -306,7 +311,7 @@ def _refusal(name: str, given: str = "a call of it", allowed: str = "eager code"
 
 
 def _noted(recorder: Recorder) -> dict[str, Counter[str]]:
-    """Return counters by line, which fill as a recorder assumes values: "assumed" of numbers of elements, "reads" of others."""
+    """Return counters by line that a recorder fills: "assumed" for assumed numbers of elements, "reads" for other values."""
     noted: dict[str, Counter[str]] = {"assumed": Counter(), "reads": Counter()}
     note = recorder.stand_in
 
@@ -335,7 +340,7 @@ def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch
     if first is second:
         return
     applies = sys._getframe(1).f_code.co_name == "_apply"
-    if applies and (type(first) is type(second) or is_lazy(first)):  # a lazy one stays what it is
+    if applies and (type(first) is type(second) or is_lazy(first)):  # a lazy one keeps its class
         torch._C._swap_tensor_impl(first, second)
     else:
         swap(first, second)
@@ -346,20 +351,20 @@ def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch
 
 
 def enter_device(stack: ExitStack, recorder: Recorder) -> None:
-    """Send to meta what the script puts on the device, until `stack` is closed."""
+    """Send to meta the tensors that the script puts on the device, until `stack` is closed."""
     mode = stack.enter_context(OnMeta(recorder.host, recorder.deferred))
     stack.enter_context(modes_in_callbacks(mode))
     stack.enter_context(devices_told(recorder.host, recorder.deferred, recorder.device.kind))
 
 
-# What asks the CUDA driver, or C++ code that takes tensors of CUDA alone.
+# Functions that call the CUDA driver, or C++ code that only takes CUDA tensors.
 _UNTRACED_CALLS: dict[Any, tuple[str, ...]] = {
     torch.jit: ("trace",),
     torch.cuda.comm: ("gather", "reduce_add", "reduce_add_coalesced", "broadcast_coalesced"),
     torch.cuda.jiterator: ("_create_jit_fn", "_create_multi_output_jit_fn"),
     torch.cuda: ("_compile_kernel",),
 }
-# By what PyTorch's own error says: its first runs of a script specialize sizes, and nested tensors have no kernels for meta.
+# By the text of PyTorch's own error: its first runs of a script specialize sizes, and nested tensors have no kernels for meta.
 _UNTRACED = {
     "CUDA driver version is insufficient": ("a function that asks the CUDA driver", "a call of it", "other functions"),
     "for Dlpack": ("DLPack", "a tensor of the device", "tensors of the host"),
@@ -374,13 +379,13 @@ _PLACES = re.compile(r"Tensor on device (meta|cpu) is not on the expected device
 
 def _is_tracers(error: BaseException) -> bool:
     """Return True if the tracer caused an error; the script's own errors do not speak of meta tensors."""
-    if _PLACES.search(str(error)):  # of the host and of the device: the script's own
+    if _PLACES.search(str(error)):  # on the host and on the device: an error of the script itself
         return False
     return isinstance(error, (TraceError, NotImplementedError)) or "meta" in str(error) or _untraced(error) is not None
 
 
 def _untraced(error: BaseException) -> tuple[str, str, str] | None:
-    """Return what a trace cannot run by PyTorch's error, what was given and what is allowed; None for other errors."""
+    """Return for PyTorch's error the operation that cannot be traced, the given and the allowed value; None for other errors."""
     return next((words for text, words in _UNTRACED.items() if text in str(error)), None)
 
 
@@ -414,7 +419,7 @@ def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
 
 @contextmanager
 def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -> Any:
-    """Within the context torch.cuda, or torch.mps, answers for the device and torch.distributed for the world."""
+    """Make torch.cuda, or torch.mps, answer for the device and torch.distributed for the world, within the context."""
     gpu = find_gpu(settings.gpu)
     counters = TracedCounters(recorder.log, gpu, size_oracle_of(gpu))
     if gpu.backend == "mps":

@@ -1,6 +1,6 @@
 """Provide the null driver for the installed PyTorch, and describe a device for it. No torch.
 
-It is unpacked where the shipped one fits (`prebuilt`), and compiled otherwise (`compiling`), once per PyTorch.
+The shipped one is unpacked if it fits (`prebuilt`), and otherwise compiled (`compiling`), once per PyTorch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_obstacle() -> str | None:
         return f"the null driver was tried on x86-64 only, and this machine is {platform.machine()}"
     pytorch = find_pytorch()
     if not (pytorch.folder / "lib" / "libtorch_cuda.so").exists():
-        return f"PyTorch {pytorch.version} is no CUDA build"
+        return f"PyTorch {pytorch.version} is not a CUDA build"
     if _is_built(folder_of(pytorch)) or prebuilt.covers(pytorch):
         return None
     missing = [folder for folder in pytorch.headers if not folder.is_dir()]
@@ -53,7 +53,7 @@ def find_obstacle() -> str | None:
 def installed_kernels() -> str:
     """Return the kernels of the installed PyTorch, such as "sm_80 sm_90", as `torch._C._cuda_getArchFlags()` does.
 
-    A process of its own imports PyTorch once; the answer is kept with the driver.
+    A separate process imports PyTorch once; the answer is stored in the driver's folder.
     """
     kept = built_driver() / "kernels"
     if not kept.exists():
@@ -68,7 +68,7 @@ def installed_kernels() -> str:
 def driver_environment(folder: Path, hardware: Hardware, *, compiled: int | None = None) -> dict[str, str]:
     """Return the environment in which `import torch` finds the null driver in a folder, with a device of this hardware.
 
-    `compiled` is as in `describe`.
+    `compiled` is the same as in `describe`.
     """
     return {
         "LD_PRELOAD": str(folder / RUNTIME),
@@ -100,9 +100,9 @@ def describe(hardware: Hardware, *, compiled: int | None = None) -> str:
 
 
 def built_driver(pytorch: PyTorch | None = None) -> Path:
-    """Return the folder with the null driver of a PyTorch, the installed one by default. It is made if it is not there yet.
+    """Return the folder with the null driver of a PyTorch, the installed one by default. It is made if it does not exist.
 
-    Raises DeviceError if the compiler refuses.
+    Raises DeviceError if the compiler fails.
     """
     pytorch = pytorch or find_pytorch()
     folder = folder_of(pytorch)
@@ -146,7 +146,7 @@ def _is_built(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that two processes do not compile at once."""
+    """Hold the lock of a folder, so that only one process compiles at a time."""
     import fcntl  # not on Windows
 
     with (folder / "lock").open("w") as lock:
@@ -158,11 +158,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def kernels_for(capability: tuple[int, int], flags: str) -> int:
-    """Return the kernels that a device runs (75 for sm_75): of its generation's, those for the highest capability not above it.
+    """Return the kernels that a device runs (75 for sm_75): the highest capability of its generation that is not above its own.
 
     Args:
         capability: The compute capability of the device.
-        flags: What `torch._C._cuda_getArchFlags()` returns, such as "sm_80 sm_90".
+        flags: The value of `torch._C._cuda_getArchFlags()`, such as "sm_80 sm_90".
 
     Raises:
         ValueError: This PyTorch has no kernels for the device.

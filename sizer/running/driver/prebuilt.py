@@ -1,8 +1,8 @@
-"""The null driver compiled ahead, for machines without a compiler: x86-64, CUDA 13, glibc 2.14 or later. No torch.
+"""The precompiled null driver, for machines without a compiler: x86-64, CUDA 13, glibc 2.14 or later. No torch.
 
-    python -m sizer.running.driver.prebuilt FOLDER...    compile it anew, for the PyTorches whose packages are in these folders
+    python -m sizer.running.driver.prebuilt FOLDER...    compile it again, for the PyTorches whose packages are in these folders
 
-It answers what the oldest and the newest supported PyTorch call, and so what those between them do.
+It defines the functions that the oldest and the newest supported PyTorch call, and so those of the versions in between.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sizer.base.versions import Version, format_version, parse_version
 from sizer.running.driver.compiling import LIBRARIES, SOURCES, PyTorch, build, sources_digest
 
 ARCHIVE = SOURCES / "x86_64-cuda13.tar.xz"
-_ABOUT = "about.json"  # in the archive: the digest of the sources, and the first and the last PyTorch
-_CUDA = "nvidia/cu13"  # where the packages of a CUDA 13 build of PyTorch are
+_ABOUT = "about.json"  # in the archive: the digest of the sources, and the first and the last PyTorch version
+_CUDA = "nvidia/cu13"  # folder of the packages of a CUDA 13 build of PyTorch
 
 
 def covers(pytorch: PyTorch) -> bool:
@@ -33,7 +33,7 @@ def covers(pytorch: PyTorch) -> bool:
 
 
 def read_about() -> dict:
-    """Return what the archive says of itself; nothing if there is none."""
+    """Return the archive's description of itself; empty if there is no archive."""
     if not ARCHIVE.exists():
         return {}
     with tarfile.open(ARCHIVE) as archive:
@@ -69,7 +69,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _version_of(pytorch: PyTorch) -> Version:
-    return parse_version(".".join(pytorch.version.split(".")[:2]))  # what follows may be "0+cu130" or "0.dev20261101"
+    return parse_version(".".join(pytorch.version.split(".")[:2]))  # the rest may be "0+cu130" or "0.dev20261101"
 
 
 def _find(packages: Path) -> PyTorch:
