@@ -1,16 +1,16 @@
-"""Real devices: what is there, what a piece of work really takes on one, and how the estimate compares.
+"""Real devices: the devices of this machine, measurements on them, and comparisons with the estimate.
 
     record ◄── machine ◄── readers ◄── trial ◄── suite
        ▲
        └────── comparison ◄── ledger
 
-A room imports from those that its arrows lead to, never the other way round:
+A room imports only from rooms that its arrows point to:
 
-record      what a device showed, as plain values and as files
-machine     what is here: the computer, its devices, what their allocators do
-readers     a device's own counters and events, one reader for each kind
-trial       one measurement: the process that does it, the module, its steps, their time
-suite       many measurements, one after the other
-comparison  the estimate held against a measurement
-ledger      comparisons kept, counted, and handed from machine to machine
+    record      a device's figures, as plain values and as files
+    machine     the computer, its devices, and how their allocators behave
+    readers     a device's own counters and events, one reader for each kind
+    trial       one measurement: its process, the module, its steps, their time
+    suite       many measurements, one after the other
+    comparison  the estimate compared with a measurement
+    ledger      comparisons stored, counted, and exchanged between machines
 """

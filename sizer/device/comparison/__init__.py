@@ -1,1 +1,1 @@
-"""The estimate held against a measurement. No torch."""
+"""Comparison of the estimate with a measurement. No torch."""

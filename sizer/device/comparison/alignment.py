@@ -14,12 +14,12 @@ from sizer.device.comparison.tape_index import Call, TapeIndex
 from sizer.tape.tape import Tape
 
 Pair = tuple[int, int]
-NEARBY = 6  # allocations that both sides make: how far apart blocks that come in another order may be
+NEARBY = 6  # paired allocations: maximum distance of blocks in another order
 LONGEST_PIECE = 12_000  # blocks on either side that are compared at once: 18 MB of bits
 
 
 def pair_in_any_order(own: TapeIndex, blocks: Sequence[int], other: TapeIndex, others: Sequence[int]) -> list[Pair]:
-    """Pairs (own block, other block) of one size, whatever the order: how a model is loaded does not matter."""
+    """Return pairs (own block, other block) of one size in any order: how a model is loaded does not matter."""
     waiting: dict[int, deque[int]] = defaultdict(deque)
     for block in others:
         waiting[other.tape.sizes[block]].append(block)
@@ -30,16 +30,19 @@ def pair_in_any_order(own: TapeIndex, blocks: Sequence[int], other: TapeIndex, o
 def pair_in_order(
     own: TapeIndex, blocks: Sequence[int], other: TapeIndex, others: Sequence[int], phase: str
 ) -> tuple[list[Pair], list[Pair]]:
-    """Pairs (own block, other block) of a phase that ascend on both sides, and pairs that do not.
+    """Return pairs (own block, other block) of a phase that ascend on both sides, and pairs that do not.
 
-    As many as possible of the same size, operator and lifespan (whether a block stays to the phase's end, or lies inside one
-    operator), between those as many as possible of the same size and lifespan. Then those of the same size, operator and lifespan
-    that an operator allocates in another order, then as many as possible of one size, then those of one size and module in another
-    order: a kernel's workspace may come before or after its results. At last, what is left between two pairs where both sides
-    have the same operators: there the sizes differ.
+    Blocks are paired in six steps, each with as many pairs as possible:
 
-    *Known limitations*: where more than LONGEST_PIECE blocks in a row have no counterpart, they are paired piece by piece,
-    and pairs across the cuts are not seen.
+    1. same size, operator and lifespan (a block stays to the phase's end, or is released inside one operator);
+    2. between these, same size and lifespan;
+    3. same size, operator and lifespan, if an operator allocates them in another order;
+    4. same size;
+    5. same size and module in another order: a kernel's workspace may come before or after its results;
+    6. remaining blocks between two pairs, if both sides have the same operators there: their sizes differ.
+
+    *Known limitations*: if more than LONGEST_PIECE blocks in a row have no counterpart, they are paired piece by piece, and
+    pairs across the cuts are not found.
     """
     pairing = _Pairing(_describe(own, blocks, phase), _describe(other, others, phase))
     pairing.in_order(lambda one: one)
@@ -80,7 +83,7 @@ class _Pairing:
         self.out_of_order: list[Pair] = []
 
     def in_order(self, key: Callable[[_Block], Hashable]) -> None:
-        """Add, between the pairs so far, as many more as possible with the same key."""
+        """Add as many further pairs as possible with the same key, between the existing pairs."""
         more = []
         for left, right in self._gaps():
             keys = [key(self._one[index]) for index in left]
@@ -89,7 +92,7 @@ class _Pairing:
         self._take(more, self.ordered)
 
     def nearby(self, key: Callable[[_Block], Hashable]) -> None:
-        """Add pairs with the same key that are at most NEARBY ordered pairs apart, whatever their order."""
+        """Add pairs with the same key that are at most NEARBY ordered pairs apart, in any order."""
         ticks, other_ticks = ([pair[place] for pair in self.ordered] for place in (0, 1))
         waiting: dict[Hashable, deque[Pair]] = defaultdict(deque)
         for index, block in enumerate(self._two):
@@ -106,7 +109,7 @@ class _Pairing:
         self._take(more, self.out_of_order)
 
     def alike(self, key: Callable[[_Block], Hashable]) -> None:
-        """Add everything between two pairs where both sides have the same keys there."""
+        """Add everything between two pairs if both sides have the same keys there."""
         more: list[tuple[int, int]] = []
         for left, right in self._gaps():
             if [key(self._one[index]) for index in left] == [key(self._two[index]) for index in right]:
@@ -120,7 +123,7 @@ class _Pairing:
             self._free_one[one] = self._free_two[two] = 0
 
     def _gaps(self) -> list[tuple[list[int], list[int]]]:
-        """The free indices of both sides between ordered pairs, where both sides have some."""
+        """Return the free indices of both sides between ordered pairs, if both sides have some."""
         stretches = pairwise([(-1, -1), *self.ordered, (len(self._one), len(self._two))])
         gaps = []
         for (one, two), (next_one, next_two) in stretches:
@@ -143,12 +146,12 @@ def _describe(tape_index: TapeIndex, blocks: Sequence[int], phase: str) -> list[
 
 
 def operator_name(op: str) -> str:
-    """The bare name of an operator as tracer or profiler write it: "aten.addmm.default" and "aten::addmm" are "addmm"."""
+    """Return the bare name of an operator of the tracer or profiler: "aten.addmm.default" and "aten::addmm" are "addmm"."""
     return op.replace("::", ".").removeprefix("aten.").partition(".")[0].strip("_")
 
 
 def common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[Pair]:
-    """The index pairs, ascending, of a longest common subsequence: of both whole up to LONGEST_PIECE items, else of pieces."""
+    """Return the index pairs, ascending, of a longest common subsequence; beyond LONGEST_PIECE items it is searched in pieces."""
     shorter = min(len(one), len(two))
     begin = next((index for index in range(shorter) if one[index] != two[index]), shorter)
     rest = shorter - begin
@@ -166,10 +169,10 @@ def common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list
 
 
 def longest_common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[Pair]:
-    """The index pairs of a longest common subsequence, ascending.
+    """Return the index pairs of a longest common subsequence, ascending.
 
-    Bit-parallel: a row of the dynamic programme is one integer of len(one) bits, so 10,000 items on either side take a tenth
-    of a second and 12 MB. Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004); a 0 at bit i of row j says that
+    Bit-parallel: a row of the dynamic programme is one integer of len(one) bits, so 10,000 items on either side take a tenth of
+    a second and 12 MB. Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004); a 0 at bit i of row j says that
     one[:i+1] has a longer common subsequence with two[:j+1] than one[:i] has.
     """
     if not one or not two:
@@ -198,19 +201,19 @@ def longest_common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable])
 # ------------------------------------------------------------------------------------------------------------ alignment
 
 
-# What the estimate did, seen from the device.
+# The estimate's error relative to the device.
 Kind = Literal["missing", "extra", "size", "later", "earlier"]
 Side = Literal["estimate", "device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A block that is not the same on both sides, from `start` to `end` on their common clock.
+    """A block that differs between both sides, from `start` to `end` on their common clock.
 
-    The clock counts the allocations that both sides make; what one side alone does between two of them lies between two whole
-    numbers. `block` is the estimate's and `device_block` the recording's, None where that side has none. Where a release
-    differs, `start` is the earlier one and `end` the later one. `is_scratch` says that one side alone has the block, and
-    releases it before another operator allocates.
+    The clock counts the allocations that both sides make. Events of one side between two such allocations get fractional times.
+    `block` is the estimate's and `device_block` the recording's, None if that side has none. If a release differs, `start` is
+    the earlier and `end` the later release. `is_scratch` says that only one side has the block, and releases it before another
+    operator allocates.
     """
 
     kind: Kind
@@ -225,17 +228,17 @@ class Difference:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that one side holds beyond the other from start to end."""
+        """Difference of the two sides' bytes from start to end."""
         if self.kind == "size":
             return abs(self.estimated_bytes - self.measured_bytes)
         return max(self.estimated_bytes, self.measured_bytes)
 
 
 class Alignment:
-    """The blocks that an estimate's tape and a device's recording have in common, and what is left over on either side.
+    """The blocks that an estimate's tape and a device's recording have in common, and the unpaired blocks of each side.
 
-    Blocks are paired phase by phase. `estimate_partner` and `device_partner` hold the other side's block,
-    -1 for none. The order in which blocks are released between two allocations does not matter.
+    Blocks are paired phase by phase. `estimate_partner` and `device_partner` hold the other side's block, -1 for none. The
+    order in which blocks are released between two allocations does not matter.
     """
 
     def __init__(self, estimate: Tape, device: Tape):
@@ -246,7 +249,7 @@ class Alignment:
         self.device_partner = [-1] * len(device.sizes)
         self.phases = tuple(phase for phase in self._own.bounds if phase in self._other.bounds)
         self._anchors: dict[str, list[Pair]] = {}  # phase -> events that both have, ascending on both sides
-        self._out_of_order: set[int] = set()  # the estimate's blocks that come in another order than the device's
+        self._out_of_order: set[int] = set()  # the estimate's blocks in another order than the device's
         for phase in self.phases:
             self._align(phase)
         for tape_index, place in ((self._own, 0), (self._other, 1)):
@@ -254,13 +257,18 @@ class Alignment:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """Every block that is not the same on both sides, in the order of the common clock; phases that one side alone has are
-        not compared."""
+        """Return every block that differs between the sides, in the order of the common clock.
+
+        Phases of only one side are not compared.
+        """
         found = [*self._unpaired("extra", self._own), *self._unpaired("missing", self._other), *self._paired()]
         return tuple(sorted(found, key=lambda one: one.start))
 
     def names_at(self, side: Side, difference: Difference) -> tuple[str, str]:
-        """The operator and module of a difference on one side: of its block there, else of the last one that both have."""
+        """Return operator and module of a difference on one side.
+
+        They are those of its block there, else of the last block before it with a partner.
+        """
         tape_index = self.sides[side]
         block = difference.block if side == "estimate" else difference.device_block
         if block is None:
@@ -268,21 +276,21 @@ class Alignment:
         return ("", "") if block is None else tape_index.names(block)
 
     def levels_after(self, difference: Difference) -> tuple[int, int]:
-        """Bytes alive on both sides just after a difference began."""
+        """Return the bytes alive on both sides just after a difference began."""
         if difference.block is not None and difference.kind != "later":
             places = self._own.died if difference.kind == "earlier" else self._own.born
             end, device_end = self.corresponding("estimate", places[difference.block] + 1)
         else:
-            assert difference.device_block is not None  # what one side alone has, the other has not
+            assert difference.device_block is not None  # a difference has a block on at least one side
             places = self._other.died if difference.kind == "later" else self._other.born
             end, device_end = self.corresponding("device", places[difference.device_block] + 1)
         return self._own.levels[end], self._other.levels[device_end]
 
     def corresponding(self, side: Side, position: int) -> tuple[int, int]:
-        """(events of the estimate, events of the device) done at the same place of the work, given those of one side.
+        """Return (events of the estimate, events of the device) at the same place of the work, given the events of one side.
 
-        Just after an event that both have, and at the end of a phase, it is exact. Between two such places the other side
-        has done the same part of the way.
+        The result is exact just after an event that both sides have, and at the end of a phase. Between two such places it is
+        interpolated.
         """
         phase = self.sides[side].phase_at(position)
         if phase not in self.phases:
@@ -297,13 +305,13 @@ class Alignment:
         return (position, other) if side == "estimate" else (other, position)
 
     def alive(self, estimate_end: int, device_end: int) -> tuple[dict[int, None], dict[int, None]]:
-        """The blocks alive on either side after so many of its events, oldest first."""
+        """Return the blocks alive on either side after the given numbers of events, oldest first."""
         return self._own.alive(estimate_end), self._other.alive(device_end)
 
     def calls(self, phase: str) -> list[tuple[Call | None, Call | None]]:
-        """The calls of operators on both sides that go together, since they have blocks in common; None where one side has none.
+        """Return matching calls of operators on both sides, which have blocks in common; None for a side without a call.
 
-        One call of the estimate may be several on the device, and the other way round: then they are taken as one.
+        One call of the estimate may correspond to several on the device, or the other way round; they are then merged.
         """
         calls, others = self._own.calls(phase), self._other.calls(phase)
         place = {block: number for number, call in enumerate(others) for block in self._other.blocks_in(call)}
@@ -329,7 +337,7 @@ class Alignment:
 
     @cached_property
     def _points(self) -> dict[str, list[Pair]]:
-        """Places (events done on either side) that are the same, per phase: its ends and what both have between them."""
+        """Return matching places (events done on either side) per phase: its ends and the paired events between them."""
         points = {}
         for phase in self.phases:
             begin, end = zip(self._own.bounds[phase], self._other.bounds[phase], strict=True)
@@ -366,7 +374,7 @@ class Alignment:
         return found
 
     def _paired(self) -> list[Difference]:
-        """Pairs whose sizes differ, and pairs of one size that are not released at the same time."""
+        """Return pairs with different sizes, and pairs of one size that are released at different times."""
         found = []
         kind: Kind
         for block, device_block in enumerate(self.estimate_partner):
@@ -409,5 +417,5 @@ def _difference(
 
 
 def _joined(tape_index: TapeIndex, first: Call, last: Call) -> Call:
-    """The call from the first one's begin to the last one's end, under the last one's name."""
+    """Return the call from the first one's begin to the last one's end, under the last one's name."""
     return tape_index.call(first.begin, last.end, last.op, last.module)

@@ -30,10 +30,10 @@ PARTS = 39  # of a phase; five phases with their ends stay within 200 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Allocated bytes at a place of the work: `at` is the phase's number plus the part of the phase that is done.
+    """Allocated bytes at a place of the work: `at` is the phase's number plus the completed part of the phase.
 
-    Both curves have their points at the same places. A point is the most that was allocated since the one before it; the
-    last one of a phase (`at` is a whole number) is the level at the phase's end.
+    Both curves have points at the same places. A point is the maximum since the previous point. The last point of a phase (`at`
+    is a whole number) is the level at the phase's end.
     """
 
     at: float
@@ -42,7 +42,7 @@ class Level:
 
 
 def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
-    """Allocated bytes over the work, as either side's counter would show them, at places that both have in common."""
+    """Return allocated bytes over the work, as each side's counter would show them, at places common to both sides."""
     levels = running_bytes(sides.tape.order, replay_events(sides.tape, sides.kind).taken)
     alignment, device_levels = sides.alignment, []
     if alignment is not None:
@@ -50,7 +50,7 @@ def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
     curve, device_curve = [], []
     for number, (_, phase) in enumerate(sides.tape.marks):
         bounds = bounds_of(sides.tape, phase)
-        assert bounds is not None  # of a phase of this tape
+        assert bounds is not None  # the phase is one of this tape
         begin, end = bounds
         cuts = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
         places = [(cut, 0) for cut in cuts]
@@ -74,19 +74,21 @@ def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
 
 
 SCHEMA = 1
-COMPARED_AT_MOST = 4_000_000  # events of a generation's steps that no tape holds
+COMPARED_AT_MOST = 4_000_000  # events of a generation's steps beyond those stored in a tape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Document):
-    """One measurement beside the estimate of the same work by the rules of the same device.
+    """One measurement and the estimate of the same work by the rules of the same device.
 
-    `gpu` is what the estimate was made for: the measured device with its own memory. `rows` hold what both sides know;
-    `notes` say what was left out and why, and what else a reader must know. `first_divergence` is the first place where
-    estimate and recording are not the same work, `largest_divergences` the few that hold the most bytes, `scratch` what
-    kernels held inside beyond the estimate; all are empty where the measurement has no recording, and so is `measured_curve`.
-    `wrong` has one text for each row that does not hold: the line of the estimate that is wrong, its category, phase, operator
-    and module. `verdict` is the whole in a sentence. `versions` are those that the estimate was made with.
+    - `gpu`: the device of the estimate, which is the measured device with its own memory.
+    - `rows`: the figures that both sides have. `notes`: omissions with their reasons, and other facts to know.
+    - `first_divergence`: the first place where estimate and recording are not the same work. `largest_divergences`: the few
+      with the most bytes. `scratch`: memory inside kernels beyond the estimate. All three, and `measured_curve`, are empty
+      without a recording.
+    - `wrong`: one text for each row that does not hold: the wrong line of the estimate, its category, phase, operator and
+      module.
+    - `verdict`: the result in a sentence. `versions`: the versions with which the estimate was made.
     """
 
     schema: int = SCHEMA
@@ -110,44 +112,44 @@ class Comparison(Document):
 
     @property
     def task(self) -> str:
-        """Return what was done, in a word: "training", "inference", "generation"."""
+        """Kind of work in a word: "training", "inference", "generation"."""
         return MODES[self.mode].title.lower() if self.mode in MODES else self.mode
 
     @property
     def holds(self) -> bool:
-        """Return whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
+        """Whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
         return not self.wrong
 
     @property
     def process_in_range(self) -> bool | None:
-        """Return whether the estimate's range holds what the driver said of the process; None where the two do not compare."""
+        """Whether the driver's figure of the process is in the estimate's range; None if the two cannot be compared."""
         row = self.find("process_bytes")
         if row is None:
             return None
         return self.estimate.process_low_bytes <= row.measured_bytes <= self.estimate.process_high_bytes
 
     def find(self, quantity: str) -> Row | None:
-        """The row of a quantity, None where it was left out."""
+        """Return the row of a quantity, None if it was left out."""
         return next((row for row in self.rows if row.quantity == quantity), None)
 
 
 def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
-    """The measurement beside the estimate of the same dtype and batch, row by row, in bytes.
+    """Return the comparison of a measurement with the estimate of the same dtype and batch, row by row, in bytes.
 
-    `report` holds that one estimate, made for `gpu_of(measured.measurement.device)`, and `tape` is what it was made from. Raises
-    RequestError where the report has no such estimate, and for a generation of too many steps.
+    `report` holds that one estimate, made for `gpu_of(measured.measurement.device)`, and `tape` is its tape. Raises
+    RequestError if the report has no such estimate, and for a generation of too many steps.
     """
     measurement = measured.measurement
     estimate = report.find(measurement.dtype, measurement.batch)
     if estimate is None:
         raise RequestError(
-            "the report has no estimate of what was measured",
+            "the report has no estimate for this measurement",
             given=f"{measurement.dtype} at batch {measurement.batch}",
             allowed=", ".join(f"{row.dtype} at batch {row.batch}" for row in report.estimates) or "none",
         )
     request = parse_query(measurement.query)
     recording, tape = measured.recording, _whole(tape)
-    if recording is not None:  # made by the PyTorch whose rules the estimate follows
+    if recording is not None:  # same PyTorch version as the estimate's rules
         recording = replace(recording, by_address=tape.by_address)
     sides = Sides(
         estimate=estimate,
@@ -183,10 +185,10 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
 
 
 def _whole(tape: Tape) -> Tape:
-    """The tape with every step of a generation written out. Raises RequestError where they are too many to be compared."""
+    """Return the tape with every step of a generation written out. Raises RequestError if it has too many to compare."""
     if (events := repeated_events(tape)) > COMPARED_AT_MOST:
         raise RequestError(
-            "the steps of this generation are too many to be compared one by one",
+            "this generation has too many steps to compare one by one",
             given=f"{events:,} events",
             allowed=f"{COMPARED_AT_MOST:,}",
             todo="measure fewer new tokens",
@@ -201,7 +203,7 @@ PEAK = "peak_allocated_bytes"
 
 
 def rank_of(comparison: Comparison) -> int | None:
-    """The rank that was measured, None where there is one GPU."""
+    """Return the measured rank, None for a single GPU."""
     return parse_query(comparison.measurement.query).rank
 
 
@@ -211,8 +213,10 @@ def world_of(comparison: Comparison) -> int:
 
 
 def worst(comparisons: Iterable[Comparison]) -> Comparison:
-    """The comparison of a rank that did not come to its end, else of one where the estimate is wrong, else of that whose peak is
-    furthest off, or which needs most."""
+    """Return the comparison of the worst rank.
+
+    The order is: a rank that failed, a rank whose estimate is wrong, the largest error of the peak, the largest peak.
+    """
 
     def badness(comparison: Comparison) -> tuple[bool, bool, int, int]:
         peak = comparison.find(PEAK)

@@ -1,4 +1,4 @@
-"""The question and the device that an estimate is made for, so that it may be held against a measurement. No torch."""
+"""The request and the device for an estimate that is compared with a measurement. No torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sizer.device.record.measurement import DeviceFacts, Measurement
 from sizer.query.request import Request
 from sizer.query.text import parse_query
 
-KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
+KINDS = ("cuda", "mps", "cpu")  # device types for which an estimate has rules
 
 
 def request_of(measurement: Measurement) -> Request:
-    """The question of a measurement, by the rules of the PyTorch that was measured; the installed one where they are not known."""
+    """Return the request of a measurement, with the rules of the measured PyTorch; of the installed one if those are not known."""
     request = parse_query(measurement.query)
     try:
         version = parse_version(measurement.versions.get("torch", "").partition("+")[0])
@@ -27,11 +27,10 @@ def request_of(measurement: Measurement) -> Request:
 
 
 def gpu_of(facts: DeviceFacts) -> Gpu:
-    """The device that an estimate is made for, so that it may be held against a measurement on `facts`.
+    """Return the device for an estimate that is compared with a measurement on `facts`.
 
-    The catalogue's entry where name, capability and memory agree, else one made from the facts: its memory is what the
-    device itself reported, its context follows from the threads that it can hold. Raises DeviceError for a kind of device
-    that no estimate has rules for.
+    This is the catalogue's entry if name, capability and memory agree, else a device made from the facts: its memory is the
+    reported memory, its context is derived from its resident threads. Raises DeviceError for a kind of device without rules.
     """
     if facts.kind not in KINDS:
         raise DeviceError(
@@ -46,7 +45,7 @@ def gpu_of(facts: DeviceFacts) -> Gpu:
     typical = _typical(facts)
     total, source = facts.total_bytes, "as the device reported"
     if total is None:
-        total, source = typical.total_bytes, f"the device did not say how much memory it has; taken is {typical.name}'s"
+        total, source = typical.total_bytes, f"the device did not report its memory; the memory of {typical.name} is used"
     unknown = replace(
         typical,
         key=facts.kind,
@@ -69,8 +68,8 @@ def _with_context(gpu: Gpu, threads: int) -> Gpu:
 
 
 def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
-    """Return whether a device is an entry of the catalogue: of one kind, the words of its model in the name, memory within a
-    tenth."""
+    """Return whether a device matches an entry of the catalogue: its type, the words of its model, and its memory within a tenth.
+    """
     if gpu.backend != facts.kind:
         return False
     if gpu.backend == "cpu":
@@ -78,16 +77,19 @@ def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
     if not _words(gpu) <= set(re.findall(r"[a-z0-9]+", facts.name.lower())):
         return False
     near = facts.total_bytes is None or abs(facts.total_bytes - gpu.total_bytes) <= gpu.total_bytes // 10
-    stands_in = gpu.maker != "NVIDIA"  # its capability is not the one that PyTorch reports
+    stands_in = gpu.maker != "NVIDIA"  # the modelled capability differs from PyTorch's
     return near and (stands_in or facts.capability is None or facts.capability == gpu.capability)
 
 
 def _words(gpu: Gpu) -> set[str]:
-    """The words of an entry's model: a device whose name has more of them is meant by the longer entry ("RTX 4070 Ti")."""
+    """Return the words of an entry's model: if several entries match a device's name, the longest one is meant ("RTX 4070 Ti")."""
     return {word for word in gpu.key.split("-") if not re.fullmatch(r"\d+gb", word)}
 
 
 def _typical(facts: DeviceFacts) -> Gpu:
-    """The catalogue's entry that an unknown device is made from; its context stays where the threads are not known."""
+    """Return the catalogue's entry that serves as a template for an unknown device.
+
+    Its context is used if the threads are not known.
+    """
     same = [gpu for gpu in GPUS.values() if gpu.backend == facts.kind]
     return next((gpu for gpu in same if facts.capability is not None and gpu.capability == facts.capability), same[0])

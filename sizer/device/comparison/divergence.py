@@ -19,12 +19,13 @@ MOST_SCRATCH = 12
 class Divergence:
     """A place where the estimate's tape and the device's recording are not the same work, in bytes as requested.
 
-    `kind` is what the estimate did, seen from the device: it missed an allocation ("missing"), made one too many ("extra"),
-    made one of another size ("size"), or released one later or earlier than the device ("later", "earlier").
-    `op` and `module` are the estimate's, `device_op` and `device_module` the recording's. For a block that only one side
-    has, the other side's are those of the last block before it that both have. `estimated_bytes` and `measured_bytes` are
-    the block's on either side, 0 where it is missing there; `times` is how often the same happens and `most_bytes` the most
-    that this held at once on one side beyond the other. The levels are what was allocated on either side just after it.
+    - `kind`: the estimate's error: it missed an allocation ("missing"), made one too many ("extra"), made one of another size
+      ("size"), or released one later or earlier than the device ("later", "earlier").
+    - `op`, `module`: the estimate's. `device_op`, `device_module`: the recording's. For a block of only one side, the other
+      side has those of the last block before it with a partner.
+    - `estimated_bytes`, `measured_bytes`: the block's on either side, 0 if it is missing there.
+    - `times`: number of repetitions. `most_bytes`: largest simultaneous difference.
+    - The levels are the allocated bytes on either side just after it.
     """
 
     kind: Kind
@@ -42,21 +43,21 @@ class Divergence:
 
     @property
     def level_difference_bytes(self) -> int:
-        """Return what the estimate has allocated there beyond the device; negative where it has less."""
+        """Bytes that the estimate has allocated there beyond the device; negative if it has less."""
         return self.estimated_level_bytes - self.measured_level_bytes
 
     def describe(self) -> str:
-        """The divergence as one line of text."""
+        """Return the divergence as one line of text."""
         return f"{self.phase}: {_PHRASES[self.kind](self)}{_times(self.times)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Bytes that kernels hold internally, if both sides differ: beyond those held before and those left behind.
+    """Different memory inside kernels: bytes beyond those allocated before and after a call.
 
-    `op` and `module` are the recording's, the estimate's where the device has no such call. `most_bytes` is what the call
-    with the largest difference held on the device, `estimated_bytes` what the estimate has for it, `times` how many calls of
-    this operator in this phase differ.
+    - `op`, `module`: the recording's, or the estimate's if the device has no such call.
+    - `most_bytes`: memory of the call with the largest difference on the device. `estimated_bytes`: the estimate's for it.
+    - `times`: number of calls of this operator in this phase that differ.
     """
 
     op: str
@@ -69,7 +70,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Bytes that one side has at a place and the other has not; `difference_bytes` is signed, estimate less device."""
+    """Bytes that only one side has at a place; `difference_bytes` is signed, estimate minus device."""
 
     kind: Kind
     category: str
@@ -79,7 +80,7 @@ class Share:
     blocks: int
 
     def describe(self) -> str:
-        """The share as a phrase: who holds what."""
+        """Return the share as a phrase: which side holds which bytes."""
         size, where = format_bytes(abs(self.difference_bytes)), f"by {operator_text(self.op, self.module)}"
         blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
         more, less = ("the estimate", "the device") if self.difference_bytes > 0 else ("the device", "the estimate")
@@ -90,22 +91,25 @@ class Share:
 
 
 def first_divergence(alignment: Alignment) -> Divergence | None:
-    """The first place where the two diverge; None where they never do.
+    """Return the first place where the two sides diverge; None without one.
 
-    Scratch and wrapped Python numbers (at most TINY_BYTES) are passed over.
+    Scratch and wrapped Python numbers (at most TINY_BYTES) are ignored.
     """
     found = min(_divergences(alignment), key=lambda group: group[0].start, default=None)
     return None if found is None else _divergence(alignment, found)
 
 
 def largest_divergences(alignment: Alignment, count: int = LARGEST) -> tuple[Divergence, ...]:
-    """The divergences that hold the most bytes at once, the largest first; the same operator doing the same again is one."""
+    """Return the divergences with the most simultaneous bytes, the largest first.
+
+    Repetitions by the same operator count as one.
+    """
     groups = sorted(_divergences(alignment), key=lambda group: (-_most_held(group), group[0].start))
     return tuple(_divergence(alignment, group) for group in groups[:count])
 
 
 def scratch_of(alignment: Alignment, count: int = MOST_SCRATCH) -> tuple[Scratch, ...]:
-    """Return what kernels hold inside on both sides, where it differs, per operator and phase, the largest difference first."""
+    """Return the memory inside kernels on both sides that differs, per operator and phase, the largest difference first."""
     groups: dict[tuple[str, str], list[Scratch]] = defaultdict(list)
     for phase in alignment.phases:
         for one, other in alignment.calls(phase):
@@ -130,10 +134,10 @@ def _beyond(row: Scratch) -> int:
 
 
 def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, ...]:
-    """Return what makes the levels of both sides differ at the same place of the work, the most bytes first.
+    """Return the shares of the difference between both sides at the same place of the work, the most bytes first.
 
-    `position` is the number of events done on `side`. The shares sum to the difference of the levels (bytes as requested), wrapped
-    numbers and scratch included.
+    `position` is the number of events done on `side`. The shares sum to the difference of the levels (bytes as requested),
+    wrapped numbers and scratch included.
     """
     alive, device_alive = alignment.alive(*alignment.corresponding(side, position))
     groups: dict[tuple, list[_BlockPair]] = defaultdict(list)
@@ -158,7 +162,7 @@ _BlockPair = tuple[int | None, int | None]  # a block of the estimate, a block o
 
 
 def _divergences(alignment: Alignment) -> list[list[Difference]]:
-    """The differences that count, those alike together, each group in the order of the work."""
+    """Return the differences that count, grouped by kind, phase and operator, each group in the order of the work."""
     groups: dict[tuple, list[Difference]] = defaultdict(list)
     for one in alignment.differences:
         tiny = max(one.estimated_bytes, one.measured_bytes) <= TINY_BYTES
@@ -169,7 +173,7 @@ def _divergences(alignment: Alignment) -> list[list[Difference]]:
 
 
 def _most_held(group: Sequence[Difference]) -> int:
-    """The most bytes that the differences of a group hold at once."""
+    """Return the most bytes that the differences of a group hold at once."""
     edges = sorted((at, sign * one.held_bytes) for one in group for at, sign in ((one.start, 1), (one.end, -1)))
     return max(running_bytes(range(len(edges)), [size for _, size in edges]), default=0)
 
@@ -238,7 +242,7 @@ def _released(divergence: Divergence, when: str) -> str:
 
 
 def operator_text(op: str, module: str = "") -> str:
-    """An operator and its module as text; some memory is taken by code that is no operator."""
+    """Return an operator and its module as text; some memory is allocated by code outside operators."""
     return f"{op or 'code outside operators'}{f' in {module}' if module else ''}"
 
 
@@ -247,5 +251,5 @@ def _times(times: int) -> str:
 
 
 def join_shares(shares: Iterable[Share], count: int = 2) -> str:
-    """The largest shares as one phrase."""
+    """Return the largest shares as one phrase."""
     return "; ".join(share.describe() for share in list(shares)[:count])

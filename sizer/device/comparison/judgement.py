@@ -16,7 +16,7 @@ from sizer.report.advice import PHRASES
 from sizer.report.report import Report
 from sizer.tape.tape import Tape
 
-SMALLEST_PERCENT = 0.00005  # a smaller error is told in bytes: it would read 0.00%
+SMALLEST_PERCENT = 0.00005  # a smaller error is printed in bytes, because it would round to 0.00%
 
 
 def explain(sides: Sides, row: Row) -> str:
@@ -36,7 +36,7 @@ def _cause(sides: Sides, row: Row) -> str:
     if name == "process_bytes":
         return _process_cause(sides, row)
     if sides.alignment is None:
-        return "without a recording of the device nobody can say where"
+        return "the place is unknown without a recording of the device"
     if name in ("reserved_bytes", "peak_reserved_bytes"):
         return _reserved_cause(sides, sides.alignment.device, row)
     return _allocated_cause(sides, sides.alignment, row, name)
@@ -66,7 +66,7 @@ def _allocated_cause(sides: Sides, alignment: Alignment, row: Row, name: str) ->
         whose = "the estimate's" if side == "estimate" else "the device's"
         where = f"at {whose} peak, {_event_text(tape, end)}"
     shares = shares_at(alignment, side, end)
-    return f"{where}: {join_shares(shares)}" if shares else f"{where} both hold the same tensors"
+    return f"{where}: {join_shares(shares)}" if shares else f"{where} both have the same tensors"
 
 
 def _reserved_cause(sides: Sides, recording: Tape, row: Row) -> str:
@@ -90,7 +90,7 @@ def _process_cause(sides: Sides, row: Row) -> str:
 
 
 def wrong_fit(sides: Sides) -> Iterator[str]:
-    """Yield a sentence if one side ran out of memory and the other said that it would not."""
+    """Yield a sentence if one side ran out of memory and the other did not predict it."""
     failed, fits = sides.measured.out_of_memory, sides.estimate.fits
     if failed is not None and fits is True:
         needed = format_bytes(sides.estimate.process_bytes)
@@ -117,14 +117,14 @@ def _event_text(tape: Tape, position: int) -> str:
 
 
 def verdict_of(sides: Sides, rows: tuple[Row, ...]) -> str:
-    """The whole in a sentence or two."""
+    """Return the result in one or two sentences."""
     judged = [row.holds for row in rows if row.holds is not None]
     held = sum(judged)
     every = "the one figure holds" if held == 1 else f"all {held} figures hold"
     figures = every if held == len(judged) else f"{held} of {len(judged)} figures hold"
     until = f"; up to there {figures}." if judged else ", before anything was read."
     if sides.measured.failure is not None:
-        return f"The device did not come to the end ({sides.measured.failure}){until}"
+        return f"The device did not complete the work ({sides.measured.failure}){until}"
     if sides.measured.out_of_memory is not None:
         return f"{_out_of_memory_text(sides, sides.measured.out_of_memory)}{until}"
     peak = next((row for row in rows if row.quantity == "peak_allocated_bytes"), None)
@@ -136,13 +136,13 @@ def verdict_of(sides: Sides, rows: tuple[Row, ...]) -> str:
 
 
 def _out_of_memory_text(sides: Sides, failed: DeviceOutOfMemory) -> str:
-    asked = "" if failed.requested_bytes is None else f", asked for {format_bytes(failed.requested_bytes)}"
+    asked = "" if failed.requested_bytes is None else f", requesting {format_bytes(failed.requested_bytes)}"
     free = "" if failed.free_bytes is None else f" with {format_bytes(failed.free_bytes)} free"
     verdict = sides.estimate.verdict
     said = (
-        f"so the estimate had said ({_where_estimate_fails(sides)})"
+        f"as the estimate predicted ({_where_estimate_fails(sides)})"
         if verdict == "does not fit"
-        else f"the estimate had said that it {PHRASES[verdict]}"
+        else f"the estimate predicted that it {PHRASES[verdict]}"
     )
     return f"The device ran out of memory in {failed.phase}{asked}{free}; {said}"
 
@@ -157,12 +157,12 @@ def _error_text(row: Row) -> str:
 
 
 def notes_on(sides: Sides, report: Report) -> Iterator[str]:
-    """Yield what was left out and why, and what else a reader must know before trusting a figure."""
+    """Yield omissions with their reasons, and other facts to know before trusting a figure."""
     yield from (f"the measurement may not be trusted: {doubt}" for doubt in sides.measured.doubts)
     if sides.measured.retries:
         yield (
-            f"the allocator gave memory back and tried again {counted(sides.measured.retries, 'time')}: peaks and reserved "
-            "memory are those of a device that was nearly full"
+            f"the allocator released cached memory and retried {counted(sides.measured.retries, 'time')}: peaks and reserved "
+            "memory are from a device that was nearly full"
         )
     yield from _left_out(sides)
     yield from _version_notes(sides, report)
@@ -176,23 +176,23 @@ def notes_on(sides: Sides, report: Report) -> Iterator[str]:
 def _left_out(sides: Sides) -> Iterator[str]:
     if sides.kind == "cpu":
         yield (
-            "the CPU's allocator keeps no cache, so there is no reserved memory to compare; what the system says of the "
-            "process holds Python and its libraries too and is not compared either"
+            "the CPU's allocator keeps no cache, so there is no reserved memory to compare; the system's figure of the "
+            "process includes Python and its libraries and is not compared either"
         )
     if sides.kind == "mps":
         yield "on MPS peaks are sampled, and nothing is promised of them or of the heaps: those rows are shown, not judged"
     if sides.kind == "cuda" and sides.measured.tensors.activations_bytes is not None:
         own = format_bytes(sides.estimate.activations_bytes)
         yield (
-            "activations are what the allocator's counter gained, on both sides: rounding and libraries' workspaces included "
+            "activations are the increase of the allocator's counter, on both sides, with rounding and libraries' workspaces "
             f"(the tensors themselves take {own})"
         )
     if not sides.is_complete:
-        yield "the device did not come to the end: figures of the whole work are not compared"
+        yield "the device did not complete the work: figures of the whole work are not compared"
     elif sides.measured.peak_allocated_bytes is None:
         yield "this device has no counter of its peak: peaks are not compared"
     if sides.kind == "cuda" and sides.is_complete and sides.measured.process_bytes is None:
-        yield "the driver did not say what the process holds: it is not compared"
+        yield "the driver did not report the memory of the process: it is not compared"
 
 
 def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
 
 
 def _recording_notes(sides: Sides, recording: Tape) -> Iterator[str]:
-    """Yield whether the recording adds up to the device's own counters."""
+    """Yield whether the recording is consistent with the device's own counters."""
     levels = running_bytes(recording.order, replay_events(recording, sides.kind).taken)
     ends = {phase: end for end, phase in recording.marks}
     for reading in sides.measured.phases:

@@ -1,4 +1,4 @@
-"""The figures of a comparison: each of the estimate's beside the device's own, with the error that it may have. No torch."""
+"""The figures of a comparison: the estimate's and the device's own, with the allowed error. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sizer.device.comparison.tape_index import TINY_BYTES
 from sizer.device.record.measurement import SAMPLED
 from sizer.tape.tape import Tape
 
-# The largest error that the estimate aims at, as a fraction of what was measured: (peak allocated, reserved, process).
+# The largest error that the estimate aims at, as a fraction of the measured figure: (peak allocated, reserved, process).
 _AIMS: dict[Family, tuple[float, float, float]] = {
     "transformer": (0.02, 0.05, 0.08),
     "CNN": (0.08, 0.12, 0.08),
@@ -20,7 +20,7 @@ _AIMS: dict[Family, tuple[float, float, float]] = {
 _CPU_PEAK_AIM = 0.05
 
 
-# What the figures of a comparison that count tensors are called.
+# Names of the figures that count tensors.
 TENSORS = {
     "weights_bytes": "weights",
     "buffers_bytes": "buffers",
@@ -33,12 +33,12 @@ TENSORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure of the estimate beside the device's own, in bytes of the same kind.
+    """One figure of the estimate and the device's own, in bytes of the same kind.
 
-    `quantity` is the key of the estimate's JSON: "weights_bytes", "peak_reserved_bytes", "phases.forward.allocated_bytes";
-    `phase` is that of a phase's figure, None where the figure is one of the whole work. `tolerance` is the error that the
-    estimate may have, as a fraction of what was measured: 0 where it is promised exact, None where nothing is promised.
-    `allowance_bytes` may differ besides; `allowance` says what they are.
+    `quantity` is the key of the estimate's JSON: "weights_bytes", "peak_reserved_bytes", "phases.forward.allocated_bytes".
+    `phase` is the phase of the figure, None for a figure of the whole work. `tolerance` is the allowed error of the estimate,
+    as a fraction of the measured figure: 0 if it is promised exactly, None without a promise. `allowance_bytes` is an
+    additional allowed difference; `allowance` explains it.
     """
 
     quantity: str
@@ -51,26 +51,26 @@ class Row:
 
     @property
     def difference_bytes(self) -> int:
-        """Estimated less measured: positive where the estimate is too high."""
+        """Estimated minus measured bytes: positive if the estimate is too high."""
         return self.estimated_bytes - self.measured_bytes
 
     @property
     def error(self) -> float | None:
-        """The difference as a signed fraction of what was measured; None where that is 0 and the estimate is not."""
+        """Difference as a signed fraction of the measured figure; None if that is 0 and the estimate is not."""
         if self.measured_bytes:
             return self.difference_bytes / self.measured_bytes
         return None if self.difference_bytes else 0.0
 
     @property
     def holds(self) -> bool | None:
-        """Return whether the error stays within the tolerance; None where nothing is promised."""
+        """Whether the error stays within the tolerance; None without a promise."""
         if self.tolerance is None:
             return None
         return abs(self.difference_bytes) <= self.tolerance * self.measured_bytes + self.allowance_bytes
 
 
 def rows_of(sides: Sides) -> Iterator[Row]:
-    """Yield what both sides know, like beside like: tensors, allocated, reserved and the process are never mixed."""
+    """Yield the figures that both sides have; tensors, allocated, reserved and process memory are never mixed."""
     yield from _tensor_rows(sides)
     yield from _phase_rows(sides)
     if sides.is_complete:
@@ -133,7 +133,7 @@ def _whole_rows(sides: Sides) -> Iterator[Row]:
 
 
 def _tolerance(sides: Sides, name: str, phase: str) -> float | None:
-    """Return what the estimate promises of an allocator's figure on this device; None where it promises nothing."""
+    """Return the promised tolerance of an allocator's figure on this device; None without a promise."""
     allocated, reserved, process = _AIMS[sides.family]
     if sides.kind == "mps" and (sides.measured.source == SAMPLED or name != "allocated_bytes"):
         return None
@@ -147,9 +147,11 @@ def _tolerance(sides: Sides, name: str, phase: str) -> float | None:
 
 
 def _with_numbers(row: Row, sides: Sides) -> Row:
-    """The row with the allowance for Python numbers that autograd saved, on the CPU: in its phase, or the most of all phases.
+    """Return the row with the allowance for Python numbers that autograd saved on the CPU.
 
-    PyTorch wraps each in a tensor of 8 bytes, on the CPU whatever the device, that no dispatch mode sees.
+    It is the value of the row's phase, or the maximum of all phases.
+
+    PyTorch wraps each number in a CPU tensor of 8 bytes, on any device, which no dispatch mode sees.
     """
     if sides.kind != "cpu" or sides.recording is None:
         return row
@@ -158,19 +160,19 @@ def _with_numbers(row: Row, sides: Sides) -> Row:
 
 
 def _inputs(sides: Sides) -> int:
-    """The bytes of the batch, as the estimate has them."""
+    """Return the bytes of the batch in the estimate."""
     live = live_by_category(sides.tape)
     return next((live[phase]["input"] for phase in ("forward", "prefill") if phase in live), 0)
 
 
 def _left_by_forward(sides: Sides) -> int:
-    """Return what the allocator's counter gains in the forward pass beyond the inputs: what a measurement calls activations."""
+    """Return the bytes that the forward pass adds to the allocator's counter beyond the inputs: a measurement's activations."""
     at_end = {use.phase: use.allocated_bytes for use in sides.estimate.phases}
     return max(0, at_end["forward"] - at_end["load"] - _inputs(sides)) if {"load", "forward"} <= at_end.keys() else 0
 
 
 def _tiny_bytes(tape: Tape, phase: str | None) -> int:
-    """Bytes of the smallest blocks alive at a phase's end; with None the most at any time."""
+    """Return the bytes of the smallest blocks alive at a phase's end; with None the maximum at any time."""
     levels = running_bytes(tape.order, [size if size <= TINY_BYTES else 0 for size in tape.sizes])
     end = next((end for end, name in tape.marks if name == phase), None)
     return max(levels) if end is None else levels[end]

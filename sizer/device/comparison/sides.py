@@ -1,4 +1,4 @@
-"""Both sides of a comparison: what the estimate says, what a device showed, which block is which, and the kind of network."""
+"""Both sides of a comparison: the estimate, the device's figures, the pairing of blocks, and the family of the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sizer.tape.tape import Tape
 
 Family = Literal["CNN", "transformer", "other"]
 
-# How the names of networks with attention begin, in torchvision and in timm.
+# Prefixes of names of networks with attention, in torchvision and in timm.
 _ATTENDING = (
     *("vit", "swin", "maxvit", "mvit"),
     *("aimv2", "beit", "cait", "coat_", "convit", "crossvit", "davit", "deit", "efficientformer", "eva", "fastvit_ma"),
@@ -30,9 +30,10 @@ _OTHER_TYPES = ("mamba", "rwkv", "xlstm", "jamba", "detr")
 
 
 def family_of(request: Request) -> Family:
-    """The kind of network a request asks for, as the accuracy tables group them.
+    """Return the family of a request's network, as the accuracy tables group them.
 
-    By the name that its package gave it or the config's `model_type`; what counts boxes or scans a state is "other".
+    It is derived from the package's name of the model or the config's `model_type`. Detection models and state-space models are
+    "other".
     """
     if SOURCES[request.source].entry == "names":
         name = request.name
@@ -46,7 +47,7 @@ def family_of(request: Request) -> Family:
 
 
 def _model_type(request: Request) -> str:
-    """The config's model_type; the repository's name where the config is not at hand."""
+    """Return the config's model_type; the repository's name if the config is not available."""
     if request.is_fetched:
         return request.name.rpartition("/")[2].lower()
     config = json.loads(request.config) if request.config is not None else find_preset(request.name).config
@@ -70,25 +71,27 @@ class Sides:
 
     @property
     def kind(self) -> Backend:
-        """The device's kind, by whose allocator's rules both sides are counted."""
+        """Device type, which selects the allocator rules of both sides."""
         return self.gpu.backend
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the device came to the end of the work."""
+        """Whether the device completed the work."""
         return self.measured.out_of_memory is None and self.measured.failure is None
 
     @property
     def tapes(self) -> tuple[tuple[Side, Tape], ...]:
-        """The tapes of both sides, the device's only where there is one."""
+        """Return the tapes of both sides, the device's only if there is one."""
         if self.recording is None:
             return (("estimate", self.tape),)
         return ("estimate", self.tape), ("device", self.recording)
 
 
 def bounds_of(tape: Tape, phase: str | None) -> tuple[int, int] | None:
-    """(events done when a phase begins, when it ends), None where the tape has no such phase; with None those of the whole
-    tape up to its last mark."""
+    """Return (events done when a phase begins, when it ends), None if the tape has no such phase.
+
+    Without a phase, return those of the whole tape up to its last mark.
+    """
     if phase is None:
         return 0, tape.marks[-1][0] if tape.marks else len(tape.order)
     begins = [0, *(end for end, _ in tape.marks)]

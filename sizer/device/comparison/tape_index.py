@@ -1,4 +1,4 @@
-"""A tape as it is compared with another one: its phases, when each block lives, and the clock that both share. No torch."""
+"""An index of a tape for comparisons: its phases, the lifetime of each block, and the clock that both sides share. No torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import cached_property
 from sizer.allocator.timeline import running_bytes
 from sizer.tape.tape import CATEGORIES, Tape, blocks_alive
 
-TINY_BYTES = 16  # a Python number wrapped in a tensor (8 bytes), which no dispatch mode sees, and what it is cast to
+TINY_BYTES = 16  # a Python number wrapped in a tensor (8 bytes), which no dispatch mode sees, and its cast copy
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Allocations in a row by one operator in one module, from event `begin` to the next operator's first at `end`.
+    """Consecutive allocations by one operator in one module, from event `begin` to the next operator's first at `end`.
 
-    `inside_bytes` is the most that was alive between them beyond what was alive before and after.
+    `inside_bytes` is the peak between them beyond the bytes alive before and after.
     """
 
     begin: int
@@ -28,7 +28,7 @@ class Call:
 
 
 class TapeIndex:
-    """A tape with what is asked of it often: phases, when each block is allocated and released, and levels in bytes."""
+    """A tape with precomputed values: phases, allocation and release of each block, and levels in bytes."""
 
     def __init__(self, tape: Tape):
         self.tape = tape
@@ -50,13 +50,16 @@ class TapeIndex:
         return running_bytes(self.tape.order, self.tape.sizes)
 
     def allocated_in(self, phase: str) -> list[int]:
-        """The blocks of more than 0 bytes allocated in a phase, in order."""
+        """Return the blocks of more than 0 bytes allocated in a phase, in order."""
         begin, end = self.bounds[phase]
         sizes = self.tape.sizes
         return [event for event in self.tape.order[begin:end] if event >= 0 and sizes[event]]
 
     def calls(self, phase: str) -> list[Call]:
-        """The calls of a phase, in order; those that allocate at most TINY_BYTES at a time are part of the one before."""
+        """Return the calls of a phase, in order.
+
+        Calls with only allocations of at most TINY_BYTES are part of the previous call.
+        """
         blocks = [block for block in self.allocated_in(phase) if self.tape.sizes[block] > TINY_BYTES]
         tape, calls = self.tape, []
         firsts = [
@@ -70,29 +73,29 @@ class TapeIndex:
         return calls
 
     def call(self, begin: int, end: int, op: str, module: str) -> Call:
-        """The call of an operator between two events."""
+        """Return the call of an operator between two events."""
         levels = self.levels[begin : end + 1]
         return Call(begin, end, op, module, max(levels) - max(levels[0], levels[-1]))
 
     def blocks_in(self, call: Call) -> list[int]:
-        """The blocks that a call allocates."""
+        """Return the blocks that a call allocates."""
         return [event for event in self.tape.order[call.begin : call.end] if event >= 0]
 
     def phase_at(self, position: int) -> str:
-        """The phase in which the last of so many events happened; "" after the last mark."""
+        """Return the phase of the last of `position` events; "" after the last mark."""
         return next((phase for end, phase in self.tape.marks if position <= end), "")
 
     def names(self, block: int) -> tuple[str, str]:
-        """The operator and module that allocated a block."""
+        """Return the operator and module that allocated a block."""
         tape = self.tape
         return tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]
 
     def category(self, block: int) -> str:
-        """Return what a block is."""
+        """Return the category of a block."""
         return CATEGORIES[self.tape.categories[block]]
 
     def lifespan(self, block: int, end: int) -> str:
-        """Return what becomes of a block up to so many events: it "stays", was "inside" one operator, or "passes"."""
+        """Return a block's lifespan up to event `end`: it "stays", was "inside" one operator, or "passes"."""
         if self.died[block] >= end:
             return "stays"
         return "inside" if self.within_one_operator(block) else "passes"
@@ -108,23 +111,23 @@ class TapeIndex:
         self._ticks = ticks
 
     def block_at(self, time: float) -> int | None:
-        """The last block with a partner that was allocated by this time of the common clock."""
+        """Return the last block with a partner that was allocated by this time of the common clock."""
         index = min(int(time), len(self._paired))
         return self._paired[index - 1] if index else None
 
     def lifetime(self, block: int) -> tuple[float, float]:
-        """When a block is allocated and released on the common clock; one that lives between two ticks has half a tick."""
+        """Return allocation and release of a block on the common clock; a block that lives between two ticks gets half a tick."""
         start, end = self._ticks[self.born[block]], self._ticks[min(self.died[block], len(self.tape.order))]
         if self.died[block] >= self.end:
             end = len(self._paired) + 1
         return (start, end) if end > start else (start, start + 0.5)
 
     def alive(self, position: int) -> dict[int, None]:
-        """The blocks alive after so many events, oldest first."""
+        """Return the blocks alive after `position` events, oldest first."""
         return blocks_alive(self.tape.order[:position])
 
     def within_one_operator(self, block: int) -> bool:
-        """Return whether a block is released before another operator allocates, and so belongs to the inside of its own."""
+        """Return whether a block is released before another operator allocates, and so is internal to its operator."""
         return self.died[block] < min(self._next_operator[block], self.end)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Comparisons kept, counted, and handed from machine to machine. No torch."""
+"""Comparisons stored, counted, and exchanged between machines. No torch."""

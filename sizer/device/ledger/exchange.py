@@ -19,22 +19,22 @@ _KINDS = "the output of `measure --json`, a measurement of the suite, or an expo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportItem:
-    """One measurement from another machine, and its comparison where it came with one."""
+    """One measurement from another machine, with its comparison if it has one."""
 
     measured: Measured
     comparison: Comparison | None = None
 
 
 def digest_of(measurement: Measurement) -> str:
-    """Return what tells one measurement from all others: a hash of everything in it."""
+    """Return the identity of a measurement: a hash of its whole content."""
     text = json.dumps(measurement.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_items(text: str) -> Iterator[ImportItem | str]:
-    """Return what a text of JSON holds, one after the other; a text says why one of them could not be read.
+    """Return an iterator over the documents in a JSON text; a string item says why a document could not be read.
 
-    Raises RequestError where the whole is not JSON, or not of a kind known here.
+    Raises RequestError if the whole is not JSON, or not of a known kind.
     """
     if len(text) > LIMIT_CHARACTERS:
         raise RequestError("the file is too long", given=f"{len(text):,} characters", allowed=f"{LIMIT_CHARACTERS:,}")
@@ -45,7 +45,7 @@ def read_items(text: str) -> Iterator[ImportItem | str]:
 
 
 def _documents(text: str) -> list[object]:
-    """The JSON of a text: one document, or one a line."""
+    """Return the JSON of a text: one document, or one per line."""
     try:
         return [_load(text)]
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""The ledger: every comparison kept in an embedded database, readable where there is no device and no torch.
+"""The ledger: every comparison, stored in an embedded database that can be read without a device and without torch.
 
-ledger = Ledger()                       # $SIZER_LEDGER, else a file in the user's data folder
-number = ledger.add(comparison)
-for row in ledger.rows(Filter(device_kind="cuda", family="CNN")):
-    show(row, ledger.comparison(row.id))
+    ledger = Ledger()                       # $SIZER_LEDGER, else a file in the user's data folder
+    number = ledger.add(comparison)
+    for row in ledger.rows(Filter(device_kind="cuda", family="CNN")):
+        show(row, ledger.comparison(row.id))
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ Compare = Callable[[Measured], Comparison]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """Result of an import. `added` are the ids of new rows, `known` is the number of rows already there, `refused` has
-    the reasons for the others."""
+    """Result of an import.
+
+    `added` are the ids of new rows, `known` is the number of existing rows, `refused` has the reasons for refused rows.
+    """
 
     added: tuple[int, ...]
     known: int
@@ -73,18 +75,18 @@ def ledger_path() -> Path:
 
 
 class Ledger:
-    """Comparisons in a SQLite file, for any number of processes and threads at once; it is made when first written to.
+    """Comparisons in a SQLite file, for any number of processes and threads at once; it is created at the first write.
 
-    Every method raises JobError where the file cannot be used: not a ledger, written by a newer version, disk full.
+    Every method raises JobError if the file cannot be used: not a ledger, written by a newer version, disk full.
     """
 
     def __init__(self, path: Path | str | None = None):
         self.path = ledger_path() if path is None else Path(path)
 
     def add(self, comparison: Comparison) -> int:
-        """The id of the comparison, kept from now on; the same measurement once more takes its old row's place.
+        """Store a comparison and return its id; a repeated measurement replaces its old row.
 
-        Raises JobError where the ledger is full: more than another machine would import of it.
+        Raises JobError if the ledger is full: it would exceed the size that another machine imports.
         """
         digest = digest_of(comparison.measurement)
         values = columns_of(comparison) | {
@@ -111,7 +113,7 @@ class Ledger:
         return number
 
     def rows(self, filter: Filter | None = None) -> tuple[LedgerRow, ...]:
-        """The comparisons that a filter lets through, the newest measurement first."""
+        """Return the comparisons that match a filter, the newest measurement first."""
         condition, values = where(filter)
         found = self._read(
             f"SELECT {', '.join(COLUMNS)} FROM comparisons {condition} ORDER BY measured_at DESC, id DESC", values
@@ -119,32 +121,32 @@ class Ledger:
         return tuple(map(row_from, found))
 
     def choices(self) -> dict[str, tuple]:
-        """The values that are in the ledger, per field of Filter that names one (not holds, since, until), sorted."""
+        """Return the sorted values in the ledger, per field of Filter that has choices (not holds, since, until)."""
         return {
             name: tuple(row[0] for row in self._read(f"SELECT DISTINCT {name} FROM comparisons ORDER BY {name}"))
             for name in _CHOICES
         }
 
     def comparison(self, id: int) -> Comparison | None:
-        """The whole comparison of a row, None where there is no such row. Raises JobError where it cannot be read any more."""
+        """Return the whole comparison of a row, None if there is no such row. Raises JobError if it is no longer readable."""
         found = self._read("SELECT data FROM comparisons WHERE id = ?", (id,))
         return None if not found else _decode(found[0][0], id)
 
     def comparisons(self, filter: Filter | None = None) -> Iterator[Comparison]:
-        """Every comparison that a filter lets through, whole, the newest measurement first."""
+        """Yield every comparison that matches a filter, whole, the newest measurement first."""
         for row in self.rows(filter):
             if (found := self.comparison(row.id)) is not None:  # else deleted meanwhile
                 yield found
 
     def delete(self, id: int) -> bool:
-        """Takes a row out of the ledger; whether there was one."""
+        """Delete a row; return whether it existed."""
         if not self.path.exists():
             return False
         with self._open(write=True) as database:
             return database.execute("DELETE FROM comparisons WHERE id = ?", (id,)).rowcount > 0
 
     def statistics(self, filter: Filter | None = None, *, by_family: bool = True) -> tuple[ErrorStatistics, ...]:
-        """Signed errors per quantity, device (and family) over the rows that a filter lets through."""
+        """Return signed errors per quantity, device (and family) over the rows that match a filter."""
         condition, values = where(filter)
         found = self._read(
             "SELECT quantity, device_name, family, error FROM figures "
@@ -158,16 +160,16 @@ class Ledger:
         return error_statistics(errors, by_family=by_family)
 
     def import_json(self, text: str, *, compare: Compare | None = None) -> ImportResult:
-        """Takes in what another machine measured; what is known already is passed over.
+        """Import another machine's measurements; skip known ones.
 
-        The text is the output of `measure --json` (one object, or one a line), a suite's file, or an exported ledger. A
-        measurement that comes without a comparison is compared here by `compare`; without that it is refused. Raises
-        RequestError where the text is not JSON of one of these kinds.
+        The text is the output of `measure --json` (one object, or one per line), a suite's file, or an exported ledger. A
+        measurement without a comparison is compared here by `compare`; without that it is refused. Raises RequestError if the
+        text is not JSON of one of these kinds.
         """
         return self.import_items(read_items(text), compare=compare)
 
     def import_items(self, items: Iterable[ImportItem | str], *, compare: Compare | None = None) -> ImportResult:
-        """Adds what is not known yet, as `import_json` does; a text among the items says why one could not be read."""
+        """Add new items, as `import_json` does; a string among the items says why one could not be read."""
         added, known, refused = [], 0, []
         for number, item in enumerate(items, 1):
             if isinstance(item, str):
@@ -182,7 +184,7 @@ class Ledger:
         return ImportResult(added=tuple(added), known=known, refused=tuple(refused))
 
     def export_csv(self, filter: Filter | None = None) -> str:
-        """The rows as CSV, one per comparison, with estimated, measured and error of every quantity."""
+        """Return the rows as CSV, one per comparison, with estimated, measured and error of every quantity."""
         rows = {row.id: asdict(row) for row in self.rows(filter)}
         header = dict.fromkeys(COLUMNS)
         found = self._read(
@@ -198,16 +200,16 @@ class Ledger:
         return write_csv(list(header), rows.values())
 
     def export_json(self, filter: Filter | None = None) -> Iterator[str]:
-        """The comparisons as JSON that `import_json` takes, in parts: {"schema": 1, "comparisons": [...], "left_out": [...]}.
+        """Yield the comparisons as JSON for `import_json`, in parts: {"schema": 1, "comparisons": [...], "left_out": [...]}.
 
-        They are written as they are kept, one at a time. One that is not JSON is left out, and named at the end.
+        They are written as stored, one at a time. A comparison that is not JSON is left out, and named at the end.
         """
         yield f'{{"schema": {SCHEMA}, "comparisons": ['
         left_out, between = [], ""
         for row in self.rows(filter):
             for (data,) in self._read(
                 "SELECT data FROM comparisons WHERE id = ?", (row.id,)
-            ):  # none if deleted meanwhile
+            ):  # none if deleted in the meantime
                 try:
                     json.loads(data)
                 except ValueError as error:
@@ -221,7 +223,7 @@ class Ledger:
         return bool(self._read("SELECT 1 FROM comparisons WHERE digest = ?", (digest,)))
 
     def _read(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple]:
-        """The rows of a SELECT; none where there is no ledger yet."""
+        """Return the rows of a SELECT; none if there is no ledger yet."""
         if not self.path.exists():
             return []
         with self._open() as database:
@@ -229,7 +231,7 @@ class Ledger:
 
     @contextmanager
     def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection of its own for one piece of work, in a transaction where it writes. Raises JobError."""
+        """Open a separate connection for one operation, in a transaction if it writes. Raises JobError."""
         try:
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +251,7 @@ class Ledger:
 
 
 def _check_room(database: sqlite3.Connection, more_bytes: int) -> None:
-    """Raise JobError where the ledger holds as much as it may."""
+    """Raise JobError if the ledger is full."""
     pages, free, size = (
         database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )

@@ -1,8 +1,8 @@
 """Published GPU measurements by others, each figure with its estimate: `published.csv`, which ships with Sizer.
 
-A run is repeated as its source does it, by the rules of its PyTorch and with the code of the installed libraries;
-`python -m tests.benchmarks.bench_published --write` writes the file. `tests/measured/published/README.md` says what every set is,
-what is left out, why some figures are far off. The runs of fitcheck-llm are under the MIT licence that stands beside them there.
+A run is repeated as in its source, by the rules of its PyTorch and with the code of the installed libraries; `python -m
+tests.benchmarks.bench_published --write` writes the file. `tests/measured/published/README.md` describes every set, omissions,
+and the causes of large errors. The runs of fitcheck-llm are under the MIT licence in that folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DATA = Path(__file__).with_name("published.csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One figure, in bytes, and what is estimated for it.
+    """One published figure, in bytes, and its estimate.
 
-    `quantity` is what was read, a word of that README. `device` is the GPU's name, `gpu` the catalogue's key of it, or of one with
-    the same rules.
-    `torch` is the PyTorch that ran, `estimated_with` the versions of the libraries whose code was traced. `source` is an address.
+    `quantity` is the measured figure, a word of that README. `device` is the GPU's name, `gpu` its key in the catalogue, or the
+    key of a GPU with the same rules. `torch` is the PyTorch of the run, `estimated_with` the versions of the traced libraries.
+    `source` is an address.
     """
 
     work: str
@@ -37,13 +37,13 @@ class Published:
 
     @property
     def error(self) -> float:
-        """The difference as a signed fraction of what was measured; positive is an estimate that was too high."""
+        """Difference as a signed fraction of the measured figure; positive if the estimate was too high."""
         return (self.estimated_bytes - self.measured_bytes) / self.measured_bytes
 
 
 @functools.cache
 def read_published() -> tuple[Published, ...]:
-    """Every figure, in the file's order."""
+    """Return every figure, in the file's order."""
     with DATA.open(encoding="utf-8", newline="") as file:
         return tuple(map(_row, csv.DictReader(file)))
 

@@ -17,7 +17,7 @@ from sizer.device.comparison.comparison import Comparison, rank_of, world_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRow:
-    """One comparison in a line. Figures (bytes) are None where the device has no such counter or the work did not end."""
+    """One comparison in a line. Figures (bytes) are None if the device has no such counter or the work did not end."""
 
     id: int
     measured_at: str
@@ -27,8 +27,8 @@ class LedgerRow:
     mode: str
     dtype: str
     batch: int
-    ranks: int  # that train together, 1 for one GPU
-    rank: int | None  # the one of them that this is
+    ranks: int  # number of ranks that train together, 1 for one GPU
+    rank: int | None  # the measured rank
     query: str
     device_name: str
     device_kind: str
@@ -52,13 +52,13 @@ COLUMNS = tuple(field.name for field in fields(LedgerRow))
 
 
 def row_from(values: Sequence[Any]) -> LedgerRow:
-    """The row whose columns, in the order of COLUMNS, hold these values; SQLite keeps what is true as 1."""
+    """Return the row with these column values, in the order of COLUMNS; SQLite stores True as 1."""
     found: dict[str, Any] = dict(zip(COLUMNS, values, strict=True))
     return LedgerRow(**found | {"holds": bool(found["holds"])})
 
 
 def columns_of(comparison: Comparison) -> dict[str, Any]:
-    """The columns of a comparison but its id."""
+    """Return the columns of a comparison except its id."""
     measurement, estimate = comparison.measurement, comparison.estimate
     complete = measurement.out_of_memory is None and measurement.failure is None
     figures: dict[str, object] = {}
@@ -88,7 +88,7 @@ def columns_of(comparison: Comparison) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedError:
-    """One row of one comparison: `error` is positive where the estimate was too high."""
+    """One row of one comparison: `error` is positive if the estimate was too high."""
 
     quantity: str
     device: str
@@ -98,12 +98,11 @@ class SignedError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatistics:
-    """Signed errors (fractions of what was measured) of one quantity on one device, over `count` comparisons.
+    """Signed errors (fractions of the measured figure) of one quantity on one device, over `count` comparisons.
 
-    `device` is the device's name as the driver gives it, `family` "transformer", "CNN", "other", or "all". `median` is the
-    middle of the signed errors, `bias` their mean: an estimate that errs to both sides alike has none. `worst` is the error
-    farthest from 0, with its sign. `median_size` is the median without signs, as the aims are stated: errors to both sides
-    do not cancel in it.
+    `device` is the driver's name of the device, `family` "transformer", "CNN", "other", or "all". `median` is the median of the
+    signed errors, `bias` their mean: errors of both signs cancel in it. `worst` is the error farthest from 0, with its sign.
+    `median_size` is the median of absolute errors, in which the accuracy aims are stated.
     """
 
     quantity: str
@@ -117,7 +116,10 @@ class ErrorStatistics:
 
 
 def error_statistics(errors: Iterable[SignedError], *, by_family: bool = True) -> tuple[ErrorStatistics, ...]:
-    """One row per quantity, device and family (without `by_family` the family is "all"), in the order of first appearance."""
+    """Return one row per quantity, device and family, in the order of first appearance.
+
+    Without `by_family` the family is "all".
+    """
     groups: dict[tuple[str, str, str], list[float]] = {}
     for one in errors:
         family = one.family if by_family else "all"
@@ -140,7 +142,7 @@ def error_statistics(errors: Iterable[SignedError], *, by_family: bool = True) -
 # ------------------------------------------------------------------------------------------------------------ database
 
 
-BUSY_SECONDS = 20.0  # how long one process waits for another that writes
+BUSY_SECONDS = 20.0  # how long one process waits for another process that writes
 
 _FIRST = (
     """CREATE TABLE comparisons (
@@ -194,9 +196,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RANKS)
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Make a connection ready: foreign keys, a write-ahead log, every table in its newest form.
+    """Prepare a connection: foreign keys, a write-ahead log, every table in its newest form.
 
-    Raises sqlite3.DatabaseError where the file is not a ledger or was written by a newer version of Sizer.
+    Raises sqlite3.DatabaseError if the file is not a ledger or was written by a newer version of Sizer.
     """
     database.execute("PRAGMA foreign_keys = ON")
     if _version(database) == len(MIGRATIONS):
@@ -224,9 +226,11 @@ def _version(database: sqlite3.Connection) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Criteria for rows of the ledger; None accepts all. `architecture` is a part of the name, whatever its case;
-    `source` that of the query's arch ("torchvision", "hf", ...); `since` and `until` are ISO dates (UTC), both
-    included; the rest must be equal."""
+    """Criteria for rows of the ledger; None accepts all.
+
+    `architecture` is a part of the name, in any case. `source` is the source in the query's arch ("torchvision", "hf", ...).
+    `since` and `until` are ISO dates (UTC), both included. Other fields must be equal.
+    """
 
     architecture: str | None = None
     source: str | None = None
@@ -243,7 +247,7 @@ class Filter:
 
 
 def where(filter: Filter | None) -> tuple[str, dict[str, object]]:
-    """A filter as the WHERE clause of a SELECT, and its values."""
+    """Return a filter as the WHERE clause of a SELECT, and its values."""
     wanted = {} if filter is None else {name: value for name, value in asdict(filter).items() if value is not None}
     conditions = [_CONDITIONS.get(name, f"{name} = :{name}") for name in wanted]
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", wanted

@@ -1,10 +1,11 @@
-"""The computer and its accelerators: processor and memory as the operating system tells, CUDA, ROCm, MPS and XPU as drivers do.
+"""The computer and its accelerators.
 
-Importing this imports no torch; the module itself is handed in. A device that is not there has a reason in a sentence.
+Processor and memory come from the operating system, CUDA, ROCm, MPS and XPU devices from their drivers. Importing this module
+imports no torch; torch is passed as an argument. A missing device has a reason in a sentence.
 
-NVIDIA's management library is asked without making a context on any GPU: its own memory would count as used otherwise. The library
-comes with the driver (libnvidia-ml.so.1, nvml.dll), so it is there wherever CUDA works. Functions and structs are those of nvml.h
-(API version 2, in every driver since R295).
+NVIDIA's management library is queried without creating a context on any GPU, because a context's memory would count as used.
+The library comes with the driver (libnvidia-ml.so.1, nvml.dll), so it exists wherever CUDA works. Functions and structs are
+those of nvml.h (API version 2, in every driver since R295).
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Host:
     """Access to the operating system. Tests put another one in its place."""
 
     def read(self, path: str) -> str | None:
-        """The text of a file of the system; None where there is none."""
+        """Return the text of a file of the system; None if it does not exist."""
         try:
             return Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def run(self, *command: str) -> str | None:
-        """Return what a program of the system prints; None where it is missing or fails."""
+        """Return the output of a program of the system; None if it is missing or fails."""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError):
@@ -47,15 +48,15 @@ class Host:
         return done.stdout.strip() or None
 
     def environment(self, name: str) -> str | None:
-        """An environment variable; None where it is not set."""
+        """Return an environment variable; None if it is not set."""
         return os.environ.get(name)
 
     def macos(self) -> str | None:
-        """The version of macOS; None on other systems."""
+        """Return the version of macOS; None on other systems."""
         return platform.mac_ver()[0] or None
 
     def processor_name(self) -> str:
-        """The processor as its maker calls it, else the architecture."""
+        """Return the maker's name of the processor, else the architecture."""
         listed = re.search(r"^model name\s*:\s*(.+)$", self.read("/proc/cpuinfo") or "", re.MULTILINE)
         if listed:
             return listed[1].strip()
@@ -63,16 +64,16 @@ class Host:
         return named or platform.processor() or platform.machine()
 
     def total_bytes(self) -> int | None:
-        """The memory (bytes) of this computer; None where the system does not tell (Windows)."""
+        """Return the memory (bytes) of this computer; None if the system does not report it (Windows)."""
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, ValueError, OSError):
             return None
 
     def free_bytes(self) -> int | None:
-        """Return what new work may use (bytes): the kernel's own guess, less where a container's limit comes first.
+        """Return the bytes available for new work: the kernel's own estimate, or less if a container's limit is lower.
 
-        None where the system does not tell (macOS, Windows).
+        None if the system does not report it (macOS, Windows).
         """
         listed = re.search(r"^MemAvailable:\s*(\d+) kB", self.read("/proc/meminfo") or "", re.MULTILINE)
         if not listed:
@@ -90,7 +91,7 @@ class Host:
 
 
 _VERSION_CHARACTERS = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
-_INSUFFICIENT_SIZE = 7  # NVML_ERROR_INSUFFICIENT_SIZE: there are more than fit in the list, which was none
+_INSUFFICIENT_SIZE = 7  # NVML_ERROR_INSUFFICIENT_SIZE: more entries than fit in the list, which was empty
 _LIBRARY = "nvml.dll" if os.name == "nt" else "libnvidia-ml.so.1"
 
 
@@ -114,7 +115,7 @@ class Nvml:
         self._library = library
 
     def driver_version(self) -> str | None:
-        """The driver's version, such as "570.86.15"; None where it does not say."""
+        """Return the driver's version, such as "570.86.15"; None if it does not report one."""
         text = ctypes.create_string_buffer(_VERSION_CHARACTERS)
         try:
             status = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_VERSION_CHARACTERS))
@@ -125,14 +126,14 @@ class Nvml:
         return text.value.decode("ascii", "replace")
 
     def memory(self, uuid: str) -> GpuMemory | None:
-        """The memory of the GPU with this UUID ("GPU-..." or as PyTorch gives it, without the prefix); None if unknown."""
+        """Return the memory of the GPU with this UUID ("GPU-..." or as PyTorch gives it, without the prefix); None if unknown."""
         handle, found = self._handle(uuid), _Memory()
         if handle is None or self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)):
             return None
         return GpuMemory(total_bytes=found.total, free_bytes=found.free, used_bytes=found.used)
 
     def processes(self, uuid: str) -> int | None:
-        """Return the number of processes that compute on the GPU with this UUID, or None if the driver does not say."""
+        """Return the number of processes that compute on the GPU with this UUID, or None if the driver does not report it."""
         handle, count = self._handle(uuid), ctypes.c_uint(0)
         if handle is None:
             return None
@@ -151,7 +152,7 @@ class Nvml:
 
 
 def open_nvml(library: str = _LIBRARY) -> Nvml | None:
-    """The management library, None where there is no NVIDIA driver or it does not answer."""
+    """Return the management library, None if there is no NVIDIA driver or it does not answer."""
     try:
         loaded = ctypes.CDLL(library)
         return None if loaded.nvmlInit_v2() else Nvml(loaded)
@@ -172,17 +173,17 @@ class Machine:
 
 
 def find_accelerators(machine: Machine) -> tuple[list[DeviceFacts], list[str]]:
-    """Each CUDA (or ROCm) device, MPS and each XPU, memory in bytes; and a sentence for each kind that this build of PyTorch
-    could use and does not find.
+    """Return each CUDA (or ROCm) device, MPS and each XPU, memory in bytes, and a sentence for each missing kind.
 
-    Makes no context on a CUDA device where NVIDIA's management library says how much memory is free.
+    Missing kinds are those that this build of PyTorch supports and does not find. No context is made on a CUDA device if
+    NVIDIA's management library reports the free memory.
     """
     found = [_cuda(machine), _mps(machine.torch, machine.host), _xpu(machine.torch)]
     return [facts for devices, _ in found for facts in devices], [sentence for _, sentence in found if sentence]
 
 
 def without_kernels(torch: Any, devices: Iterable[DeviceFacts]) -> Iterator[tuple[str, str]]:
-    """The CUDA devices for which this build has no code, each with a sentence."""
+    """Yield the CUDA devices for which this build has no code, each with a sentence."""
     for facts in devices:
         if facts.kind != "cuda" or not torch.version.cuda or facts.capability is None:
             continue
@@ -191,13 +192,14 @@ def without_kernels(torch: Any, devices: Iterable[DeviceFacts]) -> Iterator[tupl
             yield (
                 facts.device,
                 f"{facts.device} ({facts.name}) has compute capability {facts.capability_text}, for which this build of "
-                f"PyTorch has no kernels (it has {', '.join(built)}); install a build that has.",
+                f"PyTorch has no kernels (it has {', '.join(built)}); install a build with them.",
             )
 
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Return whether code for `arch` runs on a device: machine code (sm_86) within one major version, PTX (compute_86) on any
-    later.
+    """Return whether code for `arch` runs on a device.
+
+    Machine code (sm_86) runs within one major version, PTX (compute_86) on any later one.
 
     Source: CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """
@@ -240,7 +242,7 @@ def _cuda_facts(torch: Any, index: int, versions: dict[str, str], nvml: Nvml | N
 
 
 def _cuda_free_bytes(torch: Any, index: int, found: Any, nvml: Nvml | None) -> int | None:
-    """As NVML says, which costs no context; else as the runtime says, which takes some 0.5 GiB for one first."""
+    """Return the free bytes by NVML, without a context; else by the runtime, which first allocates some 0.5 GiB for a context."""
     uuid = str(getattr(found, "uuid", ""))
     memory = nvml.memory(uuid) if nvml and uuid else None
     if memory:
@@ -273,7 +275,7 @@ def _cudnn_text(version: int) -> str:
 
 
 def _refusal(torch: Any) -> str:
-    """Why CUDA cannot be initialized, in PyTorch's own words."""
+    """Return why CUDA cannot be initialized, in PyTorch's own words."""
     try:
         torch.cuda.init()
     except Exception as error:  # RuntimeError, AssertionError, DeferredCudaCallError: its words are wanted
@@ -282,7 +284,10 @@ def _refusal(torch: Any) -> str:
 
 
 def _why_no_cuda(machine: Machine, words: str) -> str:
-    """One sentence. The words compared are those of c10/cuda/CUDAFunctions.cpp, the same in PyTorch 2.11 to 2.15."""
+    """Return why there is no CUDA device, in one sentence.
+
+    The compared words are those of c10/cuda/CUDAFunctions.cpp, the same in PyTorch 2.11 to 2.15.
+    """
     torch, hidden = machine.torch, machine.host.environment("CUDA_VISIBLE_DEVICES")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     if old := re.search(r"driver on your system is too old \(found version (\d+)\)", words):
@@ -334,7 +339,7 @@ def _xpu_facts(torch: Any, index: int) -> DeviceFacts:
     driver = getattr(found, "driver_version", None)
     try:
         free = torch.xpu.mem_get_info(index)[0]
-    except (RuntimeError, AttributeError):  # not every Intel GPU tells
+    except (RuntimeError, AttributeError):  # not every Intel GPU reports it
         free = None
     return DeviceFacts(
         device=f"xpu:{index}",

@@ -1,7 +1,7 @@
 """Demonstration on a real device of allocated, reserved and the driver's figure while a tensor is made, used and freed.
 
-`demonstrate` asks a process of its own and imports no torch; run as a program this module is that process. Its devices are handed
-the module torch.
+`demonstrate` starts a separate process and imports no torch; this module, run as a program, is that process. Its devices are
+passed the module torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from sizer.processes.program import print_value, run_program
 
 
 class AllocatorProbe:
-    """One device: blocks of memory on it, which are tensors of float32, and its three figures. Tests script it.
+    """One device: float32 tensors as blocks of memory, and three memory figures. Tests replace it.
 
-    `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
-    cached.
+    `driver` describes the third figure; `emptying` is the code that releases cached memory, None without a cache.
     """
 
     driver: str
@@ -38,11 +37,11 @@ class AllocatorProbe:
         self._torch, self._device = torch, torch.device(device)
 
     def read(self) -> tuple[int, int | None, int | None]:
-        """The bytes allocated, reserved, and taken from the system since the probe was made: each device's probe has its own."""
+        """Return the bytes allocated, reserved, and taken from the system since the probe was made."""
         raise NotImplementedError
 
     def make(self, size_bytes: int) -> Any:
-        """A block of so many bytes; freed when nobody refers to it."""
+        """Return a block of `size_bytes` bytes; it is freed with its last reference."""
         return self._torch.empty(size_bytes // 4, dtype=self._torch.float32, device=self._device)
 
     def fill(self, block: Any) -> None:
@@ -50,14 +49,14 @@ class AllocatorProbe:
         block.fill_(1)
 
     def double(self, block: Any) -> Any:
-        """A new block with the sum of the block and itself."""
+        """Return a new block with the sum of the block and itself."""
         return block + block
 
     def wait(self) -> None:
         """Wait until the device is idle: the CPU always is."""
 
     def empty_cache(self) -> None:
-        """Give cached memory back to the system, where there is a cache."""
+        """Release cached memory to the system, if there is a cache."""
 
 
 class CachingAllocatorProbe(AllocatorProbe):
@@ -70,12 +69,12 @@ class CachingAllocatorProbe(AllocatorProbe):
         before = used_bytes()
         self._backend.synchronize(self._device)  # makes the context
         self.emptying = f"torch.{facts.kind}.empty_cache()"
-        self.driver = "used on the device as the driver counts it, less what was used before this process came to it"
+        self.driver = "used on the device according to the driver, minus the memory used before this process started"
         if before is None:
             self._used_bytes = self._used_by_runtime
             before = self._used_by_runtime()
             self.driver = (
-                "used on the device as the driver counts it, less what was used when it began (context not counted)"
+                "used on the device according to the driver, minus the memory used at the beginning (context not counted)"
             )
         self._before = before
 
@@ -96,11 +95,11 @@ class CachingAllocatorProbe(AllocatorProbe):
 
 
 class MpsProbe(AllocatorProbe):
-    """Apple's GPUs: PyTorch counts what tensors hold, Metal what the process holds; the difference is mostly cached heaps."""
+    """Apple's GPUs: PyTorch counts tensors, Metal counts the process; the difference is mostly cached heaps."""
 
-    driver = "what Metal holds for this process (torch.mps.driver_allocated_memory)"
+    driver = "memory of this process according to Metal (torch.mps.driver_allocated_memory)"
     emptying = "torch.mps.empty_cache()"
-    remarks = ("On MPS PyTorch has no counter of reserved memory of its own; Metal's figure shows the cache instead.",)
+    remarks = ("On MPS PyTorch has no counter of reserved memory; Metal's figure shows the cache instead.",)
 
     def wait(self) -> None:
         self._torch.mps.synchronize()
@@ -115,11 +114,11 @@ class MpsProbe(AllocatorProbe):
 class CpuProbe(AllocatorProbe):
     """The CPU: no caching allocator and no counters; the tensors are counted here, the process by the operating system."""
 
-    driver = "resident memory of the process, less what it was before"
+    driver = "resident memory of the process, minus its initial value"
     remarks = (
         "The CPU has no caching allocator in PyTorch: freed memory goes back to the C library, which returns blocks of this "
         "size to the system at once. There is nothing reserved, and empty_cache() has nothing to do.",
-        "The system hands out memory when it is first written to, so that empty() alone takes next to none.",
+        "The system allocates memory at the first write, so empty() alone takes almost none.",
         "PyTorch keeps no count on the CPU: allocated is the size of the tensors that are alive.",
     )
 
@@ -149,7 +148,7 @@ class CpuProbe(AllocatorProbe):
 
 
 def resident_bytes(host: Host) -> int | None:
-    """The physical memory (bytes) of this process; None where the system does not tell (Windows)."""
+    """Return the physical memory (bytes) of this process; None if the system does not report it (Windows)."""
     if pages := host.read("/proc/self/statm"):
         return int(pages.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     listed = host.run("ps", "-o", "rss=", "-p", str(os.getpid()))  # in KiB
@@ -157,7 +156,7 @@ def resident_bytes(host: Host) -> int | None:
 
 
 def open_probe(torch: Any, facts: DeviceFacts) -> AllocatorProbe:
-    """The probe of a device that is there."""
+    """Return the probe of an available device."""
     if facts.kind == "cpu":
         torch.set_num_threads(1)  # a pool of threads would show in the process's memory
         return CpuProbe(torch, Host())
@@ -167,7 +166,7 @@ def open_probe(torch: Any, facts: DeviceFacts) -> AllocatorProbe:
 
 
 def _driver_bytes(torch: Any, facts: DeviceFacts) -> Callable[[], int | None]:
-    """Bytes used on a device by all processes, as NVML says it, without a context; None where there is no NVML."""
+    """Return a function for the bytes used on a device by all processes, by NVML, without a context; None without NVML."""
     nvml = open_nvml() if facts.kind == "cuda" and torch.version.cuda else None
     if nvml is None:
         return lambda: None
@@ -191,7 +190,7 @@ EMPTIED = "the same allocation after it, served by the driver"
 class Stage:
     """One line of code and the bytes after it: in tensors, held by PyTorch's allocator, taken from the system.
 
-    `reserved_bytes` is None where there is no caching allocator, `driver_bytes` where the system does not tell.
+    `reserved_bytes` is None without a caching allocator, `driver_bytes` if the system does not report it.
     """
 
     title: str
@@ -213,7 +212,7 @@ class Cost:
 class Demonstration(Document):
     """Result of a demonstration on a device.
 
-    `driver` says what `driver_bytes` are on it; `costs` is empty without a caching allocator.
+    `driver` describes `driver_bytes`; `costs` is empty without a caching allocator.
     """
 
     device: str
@@ -226,9 +225,9 @@ class Demonstration(Document):
 
 
 def demonstrate(device: str) -> Demonstration:
-    """Return what this device shows, from a process of its own that ends afterwards and leaves nothing on the device.
+    """Return the demonstration on a device, run in a separate process that leaves nothing on the device.
 
-    Raises DeviceError where there is no such device or it has not enough free memory, JobError where torch does not work.
+    Raises DeviceError if there is no such device or it has not enough free memory, JobError if torch does not work.
     """
     what = "the demonstration could not be run"
     try:
@@ -243,9 +242,9 @@ def demonstrate(device: str) -> Demonstration:
 
 
 def show(probe: AllocatorProbe, facts: DeviceFacts, *, now: Callable[[], float] = time.perf_counter) -> Demonstration:
-    """Allocates, uses, frees and empties the cache, and reads all figures (bytes) after each line of code.
+    """Return all figures (bytes) after each line of code: allocate, use, free and empty the cache.
 
-    Then, on a device with a cache, the seconds of an allocation with and without it. `now` is a seam for tests.
+    On a device with a cache, also measure the seconds of an allocation with and without it. `now` can be replaced in tests.
     """
     free = facts.free_bytes
     block = BLOCK_BYTES if free is None or free >= ROOM * BLOCK_BYTES else SMALL_BLOCK_BYTES
@@ -306,7 +305,7 @@ def _costs(probe: AllocatorProbe, block: int, now: Callable[[], float]) -> Itera
 
 
 def main(name: str) -> dict:
-    """The demonstration on the device of this name, as plain values. Imports torch. Raises DeviceError."""
+    """Return the demonstration on the device of this name, as plain values. Imports torch. Raises DeviceError."""
     facts = take_inventory().find(name)
     import torch
 
@@ -326,7 +325,7 @@ def _too_full(facts: DeviceFacts) -> DeviceError:
         f"{facts.device} has not enough free memory for the demonstration",
         given=f"{free} free",
         allowed=f"{format_bytes(2 * SMALL_BLOCK_BYTES)} or more, and {format_bytes(GIB // 2)} for a context",
-        todo="end what else runs on it",
+        todo="end other programs on it",
     )
 
 

@@ -1,6 +1,6 @@
-"""The devices that PyTorch can use here, what the driver says of each, and why the others are missing.
+"""The devices that PyTorch can use here, the driver's facts on each, and why other devices are missing.
 
-`find_inventory` asks a process of its own, so that its caller imports no torch; run as a program this module is that process.
+`find_inventory` starts a separate process, so that its caller imports no torch; this module, run as a program, is that process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PORTABLE = 'device = torch.accelerator.current_accelerator(check_available=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory(Document):
-    """The devices of one machine; `missing` says in a sentence each why others are not there or cannot be used.
+    """The devices of one machine; `missing` has one sentence for each kind that is absent or cannot be used.
 
-    `line` is Python that sets `device` and holds on this machine; `versions` are those of Python and torch.
+    `line` is Python code that sets `device` on this machine; `versions` are those of Python and torch.
     """
 
     devices: tuple[DeviceFacts, ...]
@@ -35,9 +35,9 @@ class Inventory(Document):
     versions: dict[str, str]
 
     def find(self, name: str) -> DeviceFacts:
-        """The device of this name that can compute; "cuda" and "xpu" are the first of their kind.
+        """Return the device of this name that can compute; "cuda" and "xpu" are the first of their kind.
 
-        Raises DeviceError with what is there, and with why others are not.
+        Raises DeviceError with the available devices, and why others are missing.
         """
         there = [facts for facts in self.devices if facts.kind != "meta"]
         for facts in there:
@@ -55,9 +55,9 @@ class Inventory(Document):
 
 
 def find_inventory() -> Inventory:
-    """The inventory of this machine, made by a process of its own that imports torch and ends.
+    """Return the inventory of this machine, made by a separate process that imports torch and ends.
 
-    Raises JobError where torch does not work.
+    Raises JobError if torch does not work.
     """
     try:
         return Inventory.from_dict(
@@ -68,7 +68,7 @@ def find_inventory() -> Inventory:
 
 
 def find_devices() -> list[DeviceFacts]:
-    """The devices of `find_inventory`. Raises JobError where torch does not work."""
+    """Return the devices of `find_inventory`. Raises JobError if torch does not work."""
     return list(find_inventory().devices)
 
 
@@ -76,9 +76,9 @@ def find_devices() -> list[DeviceFacts]:
 
 
 def take_inventory(machine: Machine | None = None) -> Inventory:
-    """CPU, each CUDA (or ROCm) device, MPS, each XPU, and meta, memory in bytes; what is missing, and the safe line.
+    """Return CPU, each CUDA (or ROCm) device, MPS, each XPU, and meta, memory in bytes; missing devices, and the safe line.
 
-    Imports torch; makes no context on a CUDA device where NVIDIA's management library says how much memory is free.
+    Imports torch. No context is made on a CUDA device if NVIDIA's management library reports the free memory.
     """
     machine = machine or _this_machine()
     torch, host = machine.torch, machine.host
@@ -89,7 +89,7 @@ def take_inventory(machine: Machine | None = None) -> Inventory:
     unusable = dict(without_kernels(torch, accelerators))
     if not accelerators and not missing:
         missing = [
-            f"This build of PyTorch ({torch.__version__}) is for the CPU alone; an accelerator needs another build: see "
+            f"This build of PyTorch ({torch.__version__}) only supports the CPU; an accelerator needs another build: see "
             "https://pytorch.org/get-started/locally/."
         ]
     return Inventory(
@@ -101,9 +101,9 @@ def take_inventory(machine: Machine | None = None) -> Inventory:
 
 
 def safe_device_line(devices: Iterable[DeviceFacts], unusable: Collection[str] = ()) -> str:
-    """A line of Python that sets `device`, holds on a machine with these devices, and says in a comment what it gives there.
+    """Return a line of Python that sets `device`, works on a machine with these devices, and names the result in a comment.
 
-    It holds on other machines too, unless an accelerator here is `unusable`: then the line names a device that works.
+    The line also works on other machines, unless an accelerator here is `unusable`: then it names a device that works.
     """
     accelerators = [facts.device for facts in devices if facts.kind not in ("cpu", "meta")]
     usable = [device for device in accelerators if device not in unusable]

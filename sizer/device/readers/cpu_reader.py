@@ -59,7 +59,7 @@ class CpuReader(Reader):
         return self._tape(batch) if self._records else None
 
     def scratch(self) -> dict[str, int]:
-        """Per operator the most bytes that one call held beyond what it found and what it left, after `end`."""
+        """Return, per operator, the peak bytes inside one call beyond those before and after it. Call after `end`."""
         return self._profiled.scratch("cpu")
 
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
@@ -78,14 +78,14 @@ class CpuReader(Reader):
         return make_tape(self._profiled.on("cpu"), self._profiled.phase_ends("cpu", self._live), batch=batch)
 
     def _most_since_last_mark(self) -> int | None:
-        """The error's own frames have let go of tensors since: the most that was alive in the phase that did not end."""
+        """Return the peak of the phase that did not end, because the error's frames have released their tensors since."""
         tape = self._tape(1)
         last = tape.marks[-1][0] if tape.marks else 0
         return max(running_bytes(tape.order, tape.sizes)[last:])
 
 
 def read_phases(tape: Tape) -> tuple[PhaseReading, ...]:
-    """Bytes alive at each phase's end and the most within it, its first moment included, by plain addition."""
+    """Return the bytes alive at each phase's end and the peak within it, its first moment included, by plain addition."""
     levels, begin, phases = running_bytes(tape.order, tape.sizes), 0, []
     for end, phase in tape.marks:
         peak = max(levels[begin : end + 1])

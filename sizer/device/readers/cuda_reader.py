@@ -1,4 +1,4 @@
-"""CUDA devices: the caching allocator's own counters and events, and what PyTorch and the driver say of the process."""
+"""CUDA devices: the caching allocator's own counters and events, and the process memory by PyTorch and the driver."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sizer.device.record.measurement import COUNTED, DeviceFacts, DeviceOutOfMem
 from sizer.device.record.recording import Segment
 from sizer.tape.tape import Tape
 
-ENTRIES = 4_000_000  # of the allocator's history; one that is full has lost its beginning
+ENTRIES = 4_000_000  # of the allocator's history; a full history has lost its beginning
 
 
 class CudaRuntime:
-    """All that a reader asks of PyTorch and the driver about one CUDA device ("cuda:0" and so on). Tests script it."""
+    """The calls of a reader to PyTorch and the driver about one CUDA device ("cuda:0" and so on). Tests replace it."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -36,7 +36,7 @@ class CudaRuntime:
         torch.cuda.synchronize(self._device)
 
     def has_context(self) -> bool:
-        """Return whether this process has a context on the device, whose memory the driver counts as used."""
+        """Return whether this process has a context on the device; the driver counts its memory as used."""
         return torch._C._cuda_hasPrimaryContext(self._device.index)
 
     def synchronize(self) -> None:
@@ -44,33 +44,33 @@ class CudaRuntime:
         torch.cuda.synchronize(self._device)
 
     def stats(self) -> dict[str, int]:
-        """torch.cuda.memory_stats."""
+        """Return torch.cuda.memory_stats."""
         return torch.cuda.memory_stats(self._device)
 
     def reset_peaks(self) -> None:
-        """Reset the allocator's peaks to what is there."""
+        """Reset the allocator's peaks to the current values."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def used_bytes(self) -> int | None:
-        """The device's memory in use by all processes, as the driver says without a context; None where it does not say."""
+        """Return the device's memory in use by all processes, by the driver without a context; None if it does not report it."""
         memory = self._nvml.memory(self._uuid) if self._nvml and self._uuid else None
         return memory.used_bytes if memory else None
 
     def free_and_total_bytes(self) -> tuple[int, int]:
-        """The device's free and total memory as the context sees it."""
+        """Return the device's free and total memory as the context sees it."""
         return torch.cuda.mem_get_info(self._device)
 
     def processes(self) -> int | None:
-        """Return the number of processes that compute on the device, or None if the driver does not say."""
+        """Return the number of processes that compute on the device, or None if the driver does not report it."""
         return self._nvml.processes(self._uuid) if self._nvml and self._uuid else None
 
     def start_history(self) -> None:
-        """Have the allocator keep its events, without stacks."""
-        # stacks="python" with context=None: no stacks at all, so that recording costs little
+        """Make the allocator record its events, without stacks."""
+        # stacks="python" with context=None records no stacks, so that recording is cheap
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=ENTRIES)
 
     def history(self) -> list[dict[str, Any]]:
-        """The events that the allocator kept."""
+        """Return the events that the allocator recorded."""
         return torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index]
 
     def stop_history(self) -> None:
@@ -78,8 +78,11 @@ class CudaRuntime:
         torch.cuda.memory._record_memory_history(None)
 
     def on_out_of_memory(self, call: Callable[[int, int], None]) -> None:
-        """Have `call(requested bytes, the device's free bytes)` called where an allocation fails. Some are tried again smaller."""
-        # OutOfMemoryObserver in c10/cuda/CUDACachingAllocator.h: device, bytes asked for, bytes in all, bytes free
+        """Register `call(requested bytes, the device's free bytes)` for failing allocations.
+
+        The allocator retries some at a smaller size.
+        """
+        # OutOfMemoryObserver in c10/cuda/CUDACachingAllocator.h: device, bytes requested, total bytes, bytes free
         torch._C._cuda_attach_out_of_memory_observer(lambda device, asked, total, free: call(asked, free))
 
 
@@ -88,7 +91,7 @@ class CudaRuntime:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The counters at the moment an allocation failed, before the error let go of anything."""
+    """The counters at the moment an allocation failed, before the error released any tensors."""
 
     requested_bytes: int
     free_bytes: int
@@ -99,9 +102,9 @@ class _Failed:
 class CudaReader(Reader):
     """Bytes of one CUDA device by the allocator's counters.
 
-    `driver_bytes` is what the device has in use more than before this process made its context, by the driver's management
-    library (NVML); without it, all that is in use on the device, which `doubts` then says. With `record` the allocator keeps its
-    own history, and torch.profiler says which operator of which module asked; neither takes memory of the device.
+    `driver_bytes` is the increase of used device memory since before this process made its context, by the driver's management
+    library (NVML). Without NVML it is all used memory of the device, and `doubts` says so. With `record` the allocator records
+    its history, and torch.profiler records the operator and module of each allocation; neither uses device memory.
     """
 
     source = COUNTED
@@ -110,7 +113,7 @@ class CudaReader(Reader):
         super().__init__(facts, torch.device(facts.device))
         self._runtime = runtime
         self._before: int | None = None  # bytes in use before our context
-        self._had_context: bool | None = None  # None until others are noted
+        self._had_context: bool | None = None  # None until other processes are noted
         self._others = 0  # processes
         self._before_begin: dict[str, int] = {}  # counters
         self._ends: list[PhaseEnd] = []
@@ -191,10 +194,10 @@ class CudaReader(Reader):
 
     @contextlib.contextmanager
     def _doubting(self, what: str) -> Iterator[None]:
-        """Within the context a failure is a doubt: a lost device answers nothing any more, and what was read before stands."""
+        """Record a failure within the context as a doubt: a lost device no longer answers, and earlier readings remain valid."""
         try:
             yield
-        except Exception as error:  # of any kind: the driver and PyTorch raise various ones on a lost device
+        except Exception as error:  # any kind of error: the driver and PyTorch raise various ones on a lost device
             self._doubt(f"{what} could not be read at the end ({type(error).__name__})")
 
     def recording(self, batch: int) -> Tape | None:
@@ -202,7 +205,7 @@ class CudaReader(Reader):
         return None if made is None else made[0]
 
     def segments(self) -> tuple[Segment, ...]:
-        """The segments that the allocator got and gave back, placed among the events of `recording`."""
+        """Return the segments that the allocator got and released, placed among the events of `recording`."""
         made = self._recording(1)
         return () if made is None else made[1]
 

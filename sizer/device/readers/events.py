@@ -17,12 +17,12 @@ from sizer.tape.tape import CATEGORIES, Tape
 _TEMPORARY, _ACTIVATION = CATEGORIES.index("temporary"), CATEGORIES.index("activation")
 
 LiveTensors = Mapping[int, tuple[str, str]]
-"""What is known to live at an address: (category of `sizer.tape.tape`, dotted path for where the events know no module)."""
+"""Known tensors by address: (category of `sizer.tape.tape`, dotted path if the events name no module)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorEvent:
-    """An allocation of so many bytes at an address, or with negative bytes the release of what is there."""
+    """An allocation of `bytes` bytes at an address; with negative bytes its release."""
 
     address: int
     bytes: int
@@ -32,7 +32,7 @@ class AllocatorEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEvent:
-    """A segment of so many bytes that the allocator got from the driver, or with negative bytes gave back."""
+    """A segment of `bytes` bytes that the allocator got from the driver; with negative bytes its release."""
 
     address: int
     bytes: int
@@ -49,9 +49,9 @@ class PhaseEnd:
 
 
 def make_tape(events: Iterable[AllocatorEvent], ends: Iterable[PhaseEnd], *, batch: int) -> Tape:
-    """The tape of some events. Releases of what was there before the first event are left out, and allocations of 0 bytes.
+    """Return the tape of some events. Releases of blocks from before the first event, and allocations of 0 bytes, are left out.
 
-    What is alive when the forward pass ends and nobody knows is an activation; all else that nobody knows is temporary.
+    Unknown blocks that are alive when the forward pass ends are activations; all other unknown blocks are temporary.
     """
     return make_recording(events, ends, batch=batch)[0]
 
@@ -59,7 +59,7 @@ def make_tape(events: Iterable[AllocatorEvent], ends: Iterable[PhaseEnd], *, bat
 def make_recording(
     events: Iterable[AllocatorEvent | SegmentEvent], ends: Iterable[PhaseEnd], *, batch: int
 ) -> tuple[Tape, tuple[Segment, ...]]:
-    """The tape of `make_tape`, and the segments, each placed among its events."""
+    """Return the tape of `make_tape`, and the segments, each placed among its events."""
     builder = _TapeBuilder()
     waiting = sorted(ends, key=lambda end: end.position)
     for position, event in enumerate(events):
@@ -75,7 +75,7 @@ def make_recording(
 
 
 def _segments(found: list[tuple[int, SegmentEvent]]) -> tuple[Segment, ...]:
-    """Addresses from the lowest one, streams in the order of first use."""
+    """Return the segments with addresses relative to the lowest one, and streams numbered in the order of first use."""
     origin = min((event.address for _, event in found), default=0)
     streams: dict[int, int] = {}
     return tuple(
@@ -149,9 +149,9 @@ class _TapeBuilder:
 # ------------------------------------------------------------------------------------------------------- CUDA's history
 
 
-# TraceEntry::Action in c10/cuda/CUDACachingAllocator.h, by the names that torch/csrc/cuda/Module.cpp gives them. A block that is
-# freed is "free_requested" at once, when it leaves the counter of allocated bytes, and "free_completed" when every stream that
-# used it has passed.
+# TraceEntry::Action in c10/cuda/CUDACachingAllocator.h, with the names of torch/csrc/cuda/Module.cpp. A freed block is
+# "free_requested" at once, when it leaves the counter of allocated bytes, and "free_completed" when every stream that used it has
+# passed.
 _SIGNS = {"alloc": 1, "free_requested": -1}
 _SEGMENT_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
@@ -161,10 +161,10 @@ Event = AllocatorEvent | SegmentEvent
 def read_trace(
     entries: list[dict[str, Any]], ends: Iterable[PhaseEnd], profiled: Iterable[AllocatorEvent]
 ) -> tuple[list[Event], list[PhaseEnd]]:
-    """The events (bytes as requested) of a history, and where the phases end among them; `ends` count its entries.
+    """Return the events (bytes as requested) of a history, and the ends of phases among them; `ends` count its entries.
 
-    `profiled` are the allocations as torch.profiler saw them, in order: it knows operator and module, where the history
-    knows what was requested. The n-th allocation at an address is the same in both.
+    `profiled` are the allocations recorded by torch.profiler, in order. The profiler knows operator and module, the history
+    knows the requested bytes. The n-th allocation at an address is the same in both.
     """
     names: dict[int, list[AllocatorEvent]] = defaultdict(list)
     for event in profiled:

@@ -1,4 +1,4 @@
-"""Apple's GPU: what the Metal allocator says now, and its peaks as far as they can be seen."""
+"""Apple's GPU: the current figures of the Metal allocator, and its peaks if they can be read."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, Devic
 
 
 class MpsRuntime:
-    """All that a reader asks of PyTorch about MPS. Tests script it."""
+    """The calls of a reader to PyTorch about MPS. Tests replace it."""
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
         torch.mps.synchronize()
 
     def allocated_bytes(self) -> int:
-        """Bytes of tensors."""
+        """Return the bytes of tensors."""
         return torch.mps.current_allocated_memory()
 
     def driver_bytes(self) -> int:
-        """Return what Metal has given this process: the allocator's heaps, caches of compiled graphs."""
+        """Return the bytes that Metal gave this process: the allocator's heaps, caches of compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
     def peak_bytes(self) -> int | None:
-        """The most bytes of tensors since the peak was started anew; None where PyTorch keeps no such counter."""
+        """Return the peak bytes of tensors since the last reset; None if PyTorch has no such counter."""
         with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):  # an allocator without statistics
             peak = torch.accelerator.max_memory_allocated()
             return peak if peak >= self.allocated_bytes() else None
         return None
 
     def reset_peak(self) -> None:
-        """Reset the peak, where there is one."""
+        """Reset the peak, if there is one."""
         with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
             torch.accelerator.reset_peak_memory_stats()
 
@@ -46,9 +46,9 @@ class MpsRuntime:
 class MpsReader(Reader):
     """Bytes of Apple's GPU.
 
-    Where PyTorch keeps a peak it is read (COUNTED). Otherwise allocated bytes are looked at before and after the forward of every
-    module, after every gradient that has arrived, and around optimizer steps (SAMPLED): what rises and falls in between,
-    inside one module's forward or one optimizer's step, is missed. The allocator keeps no history, so nothing is recorded.
+    If PyTorch has a peak counter, it is read (COUNTED). Otherwise allocated bytes are sampled before and after the forward of
+    every module, after every gradient, and around optimizer steps (SAMPLED). Peaks inside one module's forward or one
+    optimizer's step are then missed. The allocator has no history, so nothing is recorded.
     """
 
     def __init__(self, facts: DeviceFacts, runtime: MpsRuntime) -> None:
@@ -106,5 +106,5 @@ class MpsReader(Reader):
         return read_error(error, phase)
 
     def _sample(self, *ignored: object) -> None:
-        """Sample the allocated bytes; takes what any kind of hook is called with."""
+        """Sample the allocated bytes; accepts the arguments of any hook."""
         self._most = max(self._most, self._runtime.allocated_bytes())

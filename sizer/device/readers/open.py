@@ -7,9 +7,9 @@ from sizer.device.readers.reader import Reader
 
 
 def open_reader(device: str) -> Reader:
-    """The reader of the device that PyTorch calls so: "cpu", "cuda:0" (or "cuda"), "mps".
+    """Return the reader of a device by PyTorch's name: "cpu", "cuda:0" (or "cuda"), "mps".
 
-    Raises DeviceError with the devices that are there, or with what hinders PyTorch from using this one.
+    Raises DeviceError with the available devices, or with the reason why PyTorch cannot use this one.
     """
     from sizer.device.machine.inventory import take_inventory
 

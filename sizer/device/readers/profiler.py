@@ -1,7 +1,7 @@
-"""Records of torch.profiler about a run: every allocation and release, with the operator and the module at work.
+"""Records of torch.profiler about a run: every allocation and release, with the current operator and module.
 
-The profiler records; it is no dispatch mode, so that nothing takes another path than without it. Modules are marked by
-global forward hooks; in the backward pass autograd's sequence numbers lead back to the module whose forward ran.
+The profiler records without a dispatch mode, so no code path changes. Modules are marked by global forward hooks. In the
+backward pass, autograd's sequence numbers lead back to the module whose forward ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sizer.device.readers.events import AllocatorEvent, LiveTensors, PhaseEnd
 _PHASE, _MODULE, _OPERATOR = "phase:", "module:", "aten::"
 _NODE = "autograd::engine::evaluate_function: "
 _MEMORY = "[memory]"
-# Operators that others call to get memory: an allocation is attributed to the caller.
+# Operators that other operators call to allocate: the allocation is attributed to the caller.
 _FACTORIES = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_")
 )
@@ -31,7 +31,7 @@ _FACTORIES = frozenset(
 class Profiled:
     """Allocations and releases in the order of time, with the type of their device, and the ends of phases.
 
-    `calls` are the operators that ran, (name, start, end) by the profiler's clock (ns), as are the times of the others.
+    `calls` are the operators that ran, (name, start, end) by the profiler's clock (ns), as for the other times.
     """
 
     events: tuple[tuple[int, str, AllocatorEvent], ...] = ()
@@ -39,7 +39,7 @@ class Profiled:
     calls: tuple[tuple[str, int, int], ...] = ()
 
     def on(self, kind: str) -> list[AllocatorEvent]:
-        """The events of one type of device."""
+        """Return the events of one type of device."""
         return [event for _, where, event in self.events if where == kind]
 
     def phase_ends(self, kind: str, live: dict[str, LiveTensors]) -> list[PhaseEnd]:
@@ -51,7 +51,7 @@ class Profiled:
         ]
 
     def scratch(self, kind: str) -> dict[str, int]:
-        """Per operator the most bytes that one call held beyond what it found and what it left."""
+        """Return, per operator, the peak bytes inside one call beyond those before and after it."""
         rows = [(time, event.bytes) for time, where, event in self.events if where == kind]
         times, levels = [time for time, _ in rows], [0]
         for _, size in rows:
@@ -67,8 +67,8 @@ class Profiler:
     """Records between `start` and `stop`; `mark` ends a phase, `watch` learns the names of a module's children."""
 
     def __init__(self) -> None:
-        # Without acc_events PyTorch reads its own table of events off the trace only for whoever asks, and here nobody does; up to
-        # 2.11 it warns of that (torch/autograd/profiler.py), so that versions before the one that was looked at keep it.
+        # Without acc_events PyTorch parses its own table of events only on request, and it is not needed here. Up to 2.11 PyTorch
+        # warns about that (torch/autograd/profiler.py), so acc_events stays on for versions before the one that was checked.
         older = installed_version() < (2, 15)
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=older)
         self._paths: dict[int, str] = {}
@@ -97,7 +97,7 @@ class Profiler:
             pass
 
     def stop(self) -> Profiled:
-        """Return what was recorded; nothing at a second call."""
+        """Return the recording; empty at a second call."""
         for handle in self._handles:
             handle.remove()
         if not self._running:
@@ -128,7 +128,7 @@ class _Place(NamedTuple):
 
 
 def read_trees(roots: Iterable[Any]) -> Profiled:
-    """The events of the profiler's trees (torch._C._profiler._ProfilerEvent), each node after its parent."""
+    """Return the events of the profiler's trees (torch._C._profiler._ProfilerEvent), each node after its parent."""
     rows, ends, calls = [], [], []
     forward: dict[int, str] = {}
     for event, place in _walk(roots):
@@ -147,7 +147,7 @@ def read_trees(roots: Iterable[Any]) -> Profiled:
 
 
 def _walk(roots: Iterable[Any]) -> Iterator[tuple[Any, _Place]]:
-    """Every event with its own place, parents first, children in their order."""
+    """Yield every event with its own place, parents first, children in their order."""
     todo = [(root, _Place()) for root in reversed(list(roots))]
     while todo:
         event, place = todo.pop()

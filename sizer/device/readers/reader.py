@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Reader(ABC):
     """One device and its counters, for one run: begin, watch, mark after every phase, end, then the results.
 
-    `source` says where the bytes come from (PROFILED, COUNTED or SAMPLED of `sizer.device.record.measurement`).
+    `source` is the origin of the bytes (PROFILED, COUNTED or SAMPLED of `sizer.device.record.measurement`).
     """
 
     source: str
@@ -35,7 +35,7 @@ class Reader(ABC):
         self._doubts: dict[str, None] = {}
 
     def facts(self) -> DeviceFacts:
-        """The device as the driver describes it."""
+        """Return the driver's facts on the device."""
         return self._facts
 
     @abstractmethod
@@ -43,22 +43,22 @@ class Reader(ABC):
         """Wait until the device is idle."""
 
     def note_others(self) -> None:
-        """Read what others have in use on the device, before this process has anything there. `begin` does so otherwise."""
+        """Read the device memory of other processes, before this process uses the device. Otherwise `begin` does so."""
         return None  # unless the device counts more than this process
 
     @abstractmethod
     def begin(self, *, record: bool) -> None:
-        """Start counting from an empty device; with `record` keep the allocator's events, too."""
+        """Start counting from an empty device; with `record` also record the allocator's events."""
 
     @abstractmethod
     def watch(self, module: nn.Module) -> None:
-        """Learn the names of the children of the module that is on the device now, and where to sample."""
+        """Learn the names of the children of the module that is now on the device, and the places to sample."""
 
     @abstractmethod
     def mark(self, phase: str, live: LiveTensors | None = None) -> None:
-        """Wait for the device, read its counters as those of the phase that ends here, and reset the peaks.
+        """Wait for the device, read its counters for the phase that ends here, and reset the peaks.
 
-        `live` says for the recording what lives at which address.
+        `live` gives the recording the tensors at each address.
         """
 
     @abstractmethod
@@ -66,15 +66,18 @@ class Reader(ABC):
         """Stop counting and recording. Never raises, and may be called on a device that was lost."""
 
     def phases(self) -> tuple[PhaseReading, ...]:
-        """The readings (bytes) of every phase that was marked, after `end`."""
+        """Return the readings (bytes) of every phase that was marked. Call after `end`."""
         return tuple(self._phases)
 
     def recording(self, batch: int) -> Tape | None:
-        """The allocator's events as a tape, after `end`; None where they were not recorded or the device has none."""
+        """Return the allocator's events as a tape; None if they were not recorded or the device has none. Call after `end`."""
         return None
 
     def segments(self) -> tuple[Segment, ...]:
-        """The segments that the allocator got and gave back, placed among the events of `recording`; empty where it has none."""
+        """Return the segments that the allocator got and released, placed among the events of `recording`.
+
+        Empty if it has none.
+        """
         return ()
 
     def retries(self) -> int | None:
@@ -82,14 +85,14 @@ class Reader(ABC):
         return None
 
     def doubts(self) -> tuple[str, ...]:
-        """Why figures may not be trusted."""
+        """Return why figures may be wrong."""
         return tuple(self._doubts)
 
     def _doubt(self, text: str) -> None:
         self._doubts.setdefault(text)
 
     def _counter(self, name: str, value: int | None) -> int | None:
-        """The value of a counter; None, and a doubt, where it is missing or negative."""
+        """Return the value of a counter; None, and a doubt, if it is missing or negative."""
         if value is None or value < 0:
             self._doubt(f"the counter {name} was {'missing' if value is None else value}")
             return None
@@ -97,7 +100,7 @@ class Reader(ABC):
 
     @abstractmethod
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
-        """Return what an exception says about memory that was not there, after `end`; None where it is about something else."""
+        """Return the facts of an out-of-memory exception; None for other exceptions. Call after `end`."""
 
 
 # -------------------------------------------------------------------------------------------------- errors about memory
@@ -120,10 +123,10 @@ _SIGNS = (
 def read_error(
     error: BaseException, phase: str, *, always: type[BaseException] | None = None
 ) -> DeviceOutOfMemory | None:
-    """Return what an error says about memory that was not there, in bytes to its three digits, None for what it leaves out; None
-    where it is of another kind than `always` and its text is about something else.
+    """Return the facts of an out-of-memory error, in bytes to its three digits; None for other errors.
 
-    Reads the text of a torch.OutOfMemoryError (CUDA) and of the RuntimeError of MPS or the CPU.
+    A fact that the text lacks is None. An error of class `always` is always accepted. Reads the text of a
+    torch.OutOfMemoryError (CUDA) and of the RuntimeError of MPS or the CPU.
     """
     text = " ".join(str(error).split())
     if not (always and isinstance(error, always)) and not any(sign in text.lower() for sign in _SIGNS):

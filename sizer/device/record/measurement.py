@@ -18,10 +18,11 @@ SAMPLED = "sampled between operators: a peak may be missed"
 class DeviceFacts:
     """One device as the driver describes it.
 
-    `device` is what PyTorch calls it ("cuda:0", "mps", "cpu", "xpu:0"), `total_bytes` its memory as PyTorch reports it and
-    `free_bytes` what the driver called free at that moment; None where it is not known. `resident_threads` are those that a CUDA
-    device can hold at once, on all its multiprocessors. `versions` are those beneath PyTorch ("driver", "cuda", "cudnn",
-    "rocm", "macos"), each only where it is known.
+    - `device`: PyTorch's name ("cuda:0", "mps", "cpu", "xpu:0").
+    - `total_bytes`: its memory as PyTorch reports it. `free_bytes`: free memory by the driver at that moment. None if not
+      known.
+    - `resident_threads`: threads that a CUDA device can hold at once, on all its multiprocessors.
+    - `versions`: versions below PyTorch ("driver", "cuda", "cudnn", "rocm", "macos"), each only if known.
     """
 
     device: str
@@ -39,16 +40,16 @@ class DeviceFacts:
 
     @property
     def capability_text(self) -> str | None:
-        """The compute capability as NVIDIA writes it ("9.0"); None where there is none."""
+        """Compute capability in NVIDIA's notation ("9.0"); None without one."""
         return None if self.capability is None else ".".join(map(str, self.capability))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseReading:
-    """Bytes read after one phase, with the device idle; None where the device has no such counter.
+    """Bytes read after one phase, with the device idle; None if the device has no such counter.
 
-    The peaks are those within the phase, its first moment included. `driver_bytes` is what the driver says that this process
-    holds in all, context and libraries included.
+    The peaks are those within the phase, its first moment included. `driver_bytes` is the total memory of this process by the
+    driver, context and libraries included.
     """
 
     phase: str
@@ -61,9 +62,10 @@ class PhaseReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBytes:
-    """Bytes of tensors counted one by one, every storage once; None where the work never came so far.
+    """Bytes of tensors counted one by one, every storage once; None if the work ended before.
 
-    `activations_bytes` is what the forward pass left alive beside weights, buffers and inputs, by the device's own counters.
+    `activations_bytes` are the bytes that the forward pass left allocated in addition to weights, buffers and inputs, by the
+    device's counters.
     """
 
     weights_bytes: int | None = None
@@ -76,7 +78,7 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOutOfMemory:
-    """A phase that did not fit: what was asked for, and what was free and in use then. None where the device did not say."""
+    """A phase that did not fit: the requested, free and used bytes at that time. None if the device did not report them."""
 
     phase: str
     requested_bytes: int | None
@@ -97,16 +99,16 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Spread:
-        """The spread of the times measured; quartiles are interpolated between them."""
+        """Return the spread of the measured times; quartiles are interpolated between them."""
         low, median, high = statistics.quantiles(seconds * 2 if len(seconds) == 1 else seconds, n=4, method="inclusive")
         return cls(median_seconds=median, low_seconds=low, high_seconds=high, runs=len(seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """The time that the batch takes from the host to the device.
+    """Time to copy the batch from the host to the device.
 
-    `issued` is what a clock says that does not wait for the device, `done` what it says when the copy has ended.
+    `issued` is a host clock's time without waiting for the device, `done` the time until the copy has ended.
     """
 
     pinned: bool
@@ -120,8 +122,8 @@ class Transfer:
 class Timing:
     """Time of one step after `warm_up` steps.
 
-    `step` is measured with the device's own events or with synchronization (`clock` says which), `unsynchronized` is what a
-    host clock around the same step reads without waiting: on an asynchronous device the time to launch it.
+    `step` is measured with the device's own events or with synchronization (`clock` says which). `unsynchronized` is a host
+    clock's time around the same step without waiting: on an asynchronous device the time to launch it.
     """
 
     clock: str
@@ -135,10 +137,12 @@ class Timing:
 class Measurement(Document):
     """One piece of work (one dtype, one batch size) on one device, phase by phase.
 
-    `query` is the complete query of the contract with this dtype and batch alone; `config_text` the config.json where the
-    source is the hub, as text. `source` says where the bytes come from (PROFILED, COUNTED, SAMPLED). `retries` is how often the
-    allocator had to give memory back first (num_alloc_retries), None without that counter. `doubts` say why a figure may not be
-    trusted; none means that it may. `out_of_memory` is a result: the phases before it stand. `failure` is what else ended it.
+    - `query`: the complete query of the contract with only this dtype and batch. `config_text`: the config.json as text if the
+      source is the hub.
+    - `source`: origin of the bytes (PROFILED, COUNTED, SAMPLED).
+    - `retries`: how often the allocator had to release cached memory first (num_alloc_retries), None without that counter.
+    - `doubts`: reasons why a figure may be wrong; empty if there are none.
+    - `out_of_memory`: a result; the phases before it are valid. `failure`: any other error that ended the work.
     """
 
     schema: int = SCHEMA
@@ -170,7 +174,7 @@ class Measurement(Document):
 
     @property
     def process_bytes(self) -> int | None:
-        """The most that the driver said the process held; None where it does not say."""
+        """The largest memory of the process by the driver; None if the driver does not report it."""
         return _largest(phase.driver_bytes for phase in self.phases)
 
 
@@ -185,10 +189,11 @@ KERNELS_SCHEMA = 1
 class KernelRow:
     """All calls of one operator with the same shapes, dtypes and plain arguments, in bytes as allocated.
 
-    `arguments` are texts: a tensor is its dtype and shape ("float32[32,3,224,224]", with "/" and the strides where it is not
-    contiguous), everything else its repr. `kept_bytes` is the least that a call left allocated, results included, and
-    `most_kept_bytes` the most: a library's workspace that stays appears in the first call alone. `inner_bytes` is the most
-    that a call held beyond what was allocated before it and what it left: the kernel's own workspace.
+    - `arguments`: texts. A tensor is its dtype and shape ("float32[32,3,224,224]", with "/" and the strides if it is not
+      contiguous), everything else its repr.
+    - `kept_bytes`: the least that a call left allocated, results included. `most_kept_bytes`: the most. A library's workspace
+      that stays allocated only appears in the first call.
+    - `inner_bytes`: the peak inside a call beyond the bytes allocated before and after it: the kernel's own workspace.
     """
 
     op: str
@@ -201,7 +206,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRecord:
-    """The kernels of two steps of one piece of work. `failure` says what ended it early, None where nothing did."""
+    """The kernels of two steps of one piece of work. `failure` is the error that ended it early, or None."""
 
     schema: int = KERNELS_SCHEMA
     query: str
@@ -211,12 +216,12 @@ class KernelRecord:
     failure: str | None = None
 
     def to_dict(self) -> dict:
-        """Dicts, lists and scalars; a row is a list in the order of KernelRow's fields, which keeps files small."""
+        """Return dicts, lists and scalars; a row is a list in the order of KernelRow's fields, which keeps files small."""
         return encode(self) | {"rows": [list(encode(row).values()) for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: object) -> KernelRecord:
-        """The record that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        """Return the record from the result of `to_dict`. Raises DecodeError for any other `data`."""
         if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
             raise DecodeError("a record of kernels is an object with a list of rows")
         names = KernelRow.__slots__

@@ -1,10 +1,10 @@
-"""A measurement with the allocator's own events, both as JSON, and as the suite's files. No torch here.
+"""A measurement with the allocator's own events, as JSON and as the suite's files. No torch.
 
-The files of the suite, one set per case, written and read back: no torch here.
+The suite writes these files for each case:
 
-<case>.json               the Measurement
-<case>.tape.json.gz       the allocator's events as a tape; its segments beside it where the device is CUDA
-<case>.kernels.json.gz    what kernels held inside, a row per distinct call
+    <case>.json               the Measurement
+    <case>.tape.json.gz       the allocator's events as a tape, with its segments if the device is CUDA
+    <case>.kernels.json.gz    memory inside kernels, a row per distinct call
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sizer.tape.tape import CATEGORIES, PHASES, Tape
 
 LIMIT_EVENTS = 8_000_000
 LIMIT_NAMES = 200_000
-LIMIT_FILE_BYTES = 2**30  # of a recording's JSON, after decompression
+LIMIT_FILE_BYTES = 2**30  # limit of a recording's JSON, after decompression
 _COLUMNS = ("sizes", "ops", "modules")
 _TEXTS = ("op_names", "module_names", "stand_ins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A segment that the CUDA allocator got from the driver or gave back, just before event `position` of the recording.
+    """A segment that the CUDA allocator got from the driver or released, just before event `position` of the recording.
 
-    `address` counts from the lowest one seen; of two free blocks of one size the allocator takes the lower, so a replay that
-    is to be exact must know it. `stream` is numbered in the order of first use: 0 alone means that there was one stream.
+    `address` is relative to the lowest one seen. Of two free blocks of one size the allocator takes the lower, so an exact
+    replay needs the addresses. `stream` is numbered in the order of first use: only 0 means that there was one stream.
     """
 
     position: int
@@ -47,11 +47,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of one run on a device: its figures, and where it was recorded the allocator's events.
+    """The result of one run on a device: its figures, and the allocator's events if recorded.
 
-    The recording is a tape of the device's own allocations (bytes as requested) and releases in order, ended phases as marks.
-    Its ops are the profiler's names ("aten::addmm"), its modules dotted paths, "" where nobody knows. `segments` are the CUDA
-    allocator's, in order; empty elsewhere.
+    The recording is a tape of the device's own allocations (bytes as requested) and releases in order, with the ends of phases
+    as marks. Its ops are the profiler's names ("aten::addmm"), its modules dotted paths, "" if unknown. `segments` are the CUDA
+    allocator's, in order; empty on other devices.
     """
 
     measurement: Measurement
@@ -59,14 +59,14 @@ class Measured:
     segments: tuple[Segment, ...] = ()
 
     def to_dict(self) -> dict:
-        """Dicts, lists and scalars: {"measurement": ..., "recording": ... or None, "segments": [[...], ...]}."""
+        """Return dicts, lists and scalars: {"measurement": ..., "recording": ... or None, "segments": [[...], ...]}."""
         recording = None if self.recording is None else tape_to_dict(self.recording)
         segments = segments_to_lists(self.segments)
         return {"measurement": self.measurement.to_dict(), "recording": recording, "segments": segments}
 
     @classmethod
     def from_dict(cls, data: object) -> Measured:
-        """Return what `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        """Return the run from the result of `to_dict`. Raises DecodeError for any other `data`."""
         if not isinstance(data, dict) or set(data) - {*cls.__slots__} or "measurement" not in data:
             raise DecodeError("a measured run is an object with the keys measurement, recording and segments")
         recording = data.get("recording")
@@ -78,12 +78,12 @@ class Measured:
 
 
 def segments_to_lists(segments: tuple[Segment, ...]) -> list[list]:
-    """Each segment's fields in their order."""
+    """Return each segment's fields in their order."""
     return [list(encode(segment).values()) for segment in segments]
 
 
 def segments_from_lists(data: object) -> tuple[Segment, ...]:
-    """The segments that `segments_to_lists` came from. Raises DecodeError where `data` is anything else."""
+    """Return the segments from the result of `segments_to_lists`. Raises DecodeError for any other `data`."""
     if type(data) is not list or not all(type(row) is list and len(row) == len(Segment.__slots__) for row in data):
         raise DecodeError(f"segments were no list of lists of {len(Segment.__slots__)} values")
     rows = [dict(zip(Segment.__slots__, row, strict=True)) for row in data]
@@ -91,11 +91,11 @@ def segments_from_lists(data: object) -> tuple[Segment, ...]:
 
 
 def tape_to_dict(tape: Tape) -> dict:
-    """The tape as dicts, lists and scalars, with a list per column.
+    """Return the tape as dicts, lists and scalars, with a list per column.
 
     Its order is written as "events": 0 allocates the next block, n > 0 releases the block that was allocated n blocks ago (1 is
-    the latest). Steps repeat themselves in that form, which makes a file ten times smaller. Raises ValueError for a tape whose
-    blocks are not numbered in the order of their allocation.
+    the latest). In that form steps repeat themselves, which makes a file ten times smaller. Raises ValueError if the blocks of
+    a tape are not numbered in the order of their allocation.
     """
     return {
         "batch": tape.batch,
@@ -108,7 +108,7 @@ def tape_to_dict(tape: Tape) -> dict:
 
 
 def tape_from_dict(data: Any) -> Tape:
-    """The tape that `tape_to_dict` came from. Raises DecodeError where `data` breaks a promise of Tape."""
+    """Return the tape from the result of `tape_to_dict`. Raises DecodeError if `data` violates an invariant of Tape."""
     try:
         _check_columns(data)
         return Tape(
@@ -151,7 +151,7 @@ def _order(events: Iterable[int]) -> Iterator[int]:
 
 
 def write_recording(path: Path, tape: Tape, **facts: object) -> None:
-    """Write a tape, and beside it `facts` (plain values), as gzipped JSON; the same tape gives the same bytes."""
+    """Write a tape together with `facts` (plain values) as gzipped JSON; the same tape gives the same bytes."""
     write_packed(path, {**facts, "tape": tape_to_dict(tape)})
 
 
@@ -165,7 +165,7 @@ def write_packed(path: Path, data: dict) -> None:
 
 
 def read_facts(path: Path) -> dict:
-    """All that `write_recording` wrote, the tape as the dict "tape". Raises DecodeError, OSError."""
+    """Return all that `write_recording` wrote, the tape as the dict "tape". Raises DecodeError, OSError."""
     try:
         with gzip.open(path, "rb") as packed:
             text = packed.read(LIMIT_FILE_BYTES + 1)
@@ -185,15 +185,15 @@ def _check_columns(data: dict) -> None:
     for name in (*_COLUMNS, "events", "categories"):
         column = data[name]
         if type(column) is not list or len(column) > LIMIT_EVENTS or not all(type(item) is int for item in column):
-            raise ValueError(f"{name} is no list of at most {LIMIT_EVENTS} integers")
+            raise ValueError(f"{name} is not a list of at most {LIMIT_EVENTS} integers")
     if sum(data["sizes"]) >= LIMIT_BYTES:
         raise ValueError(f"its blocks take {LIMIT_BYTES} bytes or more")
     for name in _TEXTS:
         texts = data[name]
         if type(texts) is not list or len(texts) > LIMIT_NAMES or not all(_is_text(text) for text in texts):
-            raise ValueError(f"{name} is no list of short texts")
+            raise ValueError(f"{name} is not a list of short texts")
     if len(data["marks"]) > len(PHASES) or not all(type(position) is int for position, _ in data["marks"]):
-        raise ValueError("marks are no list of [position, phase]")
+        raise ValueError("marks are not a list of [position, phase]")
     if not all(0 <= category < len(CATEGORIES) for category in data["categories"]):
         raise ValueError(f"categories go from 0 to {len(CATEGORIES) - 1}")
 
@@ -211,7 +211,7 @@ LIMIT_MEASUREMENT_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRecord:
-    """All that was written of one case; what was not recorded is None."""
+    """The files of one case; parts that were not recorded are None."""
 
     name: str
     measured: Measured
@@ -219,9 +219,9 @@ class CaseRecord:
 
 
 def write_measured(folder: Path, name: str, measured: Measured) -> None:
-    """Write a case's measurement, and its tape where it was recorded. A file is there as a whole or not at all.
+    """Write a case's measurement, and its tape if recorded.
 
-    The measurement comes last: where it is there, the tape is too.
+    Files are written atomically. The measurement comes last: if it exists, so does the tape.
     """
     if measured.recording is not None:
         write_recording(folder / f"{name}{TAPE}", measured.recording, segments=segments_to_lists(measured.segments))
@@ -232,17 +232,17 @@ def write_measured(folder: Path, name: str, measured: Measured) -> None:
 
 
 def write_kernels(folder: Path, name: str, record: KernelRecord) -> None:
-    """Write what the kernels of a case held inside."""
+    """Write the memory inside the kernels of a case."""
     write_packed(folder / f"{name}{KERNELS}", record.to_dict())
 
 
 def is_measured(folder: Path, name: str) -> bool:
-    """Return whether the case needs no measuring any more."""
+    """Return whether the case has been measured."""
     return (folder / f"{name}{MEASUREMENT}").exists()
 
 
 def are_kernels_recorded(folder: Path, name: str) -> bool:
-    """Return whether the case needs no recording of its kernels any more."""
+    """Return whether the case's kernels have been recorded."""
     return (folder / f"{name}{KERNELS}").exists()
 
 
@@ -253,15 +253,15 @@ def delete_case(folder: Path, name: str) -> None:
 
 
 def delete_kernels(folder: Path, name: str) -> None:
-    """Delete what was recorded of a case's kernels."""
+    """Delete the record of a case's kernels."""
     (folder / f"{name}{KERNELS}").unlink(missing_ok=True)
 
 
 def read_measured(folder: Path) -> tuple[CaseRecord, ...]:
-    """Every case in a folder, in the order of their names.
+    """Return every case in a folder, in the order of their names.
 
-    Raises DecodeError, naming the file, where one is not what the suite writes, and where a tape or a record of kernels has
-    no measurement beside it.
+    Raises DecodeError, naming the file, if the suite does not write such a file, or if a tape or a record of kernels has no
+    measurement.
     """
     names = {path.name.removesuffix(MEASUREMENT) for path in folder.glob(f"*{MEASUREMENT}")}
     for suffix in (TAPE, KERNELS):
@@ -272,7 +272,7 @@ def read_measured(folder: Path) -> tuple[CaseRecord, ...]:
 
 
 def read_case(folder: Path, name: str) -> CaseRecord:
-    """One case of a folder. Raises DecodeError naming the file, OSError where there is no such case."""
+    """Return one case of a folder. Raises DecodeError naming the file, OSError if there is no such case."""
     tape, segments, kernels = None, (), None
     if (path := folder / f"{name}{TAPE}").exists():
         facts = read_facts(path)
@@ -299,7 +299,7 @@ def _read_json(path: Path) -> object:
 
 
 def _named(path: Path, read, data: object):
-    """Return what `read` makes of the data of a file; its DecodeError then names the file."""
+    """Return the result of `read` for the data of a file; its DecodeError then names the file."""
     try:
         return read(data)
     except DecodeError as error:

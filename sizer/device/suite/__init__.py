@@ -1,1 +1,1 @@
-"""Many measurements, one after the other, each written to files."""
+"""Many measurements in sequence, each written to files."""

@@ -104,13 +104,13 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks that train together, each on a device of its own; 1 for a single device."""
+        """Return the number of ranks that train together, each on its own device; 1 for a single device."""
         return parse_query(self.query).world
 
 
 @cache
 def list_cases() -> tuple[Case, ...]:
-    """The cases for an accelerator, cheapest first within each family; none needs more than 80 GiB."""
+    """Return the cases for an accelerator, cheapest first within each family; none needs more than 80 GiB."""
     return (
         *_convolutional(), *_pictures(), *_texts(), *_large_texts(), *_fine_tuned(), *_quantized(), *_generated(), *_ranks(),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def list_cases() -> tuple[Case, ...]:
 
 @cache
 def list_small_cases() -> tuple[Case, ...]:
-    """The cases for a CPU: small models or small inputs, seconds each on two cores."""
+    """Return the cases for a CPU: small models or small inputs, seconds each on two cores."""
     return (
         _vision("resnet18", 2, image=64),
         _vision("mobilenet_v2", 2, image=64, mode="inference"),
@@ -141,7 +141,7 @@ def list_small_cases() -> tuple[Case, ...]:
 
 
 def cases_for(kind: str) -> tuple[Case, ...]:
-    """The cases for a device of this kind ("cuda", "mps", "xpu", "cpu")."""
+    """Return the cases for a device of this kind ("cuda", "mps", "xpu", "cpu")."""
     return list_small_cases() if kind == "cpu" else list_cases()
 
 
@@ -266,7 +266,7 @@ def _config(name: str, config: dict, batch: int, **keys: object) -> Case:
 
 
 def _case(model: str, arch: str, batch: int, keys: dict[str, Any]) -> Case:
-    """The case of a model with these keys of the query; its name says what is not usual about it."""
+    """Return the case of a model with these keys of the query; its name lists unusual values."""
     dtype = keys.pop("dtype", "float32")
     words = [model, f"b{batch}", dtype, *(_word(key, value) for key, value in keys.items() if key not in _SIZES)]
     pairs = {"arch": arch, "dtype": dtype, "batch": batch, **keys}

@@ -1,7 +1,7 @@
-"""Records what kernels hold inside on a real device, in a process of its own: `python -m sizer.device.suite.kernel_log`.
+"""Record memory inside kernels on a real device, in a separate process: `python -m sizer.device.suite.kernel_log`.
 
-It watches every operator of two steps, which changes some of them (autograd gives up in-place shortcuts), so that memory as a
-whole is measured elsewhere, without it. A call's own bytes are not changed by who looks on.
+It watches every operator of two steps. This changes some operators (autograd no longer uses in-place shortcuts), so total
+memory is measured elsewhere, without it. The bytes of a single call do not change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sizer.query.text import format_query, parse_query
 from sizer.tracing.steps import Steps
 from sizer.tracing.trace import repeatable
 
-LONG_LIST = 8  # of more tensors than this only the sums are kept
+LONG_LIST = 8  # for a longer list of tensors only the sums are kept
 _PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that do not change what a kernel allocates
 _RANGE = "kernel:"
 
@@ -40,16 +40,16 @@ Call = tuple[str, tuple[str, ...]]  # operator and arguments
 
 
 class CallCounter(Protocol):
-    """Counts the bytes of calls. `readings` is asked once, at the end: (number of the call's kind, kept, held inside)."""
+    """Counts the bytes of calls. `readings` is called once, at the end: (number of the call's kind, kept, held inside)."""
 
     def count(self, kind: int, call: Callable[[], Any]) -> Any:
-        """The call's result."""
+        """Return the call's result."""
 
     def running(self) -> Any:
-        """A context in which `count` counts."""
+        """Return a context in which `count` counts."""
 
     def readings(self) -> Iterable[tuple[int, int, int]]:
-        """Return what was counted, in the order of the calls."""
+        """Return the counted bytes, in the order of the calls."""
 
 
 class KernelLog(TorchDispatchMode):
@@ -70,7 +70,7 @@ class KernelLog(TorchDispatchMode):
         return self._counter.count(kind, lambda: func(*args, **kwargs))
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """A row per distinct call (bytes), in the order of their first calls; the counter is then used up."""
+        """Return a row per distinct call (bytes), in the order of their first calls; the counter cannot be used afterwards."""
         found: dict[int, list[tuple[int, int]]] = {}
         for kind, kept, inner in self._counter.readings():
             found.setdefault(kind, []).append((kept, inner))
@@ -89,7 +89,7 @@ class KernelLog(TorchDispatchMode):
 
 
 def describe(value: object) -> str:
-    """An argument as text: dtype and shape of a tensor (and strides, where it is not contiguous), else the value's repr."""
+    """Return an argument as text: dtype and shape of a tensor (and strides, if it is not contiguous), else the value's repr."""
     if isinstance(value, Tensor):
         strides = "" if value.is_contiguous() else "/" + ",".join(map(str, value.stride()))
         return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]{strides}"
@@ -103,13 +103,13 @@ def describe(value: object) -> str:
 
 
 class PeakCounter:
-    """Counts by an accelerator's own counters, the peak started anew before each call."""
+    """Counts with an accelerator's own counters, with the peak reset before each call."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._memory = device, getattr(torch, device.type)
         if not hasattr(self._memory, "memory_stats_as_nested_dict"):
             raise DeviceError(
-                "this device has no peak counter, so nobody can say what a kernel held inside",
+                "this device has no peak counter: memory inside kernels cannot be recorded",
                 given=str(device),
                 todo="record on cuda:N or cpu",
             )
@@ -117,11 +117,11 @@ class PeakCounter:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Nothing has to be prepared."""
+        """Return a context without preparations."""
         yield
 
     def count(self, kind: int, call: Callable[[], Any]) -> Any:
-        """The call's result; the allocator works when a kernel is queued, so nobody has to wait for the device."""
+        """Return the call's result. The allocator works when a kernel is queued, so no synchronization is needed."""
         self._memory.reset_peak_memory_stats(self._device)
         before, _ = self._read()
         result = call()
@@ -130,12 +130,12 @@ class PeakCounter:
         return result
 
     def _read(self) -> tuple[int, int]:
-        """Bytes allocated now and at the peak; `memory_stats`, which sorts all of them, takes three times as long."""
+        """Return the bytes allocated now and at the peak; `memory_stats`, which sorts all of them, takes three times as long."""
         counter = self._memory.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
         return counter["current"], counter["peak"]
 
     def readings(self) -> Iterable[tuple[int, int, int]]:
-        """Every call that was counted."""
+        """Return every counted call."""
         return self._readings
 
 
@@ -147,7 +147,7 @@ class ProfileCounter:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Profiles what runs within; cycles are collected before and after, not in the midst of a call."""
+        """Profile the code within the context; garbage is collected before and after, not during a call."""
         gc.collect()
         gc.disable()
         try:
@@ -157,12 +157,12 @@ class ProfileCounter:
             gc.enable()
 
     def count(self, kind: int, call: Callable[[], Any]) -> Any:
-        """The call's result, within a range that the profiler notes."""
+        """Return the call's result, run within a range that the profiler notes."""
         with torch._C._profiler._RecordFunctionFast(f"{_RANGE}{kind}"):
             return call()
 
     def readings(self) -> Iterable[tuple[int, int, int]]:
-        """Every call that was counted; none where nothing ran."""
+        """Yield every counted call; none if nothing ran."""
         if self._profile is None:
             return
         memory, ranges = [], []
@@ -182,15 +182,15 @@ class ProfileCounter:
 
 
 def open_counter(device: torch.device) -> CallCounter:
-    """The counter of a device. Raises DeviceError where it has no peak counter (mps)."""
+    """Return the counter of a device. Raises DeviceError if it has no peak counter (mps)."""
     return ProfileCounter() if device.type == "cpu" else PeakCounter(device)
 
 
 def record_kernels(request: Request, device_name: str) -> KernelRecord:
-    """The kernels of two steps, or of a generation, of a request with one dtype and one batch, in bytes.
+    """Return the kernels of two steps, or of a generation, of a request with one dtype and one batch, in bytes.
 
-    What ends the steps early, running out of memory included, is the record's `failure`; the calls until then stand. Raises
-    DeviceError for a device that is not there or cannot count, RequestError, ConfigError and BuildError for the question.
+    An error that ends the steps early, running out of memory included, is the record's `failure`; earlier calls remain valid.
+    Raises DeviceError for a device that is missing or cannot count, RequestError, ConfigError and BuildError for the question.
     """
     from sizer.estimating.cautions import versions
 
@@ -213,7 +213,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
                 else:
                     for _ in Steps(blueprint, module, example, work, device=device).run():
                         reader.synchronize()
-        except Exception as error:  # of any kind, out of memory above all: the calls before it are recorded
+        except Exception as error:  # any kind of error, out of memory above all: the calls before it are recorded
             failure = _first_line(error)
     return KernelRecord(
         query=format_query(request, complete=True),
@@ -238,5 +238,5 @@ def _only_views(func: Any) -> bool:
 
 if __name__ == "__main__":
     query_text, device_text = sys.argv[1:]
-    torch.set_num_threads(1)  # as in a measurement: with more, the CPU's kernels hold buffers for each
+    torch.set_num_threads(1)  # as in a measurement: with more threads, the CPU's kernels hold buffers for each
     print_value(lambda: record_kernels(parse_query(query_text), device_text).to_dict())

@@ -1,9 +1,9 @@
-"""The suite: every case measured in a process of its own, one file each, so that a run can stop and go on at any time.
+"""The suite: every case is measured in a separate process and written to its own file, so that a run can stop and resume.
 
     python -m sizer suite --device cuda:0 [--record] [--minutes 9] [--only SUBSTRING] [--out FOLDER] [--again]
 
-A case whose file is there is passed over. A case that fails is a result with its reason; `--again` tries it once more. Needs
-torch, torchvision and transformers; no torch in this process.
+A case with an existing file is skipped. A case that fails is a result with its reason; `--again` runs it again. Needs torch,
+torchvision and transformers; no torch in this process.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sizer.query.text import format_query, parse_query
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """Runs cases on a real device: in fresh processes, each of which has it alone. Tests put another one in its place."""
+    """Runs cases on a real device, in fresh processes that use it exclusively. Tests replace it."""
 
     device: str
     record: bool
 
     def measure(self, case: Case, seconds: float) -> Measured:
-        """The measurement of a case, from a process that is killed after so many seconds; of ranks that of the one that needs most.
+        """Return the measurement of a case, from a process that is killed after `seconds`; of several ranks the largest one.
 
-        Raises SizerError. The step of one process is timed, too, except on the CPU, where that would take longest of all.
+        Raises SizerError. The step of a single process is timed too, except on the CPU, where that would take longest of all.
         """
         if case.ranks > 1:
             return self._measure_ranks(case, seconds)
@@ -61,27 +61,27 @@ class Runner:
             ranks: Any = job.result()  # a tuple of Measured
             return max(ranks, key=lambda one: one.measurement.peak_allocated_bytes or 0)
         finally:
-            job.cancel()  # only where the waiting was cut short
+            job.cancel()  # only if the waiting was interrupted
 
     def kernels(self, case: Case, seconds: float) -> KernelRecord:
-        """Return what the case's kernels hold inside, likewise."""
+        """Return the memory inside the case's kernels, from a process that is killed after `seconds`."""
         what = "the kernels could not be recorded"
         answer = run_program("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
         return KernelRecord.from_dict(answer)
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Return the seconds of a monotonic clock."""
         return time.monotonic()
 
     def date(self) -> datetime:
-        """The date and time in UTC."""
+        """Return the date and time in UTC."""
         return datetime.now(UTC)
 
 
 # ---------------------------------------------------------------------------------------------------------------- suite
 
 
-CASE_SECONDS = 300.0  # the most that one process may take
+CASE_SECONDS = 300.0  # limit of one process
 START_SECONDS = 30.0  # with less time left no process is started
 MEASURED = Path("tests/measured")
 NOTHING = "nothing was measured"  # the source of a measurement that failed before it began
@@ -91,7 +91,7 @@ _PATH = re.compile(r"(?<![\w./])(?:[A-Za-z]:\\|/)(?:[\w.+~-]+[\\/])+(?=[\w.+-])"
 
 
 def choose_cases(kind: str, only: str) -> tuple[Case, ...]:
-    """The cases for a kind of device whose name holds `only`. Raises RequestError where there is none."""
+    """Return the cases for a kind of device with `only` in their name. Raises RequestError if there is none."""
     cases = cases_for(kind)
     chosen = tuple(case for case in cases if only in case.name)
     if not chosen:
@@ -105,7 +105,7 @@ def choose_cases(kind: str, only: str) -> tuple[Case, ...]:
 
 
 def split_by_places(cases: Iterable[Case], places: int) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
-    """The cases that so many cores or GPUs are enough for, and the others."""
+    """Return the cases for which this number of cores or GPUs suffices, and the others."""
     cases = tuple(cases)
     return tuple(case for case in cases if case.ranks <= places), tuple(case for case in cases if case.ranks > places)
 
@@ -117,7 +117,7 @@ def folder_for(inventory: Inventory, facts: DeviceFacts, today: datetime) -> Pat
 
 
 def short_name(facts: DeviceFacts) -> str:
-    """A device's name as part of a file's name: "h200", "rtx-4090", "cpu"."""
+    """Return a device's name as part of a file's name: "h200", "rtx-4090", "cpu"."""
     if facts.kind == "cpu":
         return "cpu"
     words = re.findall(r"[a-z0-9]+", facts.name.lower())
@@ -135,10 +135,10 @@ def run_suite(
     seconds: float,
     say: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Measures every case that `folder` does not hold yet, then with `record` its kernels; what is left for another run.
+    """Measure every case that `folder` does not hold yet, then with `record` its kernels; return the remaining cases.
 
-    Ends within `seconds`: a process that would go beyond is not started, or is killed and its case left. Raises DeviceError
-    where the device is not there any more.
+    Ends within `seconds`: a process that would take longer is not started, or is killed and its case remains. Raises
+    DeviceError if the device is no longer available.
     """
     cases, end, left = tuple(cases), runner.now() + seconds, []
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,12 +153,12 @@ def run_suite(
             elif line:
                 say(line)
     if record and facts.kind not in _COUNTS_KERNELS:
-        say(f"{facts.device} has no peak counter: what its kernels hold inside cannot be recorded")
+        say(f"{facts.device} has no peak counter: memory inside its kernels cannot be recorded")
     return tuple(dict.fromkeys(left))
 
 
 def delete_failures(cases: Iterable[Case], folder: Path) -> None:
-    """Delete the files of the cases that failed, so that they are measured again; out of memory is no failure."""
+    """Delete the files of the cases that failed, so that they are measured again; out of memory is not a failure."""
     for case in cases:
         if is_measured(folder, case.name):
             record = read_case(folder, case.name)
@@ -169,7 +169,7 @@ def delete_failures(cases: Iterable[Case], folder: Path) -> None:
 
 
 def find_device(name: str) -> tuple[Inventory, DeviceFacts]:
-    """The machine and its device of this name. Raises DeviceError where it is not there or cannot be measured."""
+    """Return the machine and its device of this name. Raises DeviceError if it is missing or cannot be measured."""
     inventory = find_inventory()
     return inventory, inventory.find(name)
 
@@ -178,7 +178,7 @@ def find_device(name: str) -> tuple[Inventory, DeviceFacts]:
 
 
 def _measure(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, room: float) -> str | None:
-    """One line on a case that was measured or failed; "" where that was done before, None where there is no time for it."""
+    """Measure a case; return one line on the result or failure, "" if the file exists, None without enough time."""
     if is_measured(folder, case.name):
         return ""
     if room < START_SECONDS:
@@ -195,7 +195,7 @@ def _measure(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, ro
 
 
 def _record(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, room: float) -> str | None:
-    """The same for the kernels of a case; those of ranks are the same as of one process, and not recorded."""
+    """Record the kernels of a case, like `_measure`; ranks have the same kernels as one process, and are not recorded."""
     if case.ranks > 1 or are_kernels_recorded(folder, case.name) or not is_measured(folder, case.name):
         return ""
     if room < START_SECONDS:
@@ -223,20 +223,22 @@ def _run(
     room: float,
     failed: Callable[[Exception], Outcome],
 ) -> Outcome | None:
-    """Return what came of a case, or what `failed` makes of its error: the other cases are run nevertheless. None where its
-    process was killed for the end of this run, not because it took longer than any case may."""
+    """Return the result of a case, or `failed(error)` if it raises, so that the other cases still run.
+
+    None if its process was killed at the end of this run's time, rather than at a case's own limit.
+    """
     start = runner.now()
     try:
         return work(case, min(room, CASE_SECONDS))
     except DeviceError:
         raise
-    except Exception as error:  # of any kind
+    except Exception as error:  # any kind of error
         cut_short = isinstance(error, JobError) and room < CASE_SECONDS and runner.now() - start >= room - 1
         return None if cut_short else failed(error)
 
 
 def _failed(case: Case, facts: DeviceFacts, date: datetime, error: Exception) -> Measured:
-    """Return what is written of a case that could not be measured at all."""
+    """Return the record of a case that could not be measured at all."""
     request = parse_query(case.query)
     measurement = Measurement(
         query=_complete(case),
@@ -254,7 +256,7 @@ def _failed(case: Case, facts: DeviceFacts, date: datetime, error: Exception) ->
 
 
 def without_paths(text: str) -> str:
-    """A message without the folders of the machine that it comes from: files keep their names alone."""
+    """Return a message without the folders of its machine: files keep only their names."""
     return _PATH.sub("", text)
 
 

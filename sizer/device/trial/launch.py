@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, as its parent sees it: start, look, read the answer, cancel. No torch here."""
+"""A measurement in a separate process, as its parent sees it: start, look, read the answer, cancel. No torch here."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
 
 
 class Measuring:
-    """A process of its own for a job of `sizer.device.trial.measuring_process`, given when it is read; `progress` is what it said
-    last. Raises JobError where it cannot be started."""
+    """A separate process for a job of `sizer.device.trial.measuring_process`.
+
+    `read` sends the job, `progress` is its last message.
+
+    Raises JobError if it cannot be started.
+    """
 
     def __init__(self, name: str) -> None:
         self.progress = "starting"
@@ -41,15 +45,15 @@ class Measuring:
 
     @property
     def home(self) -> str:
-        """A folder of its own, which is there until it has ended."""
+        """Temporary folder of the process, removed when it has ended."""
         return self._process.home
 
     def read(self, job: dict, say: Callable[[str], None]) -> Measured:
-        """Send the job and read to the answer; stdin stays open, since the child ends with it.
+        """Send the job and read until the answer; stdin stays open, because the child ends when it is closed.
 
-        Raises what the child raised, JobError where it ended without an answer.
+        Raises the child's error, JobError if it ended without an answer.
         """
-        with contextlib.suppress(OSError):  # the process has ended already: explained below, where no answer comes
+        with contextlib.suppress(OSError):  # the process has already ended: explained below, if no answer comes
             self._process.send(job)
         for line in self._process.lines(LIMIT_LINE):
             try:
@@ -62,11 +66,11 @@ class Measuring:
                 else:
                     return Measured.from_dict(message["result"])
             except (ValueError, KeyError, DecodeError) as error:
-                raise JobError(f"the answer is not what was expected ({quote(str(error), 200)})") from None
+                raise JobError(f"the answer is invalid ({quote(str(error), 200)})") from None
         raise self._explain_end(self._process.wait())
 
     def kill(self) -> None:
-        """Kill the process with all that it started; one that was waited for stays as it is."""
+        """Kill the process with all its descendants; a process that was waited for is not changed."""
         self._process.kill()
 
     def end(self) -> None:
@@ -89,15 +93,15 @@ class Measuring:
 
 
 WALL_SECONDS = 600.0
-POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled
+POLL_SECONDS = 0.1  # how often a job that waits for the device checks whether it was cancelled
 
-_DEVICE_LOCK = threading.Lock()  # one measurement at a time: each would count the memory of the other
+_DEVICE_LOCK = threading.Lock()  # one measurement at a time, because each would count the other's memory
 
 
 class MeasureJob(Outcome):
-    """One measurement on its way, in a process that is killed with all that it started when it has answered. Use `start`.
+    """One running measurement, in a process that is killed with all its descendants after its answer. Use `start`.
 
-    `result` is a Measured; it raises what `measure` raises.
+    `result` is a Measured; it raises the errors of `measure`.
     """
 
     name = "the measuring process"
@@ -112,7 +116,7 @@ class MeasureJob(Outcome):
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """The processes that measure; none before they were started."""
+        """Return the process ids of the measurement; empty before the start."""
         return tuple(process.id for process in self._processes)
 
     def cancel(self) -> None:
@@ -121,7 +125,7 @@ class MeasureJob(Outcome):
         self._kill()
         self.wait()
 
-    # ------------------------------------------------------------------------------------------------ in a thread of its own
+    # ------------------------------------------------------------------------------------------------ in a separate thread
 
     def _run(self) -> None:
         try:
@@ -133,7 +137,7 @@ class MeasureJob(Outcome):
             self.finish(measured)
         except SizerError as error:
             self.finish(failure=self._why_ended() or error)
-        except Exception as error:  # of any kind: whoever waits for the outcome must get one
+        except Exception as error:  # any kind of error: the waiters must get a result
             failure = JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}")
             self.finish(failure=failure)
 
@@ -188,7 +192,7 @@ class MeasureJob(Outcome):
             raise JobError("the measurement was cancelled")
 
     def _why_ended(self) -> JobError | None:
-        """Why the processes were ended from here; None where they were not."""
+        """Return why this process ended the measuring processes; None if it did not."""
         if self._cancelled.is_set():
             return JobError("the measurement was cancelled")
         if self._late.is_set():
@@ -209,12 +213,22 @@ def start(
     seconds: float | None = None,
     host_bytes: int | None = None,
 ) -> MeasureJob:
-    """A job that measures one cell of a query (one dtype, one batch) on a device ("cpu", "cuda:0", "mps").
+    """Return a job that measures one cell of a query (one dtype, one batch) on a device ("cpu", "cuda:0", "mps").
 
-    `config_text` is the config.json of a `hub:` architecture, which is fetched without it. `timing` and `record` can be left
-    out; `seconds` limits the wall clock (WALL_SECONDS), `host_bytes` what a measurement on the CPU may take (what is free).
-    One measurement runs at a time, others wait. Raises RequestError at once where the query is wrong, names more than one dtype
-    or batch, or asks for what such a device cannot do.
+    One measurement runs at a time, others wait.
+
+    Args:
+        query: The query.
+        device: The device.
+        config_text: The config.json of a `hub:` architecture, which is downloaded otherwise.
+        timing: Also measure the time.
+        record: Also record the allocator's events.
+        seconds: Limit of the wall clock; WALL_SECONDS by default.
+        host_bytes: Limit of a measurement on the CPU; the free memory by default.
+
+    Raises:
+        RequestError: The query is wrong, names more than one dtype or batch, or asks for something that such a device cannot
+            do.
     """
     request = parse_query(query)
     check_cell(request)
@@ -229,7 +243,7 @@ def start(
 
 
 def message_for(request: Request, device: str, *, timing: bool, record: bool, seconds: float | None) -> dict:
-    """The job of the process that measures a request (`sizer.device.trial.measuring_process`)."""
+    """Return the job of the process that measures a request (`sizer.device.trial.measuring_process`)."""
     return {
         "query": format_query(request, complete=True),
         "config_text": None,
@@ -252,10 +266,10 @@ def measure(
     progress: Callable[[str], None] | None = None,
     seconds: float | None = None,
 ) -> Measured:
-    """Return what one piece of work (one dtype, one batch) takes on a device, from a fresh process that is killed afterwards.
+    """Return the measurement of one dtype and batch on a device, from a fresh process that is killed afterwards.
 
     Out of memory is a result, `Measured.measurement.out_of_memory`. Raises RequestError, ConfigError, HubError, BuildError for
-    the question, DeviceError for a device that is not there, JobError where the process was killed or hit its limit.
+    the question, DeviceError for a missing device, JobError if the process was killed or hit its limit.
     """
     job = start(query, device, config_text=config_text, timing=timing, record=record, seconds=seconds)
     said = ""
@@ -265,7 +279,7 @@ def measure(
                 said = job.progress
                 progress(said)
             job.wait(POLL_SECONDS)
-    except BaseException:  # Ctrl-C: the measurement must not go on
+    except BaseException:  # Ctrl-C: the measurement must not continue
         job.cancel()
         raise
     measured: Any = job.result()
@@ -273,9 +287,9 @@ def measure(
 
 
 def _check_possible(request: Request, device: str) -> None:
-    """Raise RequestError where devices of this kind cannot do what is asked for, by what a query for one of them is refused with.
+    """Raise RequestError if devices of this kind cannot do the request, with the refusal of a query for such a device.
 
-    Expandable segments are the allocator's: the device itself says whether it has them.
+    Expandable segments depend on the allocator: the device itself says whether it has them.
     """
     kind = device.partition(":")[0]
     same = [gpu.key for gpu in GPUS.values() if gpu.backend == kind]
@@ -284,7 +298,7 @@ def _check_possible(request: Request, device: str) -> None:
 
 
 def check_cell(request: Request) -> None:
-    """Raise RequestError for what is not measured: several dtypes or batch sizes."""
+    """Raise RequestError for several dtypes or batch sizes, which are not measured at once."""
     values = {"dtype": request.dtypes, "batch": tuple(map(str, request.batches))}
     refusals = [
         Refusal(key=key, given=",".join(given), allowed="one", todo=f"name one, such as {key}={given[0]}")

@@ -15,14 +15,14 @@ from sizer.device.trial.launch import MeasureJob, check_cell, message_for
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 
-PLACES = {"cpu": "cores", "cuda": "GPUs"}  # what each rank has one of, by kind of device
-GRACE_SECONDS = 10.0  # for the ranks that are left where one has ended early: they wait for it in vain
+PLACES = {"cpu": "cores", "cuda": "GPUs"}  # each rank needs one of these, by kind of device
+GRACE_SECONDS = 10.0  # for the remaining ranks if one has ended early: they wait for it in vain
 
 
 class RanksJob(MeasureJob):
-    """The measurement of all ranks on its way. Use `start_ranks`.
+    """A running measurement of all ranks. Use `start_ranks`.
 
-    `result` is a tuple of Measured by rank; where one ended early, of those that could still answer.
+    `result` is a tuple of Measured by rank. If one rank ended early, it only has the ranks that could still answer.
     """
 
     def _start_processes(self) -> None:
@@ -44,7 +44,10 @@ class RanksJob(MeasureJob):
         return tuple(self._found[rank] for rank in sorted(self._found))
 
     def _read_rank(self, rank: int) -> None:
-        """Read what one rank answers; the first that fails ends all, one that ends early all that then do not end by themselves."""
+        """Read the answer of one rank.
+
+        If a rank fails, all ranks are ended. If a rank ends early, the ranks that do not end by themselves are ended.
+        """
         try:
             measured = self._processes[rank].read(self._job_of(rank), self._say)
         except SizerError as error:
@@ -78,11 +81,13 @@ class RanksJob(MeasureJob):
 
 
 def start_ranks(query: str, device: str, *, record: bool = True, seconds: float | None = None) -> RanksJob:
-    """A job that measures one cell of a query on each of its ranks: on "cpu" by gloo, on "cuda" by NCCL, each on a GPU of its own
-    (written for that, and not tried yet). The time is not measured.
+    """Return a job that measures one cell of a query on each of its ranks.
 
-    Otherwise as `sizer.device.trial.launch.start`. Raises RequestError where there are more ranks than cores or GPUs, DeviceError
-    where there is no GPU at all.
+    Ranks use gloo on "cpu", and NCCL on "cuda" with one GPU per rank.
+
+    Measuring on several GPUs is implemented, but was never tried. The time is not measured. Otherwise as
+    `sizer.device.trial.launch.start`. Raises RequestError if there are more ranks than cores or GPUs, DeviceError without any
+    GPU.
     """
     request = parse_query(query)
     check_cell(request)
@@ -91,16 +96,16 @@ def start_ranks(query: str, device: str, *, record: bool = True, seconds: float 
 
 
 def check_places(request: Request, device: str, places: int) -> None:
-    """Raise RequestError for more ranks than the `places` on a device (cores, or GPUs), and where nothing is beside the host."""
+    """Raise RequestError for more ranks than `places` on a device (cores, or GPUs), and for keys that need a GPU on the CPU."""
     if request.offload and device == "cpu":
         raise RequestError(
-            "offload", given="1 on the CPU", allowed="on GPUs, beside which there is a host", todo="leave it out"
+            "offload", given="1 on the CPU", allowed="on GPUs, which have a host to offload to", todo="leave it out"
         )
     if request.cp > 1 and device == "cpu":
         raise RequestError(
             "cp",
             given=f"{request.cp} on the CPU",
-            allowed="on GPUs, for whose attention PyTorch has it",
+            allowed="on GPUs: PyTorch has it only for their attention",
             todo="leave it out",
         )
     if request.world <= places:
@@ -118,13 +123,13 @@ def check_places(request: Request, device: str, places: int) -> None:
 def count_places(device: str) -> int:
     """Return the largest possible number of ranks: this computer's cores for "cpu", its GPUs for "cuda".
 
-    Raises RequestError for another kind of device, DeviceError where there is no GPU.
+    Raises RequestError for another kind of device, DeviceError without any GPU.
     """
     if device == "cpu":
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device == "cuda":
         inventory = find_inventory()
-        inventory.find("cuda")  # or it says which devices there are
+        inventory.find("cuda")  # else it raises, with the available devices
         return sum(facts.kind == "cuda" for facts in inventory.devices)
     raise RequestError(
         "device",

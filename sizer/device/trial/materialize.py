@@ -30,16 +30,18 @@ from sizer.tracing.steps import weight_dtype
 Bring = Callable[[nn.Module, torch.device], nn.Module]  # the module on the device, loaded as its weights are
 
 Copies = dict[int, tuple[Tensor, Tensor]]
-"""Buffer and copy by the buffer's id; both live on, so that no id is used again."""
+"""Buffer and copy by the buffer's id; both stay alive, so that ids remain unique."""
 
 STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
 
 
 def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpointing: bool = False) -> nn.Module:
-    """The blueprint's module cast to `dtype`: parameters on meta, buffers real, on the CPU, as its constructor made them.
+    """Return the blueprint's module cast to `dtype`, with parameters on meta.
 
-    Constructors that want to read the values of their parameters get real ones. Raises BuildError where the architecture offers
-    no checkpointing and it is asked for.
+    Buffers are real, on the CPU, as its constructor made them.
+
+    Constructors that read the values of their parameters get real ones. Raises BuildError if checkpointing is requested and the
+    architecture does not offer it.
     """
     module = _make(blueprint, checkpointing)
     for parameter in module.parameters():
@@ -55,19 +57,19 @@ def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) 
     """
     if request.cache == QUANTIZED:
         raise BuildError(
-            f"{QUANTO} compiles its kernels where it runs, which a measurement may not, so that there is nothing to measure",
+            f"{QUANTO} compiles its kernels at run time, which a measurement does not allow",
             given=f"cache={QUANTIZED}",
-            allowed="the other caches",
+            allowed="other caches",
             todo="ask for one of these",
         )
-    backend = typing.cast(Backend, facts.kind)  # an XPU is none of them: nothing is known of its kernels
+    backend = typing.cast(Backend, facts.kind)  # an XPU is not a Backend: its kernels are not known
     device = replace(find_gpu(request.gpu), name=facts.name, backend=backend, capability=facts.capability)
     loaded = as_loaded(request, device, config)
     if loaded.quantization is not None and loaded.request.weights == "checkpoint":
         method = METHODS[loaded.quantization.method]
         if not method.traced:
             raise BuildError(
-                f"the kernels of {method.title} are no part of what is installed here, so that there is nothing to measure",
+                f"the kernels of {method.title} are not installed here, so they cannot be measured",
                 given=f"a checkpoint in {method.title}",
                 allowed=", ".join(row.title for row in METHODS.values() if row.traced),
                 todo="ask for weights=full, or another way to quantise",
@@ -76,22 +78,26 @@ def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) 
 
 
 def prepare(blueprint: Blueprint, dtype: str, *, checkpointing: bool) -> tuple[nn.Module, Bring]:
-    """The blueprint's module for a dtype of the contract, with parameters on meta, and what brings it to a device as its weights
-    are loaded. Raises BuildError as Blueprint.make does."""
+    """Return the blueprint's module for a dtype with parameters on meta, and a function that loads it to a device.
+
+    Raises BuildError as Blueprint.make does.
+    """
     if blueprint.load_quantized is None:
         return build_without_weights(blueprint, weight_dtype(dtype), checkpointing=checkpointing), load
     return prepare_quantized(blueprint, dtype), partial(load_quantized, blueprint, checkpointing=checkpointing)
 
 
 def prepare_quantized(blueprint: Blueprint, dtype: str) -> nn.Module:
-    """The blueprint's module for a dtype of the contract with the layers that will hold quantised weights: parameters on meta,
-    buffers real, on the CPU. Raises BuildError as Blueprint.make does."""
+    """Return the blueprint's module for a dtype of the contract, with layers for quantized weights.
+
+    Parameters are on meta, buffers are real, on the CPU. Raises BuildError as Blueprint.make does.
+    """
     with _parameters_on_meta():
         return blueprint.prepare(dtype)
 
 
 def load_quantized(blueprint: Blueprint, module: nn.Module, device: torch.device, *, checkpointing: bool) -> nn.Module:
-    """The module of `prepare_quantized` on the device, quantised by the real library, and made for its work there."""
+    """Return the module of `prepare_quantized` on the device, quantized by the real library, and prepared for its work there."""
     module = blueprint.finish(blueprint.load(module, device.type), checkpointing=checkpointing)
     if device.type == "cpu":
         copies: Copies = {}
@@ -101,8 +107,12 @@ def load_quantized(blueprint: Blueprint, module: nn.Module, device: torch.device
 
 
 def parameter_and_buffer_bytes(module: nn.Module, kind: str | None = None) -> tuple[int, int]:
-    """Bytes of a module's parameters, with those that restore quantised ones, and of its buffers, every storage once; with a `kind`
-    of device of those that are there, and not on the host."""
+    """Return the bytes of a module's parameters and of its buffers, every storage once.
+
+    States of quantized parameters count as parameters.
+
+    With a `kind`, only tensors on that device type count.
+    """
     states = [state for child in module.modules() for _, state in quantization_states(child)]
     parameters, buffers = (
         [tensor for tensor in tensors if kind in (None, tensor.device.type)]
@@ -112,7 +122,7 @@ def parameter_and_buffer_bytes(module: nn.Module, kind: str | None = None) -> tu
 
 
 def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int:
-    """Bytes of the storages behind some tensors, each storage once."""
+    """Return the bytes of the storages behind some tensors, each storage once."""
     parts = [part for tensor in tensors if tensor is not None for part in parts_of(tensor)]
     storages = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
     return sum(storages.values())
@@ -125,10 +135,10 @@ def allocate_parameters(module: nn.Module) -> None:
 
 
 def load(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module on the device: what the phase "load" measures.
+    """Return the module on the device: the phase "load" measures this call.
 
-    On an accelerator it is the `module.to(device)` of every script, after `allocate_parameters`. On the CPU, where that would do
-    nothing, the parameters get their memory now and buffers are copied, in the order in which `.to` would.
+    On an accelerator it is the `module.to(device)` of every script, after `allocate_parameters`. On the CPU `.to` would do
+    nothing: instead, parameters get their memory now and buffers are copied, in the order of `.to`.
     """
     if device.type != "cpu":
         return module.to(device)
@@ -142,10 +152,13 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def initialize_parameters(module: nn.Module) -> None:
-    """Give the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
+    """Initialize the weights in place with small random values, so that no step overflows.
+
+    Vectors that scale are 1, other vectors 0.
+    """
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:  # quantised
+            if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:  # quantized
                 continue
             for part in parts_of(parameter):
                 if parameter.dim() > 1:
@@ -158,14 +171,14 @@ def _make(blueprint: Blueprint, checkpointing: bool) -> nn.Module:
     try:
         with _parameters_on_meta():
             module = blueprint.make(checkpointing=checkpointing)
-    except Exception:  # the constructor reads values of parameters, or fails anyway: then it fails here, too
+    except Exception:  # the constructor reads values of parameters, or fails anyway: then the error is raised here
         return blueprint.make(checkpointing=checkpointing)
     return blueprint.make(checkpointing=checkpointing) if _has_lost_values(module) else module
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Within the context, a parameter moves to meta the moment a module gets it: to initialize it then costs nothing."""
+    """Move a parameter to meta as soon as a module registers it, within the context: its initialization then costs nothing."""
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -193,15 +206,15 @@ def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _swap(parameter: nn.Parameter, data: Tensor) -> None:
-    """Put other data, of any device, into a parameter that stays the same object for everybody who holds it.
+    """Replace the data of a parameter, on any device, so that all references to the parameter stay valid.
 
-    `torch.utils.swap_tensors` does the same, but refuses where weak references exist, as recurrent layers keep them.
+    `torch.utils.swap_tensors` does the same, but refuses if weak references exist, as recurrent layers keep them.
     """
     torch._C._swap_tensor_impl(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
 
 
 def _copy_buffers(child: nn.Module, copies: Copies) -> None:
-    """Put copies in the place of the buffers that a module itself holds, of each buffer one, and of a copy itself."""
+    """Replace a module's own buffers by copies, one for each buffer, and a copy by itself."""
     for name, buffer in child._buffers.items():
         if buffer is None:
             continue

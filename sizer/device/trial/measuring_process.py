@@ -17,14 +17,14 @@ from sizer.processes.child import Progress, redirect_to_null, run_job
 from sizer.processes.sandbox import confine
 from sizer.processes.wire import from_line
 
-GRACE_SECONDS = 5.0  # added to the limit: the parent kills first, and this ends the process where the parent cannot
+GRACE_SECONDS = 5.0  # added to the limit: the parent kills first; this ends the process if the parent cannot
 
 
 def run(job: dict, progress: Progress) -> dict:
-    """The plain data of Measured for a job of `sizer.device.trial.launch.message_for`.
+    """Return the plain data of Measured for a job of `sizer.device.trial.launch.message_for`.
 
-    Of several ranks its "meeting" is {"rank", "world", "file"}: where they meet. Confines this process for good before it looks at
-    the architecture. Raises SizerError.
+    For several ranks, its "meeting" is {"rank", "world", "file"}: the file at which they meet. Permanently confines this
+    process before it reads the architecture. Raises SizerError.
     """
     from sizer.query.text import parse_query
 
@@ -35,13 +35,13 @@ def run(job: dict, progress: Progress) -> dict:
     reader = _open(job["device"])
     if request.expandable_segments and reader.device.type != "cuda":
         raise DeviceError(
-            f"{job['device']} has no expandable segments; CUDA's allocator alone has them: remove expandable=1"
+            f"{job['device']} has no expandable segments; only CUDA's allocator has them: remove expandable=1"
         )
     from sizer.device.trial.trial import measure_request
 
     free_bytes = _free_host_bytes(job["host_bytes"])
     if (meeting := job["meeting"]) is not None:
-        progress("waiting for the other ranks")
+        progress("waiting for other ranks")
         _join(reader, meeting, job["seconds"])
         free_bytes = free_bytes and free_bytes // meeting["world"]
     confine(job["seconds"] + GRACE_SECONDS, compiles=reader.device.type != "cpu")
@@ -71,12 +71,12 @@ def _join(reader: Reader, meeting: dict, seconds: float) -> None:
     from sizer.device.trial.rank import join
 
     rank, world, file = meeting["rank"], meeting["world"], Path(meeting["file"])
-    reader.note_others()  # what NCCL takes as ranks meet is a part of this process
+    reader.note_others()  # NCCL's memory for the meeting of the ranks belongs to this process
     try:
         join(reader.device, rank=rank, world=world, meeting=file, seconds=seconds)
     except (RuntimeError, ValueError) as error:  # NCCL, the store, or a PyTorch that was built without NCCL
         said = " ".join(str(error).split())[:300]
-        raise DeviceError(f"rank {rank} of {world} could not meet the others on {reader.device}: {said}") from error
+        raise DeviceError(f"rank {rank} of {world} could not meet the other ranks on {reader.device}: {said}") from error
 
 
 def _config(text: str | None) -> dict | None:
@@ -86,7 +86,7 @@ def _config(text: str | None) -> dict | None:
 
 
 def _free_host_bytes(limit: int | None) -> int | None:
-    """Return what this computer can still give, at most `limit`; None where neither is known."""
+    """Return the free memory of this computer, at most `limit`; None if neither is known."""
     from sizer.device.machine.computer import Host
 
     known = [value for value in (Host().free_bytes(), limit) if value is not None]
@@ -94,7 +94,7 @@ def _free_host_bytes(limit: int | None) -> int | None:
 
 
 def main() -> None:
-    """Run the job on stdin; what was stdout is for its lines alone."""
+    """Run the job on stdin; the original stdout only receives its lines."""
     job = from_line(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = os.dup(1)
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _end_with_stdin() -> None:
-    """End this process when whoever started it is gone, on every system, whatever it is doing."""
+    """End this process when its parent is gone, on every system, at any point."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

@@ -1,4 +1,4 @@
-"""One rank of several that train together: how it meets the others, and what it has of a module."""
+"""One rank of several that train together: how it joins the others, and its part of a module."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sizer.tracing.traced_rank import replicated
 def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds: float) -> None:
     """Initialize torch.distributed as one rank of a world on this computer: NCCL between GPUs, gloo on the CPU.
 
-    `meeting` is a file that is not there yet, the same for all ranks. After `seconds` a rank no longer waits for the others. NCCL
-    makes the communicator of all ranks at once, so that what hinders it is told here. Raises RuntimeError where ranks cannot meet,
-    ValueError where PyTorch was built without the backend.
+    `meeting` is a file that does not exist yet, the same for all ranks. A rank waits `seconds` for the others. NCCL creates the
+    communicator of all ranks at once, so its errors appear here. Raises RuntimeError if ranks cannot meet, ValueError if
+    PyTorch was built without the backend.
     """
     bound = None
     if device.type == "cpu":
-        from sizer.device.trial import settled_gloo  # which PyTorch may be built without
+        from sizer.device.trial import settled_gloo  # PyTorch may be built without it
 
         settled_gloo.register()
         backend = f"cpu:{settled_gloo.NAME}"
@@ -44,8 +44,10 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
 
 
 def take_part(module: nn.Module, bring: Bring, work: Work, device: torch.device) -> tuple[nn.Module, Bring]:
-    """Return what a rank has of a module whose parameters are on meta, and what brings it to the device, where `bring` does so
-    with the whole."""
+    """Return a rank's part of a module with parameters on meta, and a function that loads it to the device.
+
+    `bring` loads the whole module.
+    """
     plan = work.plan
     assert plan is not None, "ranks have a plan"
     if not plan.splits:
@@ -58,7 +60,7 @@ def _bring_whole(bring: Bring, plan: Plan, objective: str, module: nn.Module, de
 
 
 def _bring_part(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
-    """Make a rank's shards, without values, where they are offloaded on the host, and copies of all buffers on the device."""
+    """Make a rank's shards, without values, on the host if they are offloaded, and copies of all buffers on the device."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     module.to_empty(device="cpu" if plan.offload else device)
     for name, buffer in module.named_buffers(remove_duplicate=False):

@@ -1,8 +1,8 @@
-"""PyTorch's gloo, of which every collective is over, and has let go of its tensors, when it returns.
+"""A gloo process group whose collectives are synchronous and release their tensors before returning.
 
-gloo works in a thread of its own, which holds a collective's tensors until a moment after whoever waits for it goes on. Who lets go
-last releases them, and torch.profiler sees nothing of what that thread releases: bytes alive would come out too high, by other
-tensors each time. Source: runLoop of torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, PyTorch 2.11 and 2.15.
+PyTorch's gloo works in a separate thread, which references a collective's tensors until shortly after the waiter continues. The
+last reference frees them, and torch.profiler does not see tensors freed by that thread. The measured bytes would be too high,
+by different tensors each time. Source: runLoop of torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, PyTorch 2.11 and 2.15.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COLLECTIVES = (
 
 
 class SettledGloo(dist.ProcessGroup):
-    """A process group of gloo's on this computer alone."""
+    """A gloo process group on this computer."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -40,16 +40,16 @@ class SettledGloo(dist.ProcessGroup):
         self._nothing = torch.zeros(1)
 
     def getBackendName(self) -> str:
-        """The name that it is registered by."""
+        """Return the name under which it is registered."""
         return NAME
 
     @property
     def group_name(self) -> str:
-        """The name by which functional collectives find it."""
+        """Name by which functional collectives find it."""
         return dist._get_process_group_name(self)
 
     def _get_backend(self, device: torch.device) -> dist.Backend:
-        return self._group._get_backend(device)  # `batch_isend_irecv` asks whether it coalesces, since PyTorch 2.15
+        return self._group._get_backend(device)  # since PyTorch 2.15 `batch_isend_irecv` checks whether it coalesces
 
     def settle(self) -> None:
         """Return when gloo's one thread has taken up a second collective: it holds nothing of the first any more."""
@@ -67,8 +67,10 @@ def _settled(name: str) -> Callable[..., dist.Work]:
 
 
 def _exchanged(name: str) -> Callable[..., dist.Work]:
-    """Return what two ranks tell each other is in no thread of gloo's: who waits does it (SendWork, RecvWork of
-    ProcessGroupGloo.hpp)."""
+    """Return a method that exchanges messages of two ranks without gloo's thread.
+
+    The waiting thread does the work (SendWork, RecvWork of ProcessGroupGloo.hpp).
+    """
 
     def exchange(group: SettledGloo, *args: Any, **kwargs: Any) -> dist.Work:
         return getattr(group._group, name)(*args, **kwargs)
@@ -78,7 +80,7 @@ def _exchanged(name: str) -> Callable[..., dist.Work]:
 
 for _name in ("send", "recv"):
     setattr(SettledGloo, _name, _exchanged(_name))
-for _name in _COLLECTIVES:  # what they are called differs by version
+for _name in _COLLECTIVES:  # names differ by version
     if hasattr(dist.ProcessGroup, _name):
         setattr(SettledGloo, _name, _settled(_name))
 

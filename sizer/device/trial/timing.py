@@ -1,8 +1,8 @@
-"""The time of one step and of bringing its batch to the device, read twice: by who waits for the device and by who does not.
+"""The time of one step and of copying its batch to the device, measured twice: with and without waiting for the device.
 
-Work on an accelerator is queued: the call returns when the kernel is in the queue, not when it has run. A host clock around
-the call therefore reads the time to launch. Here each run starts on an idle device; CUDA's own events, which travel through
-the same queue, or a clock read after synchronization say how long the work really took.
+Work on an accelerator is queued: the call returns when the kernel is in the queue, not when it has run. A host clock around the
+call therefore reads the time to launch. Here each run starts on an idle device. CUDA's own events, which travel through the
+same queue, or a clock read after synchronization measure the real duration.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Event(Protocol):
         """Put the mark behind all that is queued now."""
 
     def elapsed_time(self, end: Self) -> float:
-        """Milliseconds between this mark and `end`, both reached."""
+        """Return the milliseconds between this mark and `end`, both reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """Clock of one device: the seam that tests replace.
+    """Clock of one device, which tests replace.
 
-    `now` is the host's clock in seconds, `wait` returns when the device has done all that is queued. `make_event` makes a
-    mark where the device has such (None: the host's clock after `wait` is read instead). `pin` copies a tensor of the host
-    into page-locked memory; None where batches need no copy, because the device computes on the host's memory.
+    `now` is the host's clock in seconds. `wait` returns when the device has finished all queued work. `make_event` makes a mark
+    on devices with events (None: the host's clock after `wait` is read instead). `pin` copies a tensor of the host into
+    page-locked memory; None if batches need no copy, because the device computes on the host's memory.
     """
 
     clock: str
@@ -51,7 +51,10 @@ class Timer:
 
 
 def open_timer(device: torch.device) -> Timer:
-    """The timer of a device that is there: events on CUDA, synchronization on other accelerators, the plain clock on the CPU."""
+    """Return the timer of an available device.
+
+    It uses events on CUDA, synchronization on other accelerators, and the plain clock on the CPU.
+    """
     if device.type == "cpu":
         return Timer(clock=SYNCHRONOUS)
     if device.type == "cuda":
@@ -74,17 +77,19 @@ def measure_timing(
     runs: int = 7,
     timer: Timer | None = None,
 ) -> Timing:
-    """The seconds of one step after `warm_up` steps, and of the batch's way from the host: medians with quartiles of `runs`.
+    """Return the seconds of one step after `warm_up` steps, and of copying the batch from the host.
+
+    They are medians with quartiles of `runs`.
 
     `step` does the whole step once and leaves the device as it found it. `batch` is copied to `device` from plain and from
-    pinned memory, each with and without `non_blocking`; its tensors may be anywhere. Every run starts with an idle device.
-    The CPU has no transfers: it computes where the batch is. `timer` is a seam for tests.
+    pinned memory, each with and without `non_blocking`; its tensors may be anywhere. Every run starts with an idle device. The
+    CPU has no transfers: it computes where the batch is. `timer` is for tests.
 
-    Raises ValueError where `runs` < 1 or `warm_up` < 0, and what the step raises; `torch.OutOfMemoryError` also where a
-    second copy of the batch does not fit.
+    Raises ValueError if `runs` < 1 or `warm_up` < 0, and errors of the step; `torch.OutOfMemoryError` also if a second copy of
+    the batch does not fit.
 
-    *Known limitations*: the time without waiting is that of a step on an idle device; a loop that never waits reads that only
-    until the queue is full. Where the device cannot pin host memory, only the plain transfers are there.
+    *Known limitations*: the time without waiting is that of a step on an idle device; a loop that never waits only reads this
+    time until the queue is full. If the device cannot pin host memory, only the plain transfers are measured.
     """
     if runs < 1 or warm_up < 0:
         raise ValueError(f"runs was {runs} and warm_up {warm_up}; allowed are at least 1 and at least 0")
@@ -102,7 +107,7 @@ def measure_timing(
 def _repeat(
     timer: Timer, work: Callable[[], object], warm_up: int, runs: int, *, events: bool
 ) -> tuple[Spread, Spread]:
-    """Until the work was done, and until its call returned."""
+    """Return the times until the work was done, and until its call returned."""
     for _ in range(warm_up):
         _time(timer, work, events=events)
     times = [_time(timer, work, events=events) for _ in range(runs)]
@@ -115,7 +120,7 @@ def _time(timer: Timer, work: Callable[[], object], *, events: bool) -> tuple[fl
     began = timer.now()
     if marks:
         marks[0].record()
-    kept = work()  # what it returns lives until the device is done, so that nothing is freed within the time
+    kept = work()  # the result lives until the device is done, so that nothing is freed within the time
     if marks:
         marks[1].record()
     issued = timer.now() - began
@@ -142,7 +147,7 @@ def _transfers(timer: Timer, batch: Example, device: torch.device, runs: int) ->
 
 
 def _pin(pin: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> list[Tensor] | None:
-    """Copies in page-locked memory; None where this device cannot."""
+    """Return copies in page-locked memory; None if this device cannot pin."""
     try:
         return [pin(tensor) for tensor in tensors]
     except (RuntimeError, NotImplementedError):

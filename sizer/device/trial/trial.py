@@ -50,7 +50,7 @@ from sizer.tracing.traced_rank import make_steps
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the context, PyTorch's kernels work with one thread: with more, they hold buffers for each."""
+    """Run PyTorch's kernels with one thread within the context: with more threads, they hold buffers for each."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -61,9 +61,9 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def memory_limited(free_bytes: int | None) -> Iterator[None]:
-    """Within the context, an allocation fails that takes more than `free_bytes` beyond what the process holds now.
+    """Make an allocation within the context fail if it takes more than `free_bytes` beyond the process's current memory.
 
-    Without it Linux grants what it cannot back, and kills the process when it is used. None, or another system: no limit.
+    Without it Linux overcommits, and kills the process when the memory is used. None, or another system: no limit.
     """
     if free_bytes is None or sys.platform != "linux":
         yield
@@ -71,7 +71,7 @@ def memory_limited(free_bytes: int | None) -> Iterator[None]:
     import resource
 
     held = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert held is not None  # Linux says it of every process
+    assert held is not None  # Linux reports it for every process
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = int(held[1]) * KIB + free_bytes
     known = [value for value in (limit, soft, hard) if value != resource.RLIM_INFINITY]
@@ -85,12 +85,12 @@ def memory_limited(free_bytes: int | None) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- generation
 
 
-# Told the number of tokens that each sequence has got, from 1, the inputs on the device and the tensors of the cache.
+# Called with the number of tokens of each sequence, from 1, the inputs on the device and the tensors of the cache.
 OnToken = Callable[[int, Example, list[Tensor]], None]
 
 
 def generate_on(module: nn.Module, example: Example, work: Work, device: torch.device, on_token: OnToken) -> None:
-    """Generate the tokens of `work` with a module that is on `device`. Raises RequestError where it has no such cache."""
+    """Generate the tokens of `work` with a module that is on `device`. Raises RequestError if it has no such cache."""
     check_cache(module, work.cache)
     placed = place(example, weight_dtype(work.dtype), mover(device))
 
@@ -133,11 +133,11 @@ def measure_request(
     free_bytes: int | None = None,
     progress: Progress = lambda text: None,
 ) -> Measured:
-    """Return what the request's one cell takes on the reader's device, in bytes and seconds; with `record` the allocator's
-    events too.
+    """Return the measurement of the request's one cell on the reader's device, in bytes and seconds.
 
-    `free_bytes` is what the host can still give: on the CPU weights that are larger are not even tried. Out of memory and whatever
-    else ends the steps are results. Raises RequestError, ConfigError and BuildError for the question itself.
+    With `record` it includes the allocator's events. `free_bytes` is the available host memory: on the CPU, larger weights are
+    not even tried. Out of memory and other errors of the steps are results. Raises RequestError, ConfigError and BuildError for
+    the question itself.
     """
     work = replace(work_of(request, *request.dtypes), keeps_outputs=request.outputs == KEPT)
     progress("building the module")
@@ -159,7 +159,7 @@ def measure_request(
 
 @dataclass(slots=True)
 class _Trial:
-    """A measurement under way; what was found so far stands when something ends it."""
+    """A running measurement; results so far remain valid when an error ends it."""
 
     blueprint: Blueprint
     module: nn.Module
@@ -178,7 +178,7 @@ class _Trial:
     timing: Timing | None = None
 
     def run(self, *, record: bool, free_bytes: int | None) -> None:
-        """Run the phases, and keep what ends them early."""
+        """Run the phases, and store an error that ends them early."""
         error: Exception | None = None
         with one_thread(), repeatable(), backends_of(self.work):
             gc.collect()
@@ -196,7 +196,7 @@ class _Trial:
         found = self.reader.out_of_memory(error, self.phase)
         if found is None:
             self.failure = f"{type(error).__name__} in the phase {self.phase}: {_one_line(error)}{_hint(error)}"
-        elif free_bytes is not None:  # what was allowed less what was allocated
+        elif free_bytes is not None:  # the allowed bytes minus the allocated bytes
             found = replace(found, free_bytes=max(0, free_bytes - (found.allocated_bytes or 0)))
         self.out_of_memory = found
 
@@ -234,7 +234,7 @@ class _Trial:
             self._mark(phase, {**live, **_at_addresses(KV_CACHE, {"": self._on_device(cache)})})
 
     def _comes_from_host(self) -> bool:
-        """Return whether all weights are on the host before they come to the device."""
+        """Return whether all weights are on the host before they are moved to the device."""
         plan = self.work.plan
         return self.blueprint.load_quantized is None and (plan is None or not plan.splits)
 
@@ -254,7 +254,7 @@ class _Trial:
         return _at_addresses("buffer", dict(inner(self.module).named_buffers())) | parameters
 
     def _live(self, phase: str, steps: Steps) -> LiveTensors:
-        """Counts the tensors that a phase brought, and says where they live."""
+        """Count the tensors that a phase brought, and return their addresses."""
         if phase == "forward":
             return self._placed(steps.example)
         if phase == "backward":
@@ -280,7 +280,7 @@ class _Trial:
         return [tensor for tensor in tensors if tensor.device.type == self.reader.device.type]
 
     def take_time(self, steps: Steps) -> None:
-        """Measure the time of one step and of the batch's way to the device; add a doubt where that fails."""
+        """Measure the time of one step and of copying the batch to the device; add a doubt if that fails."""
         self.progress("timing steps")
         try:
             batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
@@ -290,7 +290,7 @@ class _Trial:
             self.doubts.append(f"the time could not be measured: {type(error).__name__} {_one_line(error)}")
 
     def result(self, request: Request, config_text: str | None, *, record: bool) -> Measured:
-        """All that was found."""
+        """Return all results."""
         measurement = Measurement(
             query=format_query(request, complete=True),
             dtype=self.work.dtype,
@@ -316,7 +316,7 @@ class _Trial:
         )
 
     def _activations(self) -> int | None:
-        """Return what the forward pass left beside what was loaded and the inputs, by the device's counters."""
+        """Return the bytes that the forward pass left in addition to loaded tensors and inputs, by the device's counters."""
         read = {reading.phase: reading.allocated_bytes for reading in self.phases}
         if "forward" not in read or "inputs_bytes" not in self.tensors:
             return None
@@ -324,7 +324,7 @@ class _Trial:
 
 
 def _too_large(module: nn.Module, free_bytes: int | None) -> DeviceOutOfMemory | None:
-    """Out of memory before anything was tried: the weights alone are more than the host can give."""
+    """Return an out-of-memory result if the weights alone exceed the host's free memory, before anything is tried."""
     needed = sum(parameter_and_buffer_bytes(module))
     if free_bytes is None or needed <= free_bytes:
         return None
