@@ -1,9 +1,9 @@
 """Jobs in child processes with limits.
 
-    client ─► connection ═► server ─► job_process ═► template ═► job_child ─► tasks     (═► into a process of its own)
+    client ─► connection ═► server ─► job_process ═► template ═► job_child ─► tasks     (═► another process)
 
-job is a job as callers of client see it, pool keeps results, settings are the limits, preload and stdin belong to server; template
-has imported what a job needs and seen none. local answers the command `estimate` of one person without a server. broker has workers
-on other nodes in the place of a server. Nothing here imports torch but the functions of tasks, which the child calls, and local's
-worker.
+job is a job as callers of client see it, pool caches results, settings are the limits, preload and stdin belong to server.
+template has imported the modules of every job and has read no job. local answers the command `estimate` of one user without a
+server. broker uses workers on other nodes instead of a server. Only the functions of tasks, which the child calls, and local's
+worker import torch.
 """

@@ -1,10 +1,10 @@
-"""Access of a question to kept results, for reading and writing.
+"""Access of a question to stored results, for reading and writing.
 
-A job runs code on what a stranger wrote, so that a name that a job gives to a result proves nothing. The server derives the scopes
-of a question (`sizer.estimating.scopes`) from its query, and decides by them:
+A job runs code on untrusted input, so a name that a job gives to a result proves nothing. The server derives the scopes of a
+question (`sizer.estimating.scopes`) from its query, and decides by them:
 
-    a name under one of the question's scopes    is written as it is, for all questions with that scope
-    any other name                               is written beside the question's own scope, for questions with that scope alone
+    a name under one of the question's scopes    is written unchanged, for all questions with that scope
+    any other name                               is prefixed with the scope of the question's work, for questions with that scope
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Access:
 
 
 def access_of(task: str, query: str | None, config_text: str | None, versions: str) -> Access | None:
-    """Return the access of a question; None if it has no query, or one that is refused.
+    """Return the access of a question; None if it has no query, or if the query is refused.
 
     Args:
         task: the name of the question's task.
         query: the question's query.
         config_text: the config of an architecture from the hub.
-        versions: the edition of all that answers depend on (`sizer.service.tapes.edition_of`).
+        versions: the edition of everything that answers depend on (`sizer.service.tapes.edition_of`).
     """
     try:
         request = parse_query(query) if query else None

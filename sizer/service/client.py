@@ -53,13 +53,13 @@ PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&ima
 
 
 class JobClient:
-    """Runs jobs in a job server, which it starts when first needed and again after its death. For use from any thread.
+    """Runs jobs in a job server, which it starts on first use and again after its death. Thread-safe.
 
-    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors for half a minute, those of
-    the hub for a whole one. `connect` starts the job server, or reaches the workers that stand for one. `fetch` (repository,
-    revision -> config bytes) and `read` (the result's plain data -> value) are seams for tests.
+    Finished reports are cached for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS). Errors are cached for half a
+    minute, those of the hub for a minute. `connect` starts the job server, or connects to workers instead. `fetch` (repository,
+    revision -> config bytes) and `read` (the result's plain data -> value) can be replaced in tests.
 
-    *Known limitations*: a report of `hub:org/name` without a commit is kept like any other, though the branch may move.
+    *Known limitations*: a report of `hub:org/name` without a commit is cached like any other, although the branch may move.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class JobClient:
         self._visitor = Visitor()
 
     def on_behalf_of(self, visitor: Visitor) -> JobClient:
-        """This client as a visitor has it, whose jobs are counted as theirs. It shares all else with this one."""
+        """Return this client for a visitor: jobs are counted as the visitor's. Everything else is shared."""
         client = copy.copy(self)
         client._visitor = visitor
         return client
@@ -101,65 +101,65 @@ class JobClient:
         self._pool.start()
 
     def submit(self, query: str, config_text: str | None = None, *, stops: bool = False) -> Job:
-        """A job that makes the report of a query.
+        """Return a job that makes the report of a query.
 
         With `stops` a dtype ends after two consecutive batch sizes that do not fit (`sizer.report.column.left_out`).
 
-        The config of a `hub:` architecture is fetched on this side, in a thread, because the job is offline; a caller
-        who has it already gives it as `config_text`. Raises RequestError for a bad query, ConfigError for a config that
-        is far too long, JobError where too many jobs wait already.
+        The config of a `hub:` architecture is downloaded by the client, in a thread, because the job is offline; a caller that
+        has the config passes it as `config_text`. Raises RequestError for a bad query, ConfigError for a config that is far too
+        long, JobError if too many jobs are waiting.
         """
         return self._submit("estimate", query, config_text, self._read, STOPS if stops else None)
 
     def submit_placement(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the PlacementReport of a query's model and batch: see `sizer.placement`. Raises as `submit`."""
+        """Return a job for the PlacementReport of a query's model and batch: see `sizer.placement`. Raises as `submit`."""
         return self._submit("placement", query, config_text, PlacementReport.from_dict)
 
     def submit_levers(self, query: str, config_text: str | None = None, *, compiles: bool = False) -> Job:
-        """A job whose result is the LeverReport of the one dtype and batch size of a query: what to change. Raises as `submit`.
+        """Return a job for the LeverReport of the one dtype and batch size of a query: possible changes. Raises as `submit`.
 
-        With `compiles` eager code is compiled, too, which takes longest.
+        With `compiles` eager code is also tried compiled, which takes longest.
         """
         return self._submit("levers", query, config_text, _decoder(LeverReport), COMPILED if compiles else None)
 
     def submit_limits(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the LimitReport of the one dtype and batch size of a query: how far it goes. Raises as `submit`."""
+        """Return a job for the LimitReport of the one dtype and batch size of a query: largest sizes. Raises as `submit`."""
         return self._submit("limits", query, config_text, _decoder(LimitReport))
 
     def submit_devices(self, query: str, config_text: str | None = None) -> JoinedJob:
-        """A job whose result is the DeviceReport of the one dtype and batch size of a query: on which GPU. Raises as `submit`.
+        """Return a job for the DeviceReport of the one dtype and batch size of a query: each GPU. Raises as `submit`.
 
-        Where several jobs may run at once it is two, each of which asks about a part of the devices.
+        If several jobs may run at once, it is split into several jobs, each for a part of the devices.
         """
         parts = (f"{number}/{self._device_jobs}" for number in range(1, self._device_jobs + 1))
         jobs = [self._submit("devices", query, config_text, _decoder(DeviceReport), part) for part in parts]
         return JoinedJob(jobs, _join_devices)
 
     def submit_ranks(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the RankReport of the one dtype and batch size of a query: on how many GPUs. Raises as `submit`."""
+        """Return a job for the RankReport of the one dtype and batch size of a query: numbers of GPUs. Raises as `submit`."""
         return self._submit("ranks", query, config_text, _decoder(RankReport))
 
     def submit_budget(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the BudgetReport of the one dtype and batch size of a query: compiled. Raises as `submit`."""
+        """Return a job for the BudgetReport of the one dtype and batch size of a query: compiled. Raises as `submit`."""
         return self._submit("budget", query, config_text, _decoder(BudgetReport))
 
     def submit_peak(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the PeakReport of the one dtype and batch size of a query: what is alive. Raises as `submit`."""
+        """Return a job for the PeakReport of the one dtype and batch size of a query: live tensors. Raises as `submit`."""
         return self._submit("peak", query, config_text, _decoder(PeakReport))
 
     def submit_snapshot(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is that peak as PyTorch's memory snapshot, pickled. Raises as `submit`."""
+        """Return a job for that peak as PyTorch's memory snapshot, pickled. Raises as `submit`."""
         return self._submit("snapshot", query, config_text, _read_snapshot)
 
     def submit_script(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the program that does and measures the one dtype and batch size of a query. Raises as `submit`."""
+        """Return a job for the program that runs and measures the one dtype and batch size of a query. Raises as `submit`."""
         return self._submit("script", query, config_text, _read_script)
 
     def submit_comparison(self, measured: Measured) -> Job:
-        """A job whose result is the Comparison of a measurement with the estimate of the same work on the same device.
+        """Return a job for the Comparison of a measurement with the estimate of the same work on the same device.
 
-        Raises RequestError for a measurement of more than one dtype or batch, or whose config is missing; ConfigError for a
-        recording that is far too long, JobError where too many jobs wait already.
+        Raises RequestError for a measurement of more than one dtype or batch, or with a missing config; ConfigError for a
+        recording that is far too long, JobError if too many jobs are waiting.
         """
         measurement = measured.measurement
         request = parse_query(measurement.query)
@@ -174,9 +174,9 @@ class JobClient:
         return self._pool.submit(SharedJob(("compare", digest), message, Comparison.from_dict, self._visitor))
 
     def submit_pasted_snapshot(self, data: bytes) -> Job:
-        """A job whose result is the SnapshotReport of a memory snapshot that somebody else has dumped.
+        """Return a job for the SnapshotReport of another program's memory snapshot.
 
-        Raises ConfigError for one that is far too long, JobError where too many jobs wait already.
+        Raises ConfigError for a snapshot that is far too long, JobError if too many jobs are waiting.
         """
         text = base64.b64encode(zlib.compress(data, 1)).decode("ascii")
         digest = hashlib.sha256(data).digest()
@@ -185,20 +185,20 @@ class JobClient:
         return self._pool.submit(SharedJob(("read_snapshot", digest), message, _decoder(SnapshotReport), self._visitor))
 
     def submit_models(self) -> Job:
-        """A job with the result {"torchvision": [{"name", "family"}, ...], ...}: what the sources' packages build by name."""
+        """Return a job for {"torchvision": [{"name", "family"}, ...], ...}: the models of each source's package."""
         return self._pool.submit(SharedJob(("models",), {"task": "models"}, _read_models, self._visitor))
 
     def submit_probe(self) -> Job:
-        """A small real job, run anew each time, which tells whether jobs can be run. Raises as `submit`."""
+        """Return a small real job, run again each time, which tests whether jobs can run. Raises as `submit`."""
         message = {"task": "estimate", "query": PROBE, "config_text": None, "anew": True}
         return self._pool.submit(SharedJob(("probe",), message, self._read, Visitor()), anew=True)
 
     def answered_ago(self) -> float | None:
-        """The seconds since a job ended with a result; None where none has."""
+        """Return the seconds since a job ended with a result; None without one."""
         return self._pool.answered_ago()
 
     def metrics(self) -> str:
-        """Return what has become of the jobs so far, in Prometheus' text format: counts and seconds, nothing of what was asked."""
+        """Return counts and seconds of the jobs so far, in Prometheus' text format, without any content of questions."""
         return self._pool.metrics()
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class JobClient:
             todo = "put the config itself into the query, as arch=config:..."
             raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
         canonical = format_query(request, complete=True)
-        # The focus changes no figure of a report; it is what the other answers are about.
+        # The focus changes no figure of a report; the other answers depend on it.
         question = format_query(replace(request, focus=None), complete=True) if task == "estimate" else canonical
         digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
         if len(canonical) > LIMIT_TEXT:
@@ -233,7 +233,7 @@ def _decoder(kind: type) -> Read:
 
 
 def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
-    """Return what is known of all devices from what is known of each part; None where nothing is."""
+    """Return the report on all devices from the reports on each part; None if none is known."""
     known = [report for report in found if report is not None]
     if not known:
         return None
@@ -264,12 +264,12 @@ def _smallest_change(known: Sequence[DeviceReport], rows: Sequence[DeviceRow]) -
 
 
 def _look_at(cell: tuple[str, int] | None, value: object) -> object:
-    """A report with the dtype and batch size in focus that one of those who asked for it named; any other value as it is."""
+    """Return a report with the caller's dtype and batch size in focus; any other value unchanged."""
     return value.focused(cell) if isinstance(value, Report) else value
 
 
 def shared_client() -> JobClient:
-    """The one client of this process: every page and session shares its job server and its cache."""
+    """Return the one client of this process: every page and session shares its job server and its cache."""
     with _SHARED_LOCK:
         return _make_shared()
 
@@ -286,12 +286,12 @@ def _make_shared() -> JobClient:
     except ImportError as error:
         what = f"{BROKER_VARIABLE} needs a package that is not installed ({error.name})"
         raise JobError(what, todo="pip install -r deploy/requirements-broker.txt") from error
-    connect: Any = functools.partial(BrokerConnection, url)  # it has what a Connection has
+    connect: Any = functools.partial(BrokerConnection, url)  # it has the methods of a Connection
     return JobClient(replace(Settings(), spares=0), connect=connect)
 
 
 def _read_snapshot(data: dict) -> bytes:
-    """The pickle, which is written to a file and read by nobody here. Raises ValueError where it is none, or far too long."""
+    """Return the pickle, which is written to a file and never loaded here. Raises ValueError if it is invalid, or far too long."""
     unpack = zlib.decompressobj()
     pickled = unpack.decompress(base64.b64decode(data["zlib"], validate=True), MAX_SNAPSHOT_BYTES)
     if not unpack.eof:

@@ -1,9 +1,9 @@
-"""The edition of answers: the code and data of this package, and the versions of the packages that it runs.
+"""The edition of answers: the code and data of this package, and the versions of the packages that it uses.
 
-An answer that was kept holds for its own edition only. Docstrings and comment lines decide no figure and are left out.
+A stored answer is valid only for its edition. Docstrings and comment lines do not affect figures and are left out.
 
-Reading all files takes 80 ms. The digest is therefore kept in a folder with sizes and times of the files, which are read again if
-one of them differs.
+Reading all files takes 80 ms. The digest is therefore stored in a folder with sizes and times of the files. They are read again
+if one of them differs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def code_digest(package: Path = _PACKAGE) -> str:
 
 
 def kept_digest(folder: Path, package: Path = _PACKAGE) -> str:
-    """Return what `code_digest` returns, from a folder where it was kept for files of these sizes and times."""
+    """Return the result of `code_digest`, from a folder if it is stored there for files of these sizes and times."""
     states = sorted(_states(str(package)))
     asked = hashlib.sha256(json.dumps(states).encode()).hexdigest()
     path = folder / _FOLDER / _FILE
@@ -56,10 +56,10 @@ def kept_digest(folder: Path, package: Path = _PACKAGE) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that others may read or write at the same time: they see all of it, or what was there before.
+    """Write a file that other processes may read or write at the same time: they see either all of it, or the previous content.
 
     Raises:
-        OSError: The file cannot be written. What was there before is still there.
+        OSError: The file cannot be written. The previous content remains.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)

@@ -1,16 +1,16 @@
-"""Whose job runs next, which job gives way to another, and who may bring one more: arithmetic alone, no process and no clock.
+"""The next job to run, jobs to pause for others, and the limits of new jobs: arithmetic only, without processes and clocks.
 
 A job's rank is in seconds, and the lowest goes first:
 
-    what its visitor has used lately (mean of address and session) + what it has had itself + its size - AGEING * its wait
+    recent use of its visitor (mean of address and session) + its own run time + its size - AGEING * its waiting time
 
-So nobody starves anybody: who has used nothing goes before who has used much, a short job before a long one, and who has waited
-long before everybody. A job that has had a turn is paused for one whose rank is far lower, wherever it is, and goes on from there
-later. A paused job holds its memory: where there are too many, the one that loses least by it is stopped, and begins again from
-what it has kept, the cells that were done.
+So no visitor starves: visitors with little use go before those with much, short jobs before long ones, and after a long wait a
+job goes before all others. A job that has had a turn is paused for one with a far lower rank, at any point, and continues
+later. A paused job keeps its memory. If there are too many, the job that loses least is stopped, and starts again from its
+stored results, the cells that were done.
 
-First figures come before whole answers. A job that has shown its first figures is paused, before its turn is over, for a job of a
-lower rank that has not begun, while there is memory for both.
+First figures come before whole answers. A job that has shown its first figures is paused, before its turn is over, for a job of
+a lower rank that has not begun, while there is memory for both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from sizer.base.errors import QueueFullError
 
 AGEING = 0.1  # seconds of rank for each second of waiting
-HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten
-CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
-# How many times lower the rank of a job must be for which another is paused: of a new one; of a paused one, which costs nothing;
-# of one that was stopped, for which another may have to be stopped.
+HALF_LIFE_SECONDS = 300.0  # after which half of a visitor's use is forgotten
+CELL_SECONDS = 0.25  # of rank, for each requested dtype and batch size
+# Factor by which a job's rank must be lower to pause another: for a new job; for a paused job, which costs nothing; for a stopped
+# job, for which another may have to be stopped.
 NEW_LEAD, PAUSED_LEAD, STOPPED_LEAD = 2.0, 1.5, 4.0
 TURN_SECONDS = 2.0  # before which no job is paused
-STARTED_PER_PLACE = 2  # jobs that may hold memory for each place; jobs that were paused early do not count
-SESSION_JOBS = 8  # that one session may have in the queue
-MAX_VISITORS = 10_000  # whose use is remembered
+STARTED_PER_PLACE = 2  # limit of jobs in memory for each place; jobs that were paused early do not count
+SESSION_JOBS = 8  # limit of one session in the queue
+MAX_VISITORS = 10_000  # with remembered use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Visitor:
 
 
 def check_room(present: Iterable[Visitor], visitor: Visitor, limit: int) -> None:
-    """Raise QueueFullError where `visitor` may not add a job to those of `present`, of which there may be `limit`.
+    """Raise QueueFullError if `visitor` may not add a job to those of `present`; the queue holds up to `limit` jobs.
 
-    One address may hold half of the queue, one session SESSION_JOBS: the rest is for others. The machine's own may hold all.
+    One address may use half of the queue, one session SESSION_JOBS. The machine's own user may use all of it.
     """
     present = list(present)
     if len(present) >= limit:
@@ -70,17 +70,17 @@ class _Entry:
     size_seconds: float
     since: float  # when it began to wait, or its turn
     running: bool = False
-    started: bool = False  # it holds memory, running or paused
-    stopped: bool = False  # it held memory once, which was needed for others
+    started: bool = False  # it is in memory, running or paused
+    stopped: bool = False  # its memory was taken for other jobs
     wanted: bool = True
-    shown: bool = False  # its first figures have come
+    shown: bool = False  # its first figures have been sent
     early: bool = False  # it was paused before its turn was over, for the first figures of another job
     had_seconds: float = 0.0
-    unkept_seconds: float = 0.0  # of those, what would be lost if it were stopped
+    unkept_seconds: float = 0.0  # part of these that would be lost if it were stopped
 
 
 class FairQueue:
-    """Jobs by number, of which at most `places` run and at most `limit` are there. Times are seconds of any one clock."""
+    """Jobs by number; at most `places` run and at most `limit` are queued. Times are seconds of any one clock."""
 
     def __init__(self, places: int, limit: int):
         self._places, self._limit = places, limit
@@ -92,21 +92,21 @@ class FairQueue:
         self.roomy = False  # whether there is memory to pause jobs early
 
     def put(self, number: int, visitor: Visitor, cells: int, now: float) -> None:
-        """Add a job that asks for so many cells. Raises JobError where there is no room for it."""
+        """Add a job of `cells` cells. Raises JobError if there is no room for it."""
         check_room((entry.visitor for entry in self._entries.values() if entry.wanted), visitor, self._limit)
         self._entries[number] = _Entry(visitor=visitor, size_seconds=CELL_SECONDS * cells, since=now)
 
     def give_up(self, number: int) -> None:
-        """Take a job that nobody wants any more out of the line; where it runs, it keeps its place until it is removed."""
+        """Remove an abandoned job from the line; a running job keeps its place until it is removed."""
         self._entries[number].wanted = False
 
     def remove(self, number: int, now: float) -> None:
-        """Forget a job, which has ended, but not what it has used."""
+        """Remove a job that has ended; its visitor's use is remembered."""
         self._account(now)
         del self._entries[number]
 
     def keep(self, number: int, now: float) -> None:
-        """Take note that what a job has done so far is kept."""
+        """Note that a job's results so far are stored."""
         self._account(now)
         self._entries[number].unkept_seconds = 0.0
 
@@ -117,12 +117,12 @@ class FairQueue:
         entry.running, entry.started, entry.unkept_seconds, entry.since = False, False, 0.0, now
 
     def stop(self, number: int) -> None:
-        """Take note that a paused job holds no memory any more."""
+        """Note that a paused job has released its memory."""
         entry = self._entries[number]
         entry.started, entry.stopped, entry.unkept_seconds = False, True, 0.0
 
     def show(self, number: int) -> None:
-        """Take note that the first figures of a job have come."""
+        """Note that the first figures of a job have been sent."""
         self._entries[number].shown = True
 
     def running(self, number: int) -> bool:
@@ -130,7 +130,7 @@ class FairQueue:
         return self._entries[number].running
 
     def turns(self, now: float) -> Turns:
-        """Whose turn it is now: free places are given away, and jobs are paused for those that lead them by far."""
+        """Return the turns now: free places are given away, and jobs are paused for those that lead them by far."""
         self._account(now)
         free = self._places - sum(entry.running for entry in self._entries.values())
         overtaken = self._overtaken(after=max(free, 0))
@@ -168,7 +168,7 @@ class FairQueue:
         return found
 
     def _is_over(self, entry: _Entry) -> bool:
-        """Return whether the turn of a job that runs is over."""
+        """Return whether the turn of a running job is over."""
         return self._now - entry.since >= TURN_SECONDS
 
     def _is_new_to(self, first: int, number: int) -> bool:
@@ -178,7 +178,7 @@ class FairQueue:
         return new and self._entries[number].shown and self._rank(first) < self._rank(number)
 
     def _leads(self, first: int, number: int) -> bool:
-        """Return whether the rank of the first is lower by enough, what both visitors have used together aside."""
+        """Return whether the first job's rank is lower by enough, without the use that both visitors share."""
         entry = self._entries[first]
         lead = PAUSED_LEAD if entry.started else STOPPED_LEAD if entry.stopped else NEW_LEAD
         both = set(_keys(entry.visitor)) & set(_keys(self._entries[number].visitor))
@@ -186,7 +186,7 @@ class FairQueue:
         return lead * max(self._rank(first) - shared, 0.0) < self._rank(number) - shared
 
     def _too_many(self) -> list[int]:
-        """The paused jobs that may not hold their memory any longer, those that lose least by it."""
+        """Return the paused jobs that must give up their memory; jobs that lose least come first."""
         started = [number for number, entry in self._entries.items() if entry.started and not entry.early]
         count = len(started) - STARTED_PER_PLACE * self._places
         paused = [number for number in started if not self._entries[number].running]
@@ -209,7 +209,7 @@ class FairQueue:
         return seconds * 0.5 ** ((self._now - at) / HALF_LIFE_SECONDS)
 
     def _account(self, now: float) -> None:
-        """Charge those whose jobs have run since the last time."""
+        """Charge the visitors of running jobs for the time since the last call."""
         past, self._now = self._now, now
         for entry in self._entries.values():
             if entry.running:

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from sizer.base.errors import JobError
 
-STARTED = "started"  # the progress of a job whose turn has come
+STARTED = "started"  # progress of a job at the start of its turn
 
 
 class Child(Protocol):
-    """A process that can be paused where the system can do that: whether it was."""
+    """A process that can be paused, on systems that support it."""
 
     id: int
 
@@ -28,21 +28,21 @@ class HeldJob:
     def __init__(self, task: asyncio.Task):
         self.task = task
         self.turn = asyncio.Event()  # set from the start of its turn on
-        self.progress = STARTED  # what it said last
+        self.progress = STARTED  # its last message
         self.crashed = False
         self._child: Child | None = None
         self._limit: asyncio.Timeout | None = None
         self._left = 0.0  # seconds, while it is paused
         self._stopped = False
-        self.failure: JobError | None = None  # what it was ended with
+        self.failure: JobError | None = None  # the reason for its end
 
     @property
     def process(self) -> int | None:
-        """The process id of its child, None while it has none."""
+        """Return the process id of its child, None without one."""
         return None if self._child is None else self._child.id
 
     def hold(self, child: Child, limit: asyncio.Timeout) -> None:
-        """Have a child from now on, whose time ends at `limit`."""
+        """Attach a child; its time ends at `limit`."""
         self._child, self._limit, self._stopped = child, limit, False
 
     def end_time(self) -> None:
@@ -50,7 +50,7 @@ class HeldJob:
         self._limit = None
 
     def release(self) -> bool:
-        """Have no child any more; whether it was stopped for other jobs."""
+        """Detach the child; return whether it was stopped for other jobs."""
         self._child = self._limit = None
         return self._stopped
 
@@ -61,7 +61,7 @@ class HeldJob:
             self._child.kill()
 
     def start(self, now: float) -> str:
-        """Begin a turn, or let the child go on; what it is doing now."""
+        """Begin a turn, or continue the child; return its current progress."""
         self.turn.set()
         if (timed := self._timed()) is not None and not self._stopped:
             child, limit = timed
@@ -82,7 +82,7 @@ class HeldJob:
             limit.reschedule(None)
 
     def _timed(self) -> tuple[Child, asyncio.Timeout] | None:
-        """The child and its limit while its time runs."""
+        """Return the child and its limit while its time runs."""
         if self._child is None or self._limit is None or self._limit.expired():
             return None
         return self._child, self._limit

@@ -1,4 +1,4 @@
-"""A job as its callers see it: what it is doing, whether it is done, its result or its error. Several jobs can make one answer."""
+"""A job as its callers see it: progress, whether it is done, its result or its error. Several jobs can be joined."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sizer.report.report import Report
 from sizer.service.fair_queue import Visitor
 from sizer.service.supervisor import Connection
 
-SILENT = "the job server does not answer; if it stays so, another takes over"
+SILENT = "the job server does not answer; if this continues, another server replaces it"
 SILENT_SECONDS = 0.9
-LEAVE_SECONDS = 2.0  # a page that runs again asks again within far less
+LEAVE_SECONDS = 2.0  # a page that reruns asks again within far less
 
 Read = Callable[[dict], Any]
 View = Callable[[Any], Any]
 
 
 class Job:
-    """One caller's share in a job of the server, which identical requests share, each with a Job of its own."""
+    """One caller's share in a job of the server. Identical requests share a job, and each has its own Job."""
 
     def __init__(self, shared: SharedJob, give_up: Callable[[Job], None], view: View = lambda value: value):
         self.shared, self.cancelled = shared, False
@@ -31,30 +31,30 @@ class Job:
 
     @property
     def progress(self) -> str:
-        """One short line on what is being done now, or that the job server, which gives a sign of life twice a second, does not."""
+        """One short line on the current activity, or that the job server, which sends a heartbeat twice a second, is silent."""
         return SILENT if self.shared.is_silent() else self.shared.progress
 
     @property
     def partial(self) -> Any:
-        """Return what is known of the result so far, None where nothing is; it stays when the job fails or is cancelled."""
+        """The result so far, None if there is none; it remains when the job fails or is cancelled."""
         value = self.shared.partial
         return None if value is None else self._view(value)
 
     @property
     def parts(self) -> int:
-        """Return the number of parts of the result that have come."""
+        """Number of received parts of the result."""
         return self.shared.parts
 
     @property
     def done(self) -> bool:
-        """Return whether `result` would answer at once."""
+        """Whether `result` would return at once."""
         return self.cancelled or self.shared.done
 
     def result(self, timeout: float | None = None) -> Any:
-        """The report of its task, or None while it is still being made after `timeout` seconds (None: waits until it is done).
+        """Return the result, or None if it is not ready after `timeout` seconds (None: waits until it is done).
 
-        Raises the job's own error (ConfigError, HubError, BuildError, TraceError ...), or JobError where it was
-        cancelled, hit a limit, crashed, or the job server died under it; such a job may be submitted again.
+        Raises the job's own error (ConfigError, HubError, BuildError, TraceError ...), or JobError if it was cancelled, hit a
+        limit, crashed, or lost its job server; such a job may be submitted again.
         """
         if not self.cancelled:
             self.shared.wait(timeout)
@@ -70,20 +70,20 @@ class Job:
         return self.done
 
     def leave(self) -> None:
-        """Give up this share in a moment, so that whoever asks the same before then finds the job going on."""
+        """Give up this share after a moment, so that a repeated request before then finds the job still running."""
         timer = threading.Timer(LEAVE_SECONDS, self.cancel)
         timer.daemon = True
         timer.start()
 
     def cancel(self) -> None:
-        """Give up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
+        """Give up this share; the job is stopped if nobody else waits for it. A finished job is not changed."""
         self._give_up(self)
 
 
 class SharedJob(Outcome):
-    """A job of the server, and what its callers wait for. Everything but `result` happens under the pool's lock.
+    """A job of the server, shared by its callers. Everything except `result` happens under the pool's lock.
 
-    It counts as the job of the `visitor` who asked first.
+    It counts as the job of the `visitor` who submitted it first.
     """
 
     def __init__(self, key: tuple, message: dict, read: Read, visitor: Visitor):
@@ -100,16 +100,16 @@ class SharedJob(Outcome):
         self.connection: Connection | None = None
 
     def is_silent(self) -> bool:
-        """Return whether the server that is asked has said nothing for longer than one does that lives."""
+        """Return whether the server in use has been silent for longer than a live server would be."""
         server = self.connection
         if self.done or server is None or not server.ready:
             return False
         return time.monotonic() - server.heard_at > SILENT_SECONDS
 
     def take_partial(self, data: dict) -> None:
-        """Take what is known of the result by now. Raises what `read` raises."""
+        """Store a partial result. Raises errors of `read`."""
         value = self.read(data)
-        if isinstance(value, Report) and isinstance(self.partial, Report):  # a report comes with what is new of it
+        if isinstance(value, Report) and isinstance(self.partial, Report):  # a partial report only contains new parts
             value = value.after(self.partial)
         self.partial = value
         self.parts += 1
@@ -122,7 +122,7 @@ class SharedJob(Outcome):
 class JoinedJob:
     """One caller's share in several jobs.
 
-    `join` makes one value of what is known of each part, in order, None where nothing is; of all parts it makes the result.
+    `join` makes one value from the known results of each part, in order, None if unknown; from all parts it makes the result.
     """
 
     def __init__(self, jobs: Sequence[Job], join: Callable[[list[Any]], Any]) -> None:
@@ -130,28 +130,28 @@ class JoinedJob:
 
     @property
     def progress(self) -> str:
-        """Return what the first job that is not done is doing now."""
+        """Progress of the first job that is not done."""
         return next((job.progress for job in self.jobs if not job.done), "")
 
     @property
     def partial(self) -> Any:
-        """Return what is known of the result so far, None where nothing is; it stays when a job fails or is cancelled."""
+        """The result so far, None if there is none; it remains when a job fails or is cancelled."""
         return self._join([_known(job) for job in self.jobs])
 
     @property
     def parts(self) -> int:
-        """Return the number of parts of the result that have come."""
+        """Number of received parts of the result."""
         return sum(job.parts for job in self.jobs)
 
     @property
     def done(self) -> bool:
-        """Return whether all jobs are."""
+        """Whether all jobs are done."""
         return all(job.done for job in self.jobs)
 
     def result(self, timeout: float | None = None) -> object | None:
-        """The result, or None while some part of it is missing after `timeout` seconds (None: waits until all are there).
+        """Return the result, or None if a part is missing after `timeout` seconds (None: waits until all are done).
 
-        Raises what the first of the jobs raises that ended with an error; the others are cancelled then.
+        Raises the error of the first job that failed; the others are then cancelled.
         """
         until = None if timeout is None else time.monotonic() + timeout
         found = []
@@ -175,7 +175,7 @@ class JoinedJob:
 
 
 def _known(job: Job) -> object | None:
-    """Return what is known of a job's result, all of it where there is one."""
+    """Return the known part of a job's result, or the whole result."""
     if job.done:
         with contextlib.suppress(SizerError):
             return job.result(0)

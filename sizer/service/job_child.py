@@ -1,14 +1,15 @@
 """One job in one process: confine it, call its function, write progress and one result as JSON lines, end.
 
-`run_forked` is what a freshly forked child calls. `python -m sizer.service.job_child` is the same in a fresh process, for
-systems without fork: it reads its job as one line from stdin.
+A freshly forked child calls `run_forked`. `python -m sizer.service.job_child` does the same in a fresh process, for systems
+without fork: it reads its job as one line from stdin.
 
-The process that jobs are forked from: it has imported everything and has seen no job, so that no job inherits another's data.
+The template is the process from which jobs are forked. It has imported everything and has read no job, so that no job inherits
+another's data.
 
-    server -> template   "F" with two descriptors: where the job is read from, where its answers go      (process id)
+    server -> template   "F" with two descriptors: the input and the output of the job                       (process id)
                          "W" and a process id                                                             (1, exit status) or (0, 0)
 
-Forked from the job server before that reads its first request. It ends when the server does.
+It is forked from the job server before the server reads its first request, and ends with the server.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from sizer.processes.wire import from_line
 from sizer.service.memory_group import join
 from sizer.service.settings import Settings
 
-# How many times its limit a job may be there, pauses included, and the seconds beside: this ends it where the server does not.
+# Factor of a job's time limit for its lifetime, pauses included, and extra seconds: ends the job if the server does not.
 LASTING, GRACE_SECONDS = 10.0, 2.0
 
 
 def load_function(name: str) -> Callable[[dict, Channel], dict]:
-    """The function that MODULE:FUNCTION names. Raises ImportError, AttributeError or ValueError where there is none."""
+    """Return the function that MODULE:FUNCTION names. Raises ImportError, AttributeError or ValueError if there is none."""
     module, function = name.split(":")
     return getattr(importlib.import_module(module), function)
 
 
 def run_forked(settings: Settings, source: int, sink: int, *, parent: int, group: Path | None) -> NoReturn:
-    """Run the job that `source` holds in the process that os.fork just made, write to the pipe `sink`, and end the process.
+    """Run the job in `source` in the process that os.fork just made, write to the pipe `sink`, and end the process.
 
-    It moves to its control `group` where there is one.
+    It moves to its control `group`, if any.
     """
     try:
         os.setpgid(0, 0)
@@ -59,14 +60,14 @@ def run_forked(settings: Settings, source: int, sink: int, *, parent: int, group
 
 
 def _read(file: BinaryIO) -> dict:
-    """Read a job's line, and behind it the results that were kept, whose names and sizes the line tells."""
+    """Return a job's line with the stored results after it; the line lists their names and sizes."""
     job = from_line(file.readline())
     job["kept"] = {name: file.read(size) for name, size in job["kept"]}
     return job
 
 
 def _detach(descriptor: int) -> int:
-    """Closes all files of the parent but one pipe; its new descriptor. Standard streams become the null device."""
+    """Close all files of the parent except one pipe; return its new descriptor. Standard streams become the null device."""
     pipe = os.dup2(descriptor, 3) if descriptor != 3 else 3
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     redirect_to_null(0, 1, 2)
@@ -92,7 +93,7 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
 
 
 def main() -> None:
-    """Run the job on stdin; its progress and result go to what was stdout."""
+    """Run the job on stdin; its progress and result go to the original stdout."""
     settings = Settings.from_arguments(sys.argv[1:])
     job = _read(sys.stdin.buffer)
     descriptor = os.dup(1)
@@ -113,7 +114,10 @@ _FORK, _WAIT = b"F", b"W"
 
 
 class Template:
-    """The template as the job server sees it. Where it has ended, killed by the system say, the server ends too: SystemExit."""
+    """The template as the job server sees it.
+
+    If it has ended, for example killed by the system, the server ends too: SystemExit.
+    """
 
     def __init__(self, settings: Settings, group: Path | None = None):
         server = os.getpid()
@@ -127,9 +131,9 @@ class Template:
         theirs.close()
 
     def fork(self, source: int, sink: int) -> int:
-        """The process id of a new job, which reads its work from one descriptor and writes to the other.
+        """Return the process id of a new job, which reads its work from one descriptor and writes to the other.
 
-        Raises OSError where the system refuses to fork.
+        Raises OSError if the system refuses to fork.
         """
         (process,) = _FORKED.unpack(self._ask(_QUESTION.pack(_FORK, 0), _FORKED.size, source, sink))
         if process < 0:
@@ -137,7 +141,7 @@ class Template:
         return process
 
     def status(self, process: int) -> int | None:
-        """The wait status of a job, None while it runs. It is told once."""
+        """Return the wait status of a job, None while it runs. The status is returned once."""
         ended, status = _STATUS.unpack(self._ask(_QUESTION.pack(_WAIT, process), _STATUS.size))
         return status if ended else None
 

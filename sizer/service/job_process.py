@@ -1,4 +1,4 @@
-"""Run a job in a process of its own, a fork of the preloaded template or a fresh Python (Windows), and say why one has ended."""
+"""Run a job in a separate process, a fork of the preloaded template or a fresh Python (Windows), and say why one has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REAP_SECONDS = 0.005
 
 
 class ForkedJob:
-    """A copy of the template, in a process group of its own. Raises OSError where the system refuses to fork."""
+    """A copy of the template, in a new process group. Raises OSError if the system refuses to fork."""
 
     def __init__(self, job: dict, settings: Settings, template: Template):
         self._template = template
@@ -38,34 +38,34 @@ class ForkedJob:
             os.close(sink)
 
     async def open(self) -> asyncio.StreamReader:
-        """The child's output. Raises OSError where the process could not be started."""
+        """Return the child's output. Raises OSError if the process could not be started."""
         reader = asyncio.StreamReader(limit=self._limit)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._source)
         return reader
 
     def pause(self) -> bool:
-        """Stops the child where it is; it keeps its memory."""
+        """Pause the child; it keeps its memory."""
         signal_group(self.id, signal.SIGSTOP)
         return True
 
     def go_on(self) -> None:
-        """Lets a child that was paused go on."""
+        """Continue a paused child."""
         signal_group(self.id, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the child; `stop` tells its exit status."""
+        """Kill the child; `stop` returns its exit status."""
         kill_group(self.id)
 
     async def stop(self) -> int:
-        """Kills the child with all that it started; its exit status, negative for the signal that ended it.
+        """Kill the child with all its descendants; return its exit status, negative for the signal that ended it.
 
-        A child that had ended by itself keeps the exit status it had.
+        A child that had already ended keeps its exit status.
         """
         kill_group(self.id)
         while (status := self._template.status(self.id)) is None:
             await asyncio.sleep(REAP_SECONDS)
-            kill_group(self.id)  # where it had not made its group yet
+            kill_group(self.id)  # in case it had not made its group yet
         (self._transport or self._source).close()
         return os.waitstatus_to_exitcode(status)
 
@@ -115,7 +115,7 @@ class SpawnedJob:
 
 
 def work_of_child(job: dict) -> Iterator[bytes]:
-    """Yield a job's line, and behind it the results that were kept."""
+    """Yield a job's line, then the stored results."""
     kept = job["kept"]
     yield to_line({**job, "kept": [[name, len(data)] for name, data in kept.items()]})
     yield from kept.values()
@@ -128,12 +128,12 @@ CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSY
 
 
 def is_crash(status: int) -> bool:
-    """Return whether an exit status is that of a process that something else than its own limits ended."""
+    """Return whether an exit status means a crash: the process was not ended by its own limits."""
     return status < 0 and -status in set(signal.Signals) and signal.Signals(-status).name in CRASHES
 
 
 def too_slow(settings: Settings) -> JobError:
-    """It took longer than it may."""
+    """Return the error of a job that exceeded its time limit."""
     todo = "try a smaller model, a shorter sequence or fewer batch sizes"
     if not is_public():
         todo += f", or set {JOB_SECONDS.name} to more seconds"
@@ -141,31 +141,31 @@ def too_slow(settings: Settings) -> JobError:
 
 
 def too_large(settings: Settings) -> JobError:
-    """It said more than it may."""
+    """Return the error of a job that exceeded its output limit."""
     todo = "try fewer dtypes or batch sizes"
     return JobError(f"the job wrote more than {settings.result_bytes:,} bytes", todo=todo)
 
 
 def over_budget(held_bytes: int, settings: Settings) -> JobError:
-    """It held most when all jobs together held more than they may."""
+    """Return the error of the largest job when all jobs together exceeded the memory budget."""
     held, budget = format_bytes(held_bytes), format_bytes(settings.budget_bytes)
     todo = "try again in a minute, or a smaller model"
     return JobError(f"the job was stopped: it held {held} when all jobs together held more than {budget}", todo=todo)
 
 
 def without_memory(settings: Settings) -> JobError:
-    """It held most when all jobs together asked for more than their control group may hold."""
+    """Return the error of the largest job when all jobs together reached the limit of their control group."""
     budget = format_bytes(settings.budget_bytes)
     todo = "try again in a minute, or a smaller model"
     return JobError(f"the job was stopped: it held most when all jobs together needed more than {budget}", todo=todo)
 
 
 def explain_end(status: int, settings: Settings) -> JobError:
-    """Why a child ended without an answer, from its exit status (negative: the signal)."""
+    """Return why a child ended without an answer, from its exit status (negative: the signal)."""
     if status >= 0:
         return JobError(f"the job ended without an answer (exit status {status})", todo="try again")
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    if name == "SIGALRM":  # the child's own deadline, where this process was too busy to keep it
+    if name == "SIGALRM":  # the child's own deadline, if this process was too busy to enforce it
         return too_slow(settings)
     if name == "SIGXCPU":
         return TimeLimitError(f"the job used more than {settings.cpu_seconds} s of CPU time", todo="try a smaller model")

@@ -1,8 +1,8 @@
-"""Finished reports, kept in the user's cache folder, so that a question that was answered before starts no job server.
+"""Finished reports, stored in the user's cache folder, so that a repeated question starts no job server.
 
-The key of a report holds all that decides it: the complete query, this package's code and data, the installed packages, and the
-processor. The command line reads and writes them. It keeps a report under the query that it asked by itself, and the text that it
-printed. Files are compressed; each ends with a checksum.
+The key of a report contains everything that determines it: the complete query, this package's code and data, the installed
+packages, and the processor. The command line reads and writes them. A report is stored under its query, together with the
+printed text. Files are compressed; each ends with a checksum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KeptReports:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) / "reports" if folder else None
-        self._keys: dict[str, str | None] = {}  # by query: a command asks for the same query several times
+        self._keys: dict[str, str | None] = {}  # by query: a command uses the same query several times
 
     def find(self, query: str) -> Report | None:
         """Return the report on a query, None if there is none."""
@@ -50,7 +50,7 @@ class KeptReports:
         return None
 
     def keep(self, query: str, report: Report) -> None:
-        """Keep a whole report."""
+        """Store a whole report."""
         if is_whole(report):
             from sizer.base.codec import encode
 
@@ -76,7 +76,7 @@ class KeptReports:
         return None
 
     def _path(self, query: str, form: str) -> Path | None:
-        """Return a file of a query; None if nothing is kept: no folder, a refused query, or a config that the hub may change."""
+        """Return a file of a query; None if nothing is stored: no folder, a refused query, or a config that the hub may change."""
         if self._folder is None:
             return None
         if query not in self._keys:
@@ -85,7 +85,7 @@ class KeptReports:
         return None if key is None else self._folder / f"{key}.{form}"
 
     def _make_room(self, size: int) -> None:
-        """Remove the files that were used longest ago, so that `size` bytes more may be written."""
+        """Remove the least recently used files, so that `size` more bytes may be written."""
         folder = self._folder
         found = [(path, path.stat()) for path in folder.glob("*")] if folder is not None and folder.is_dir() else []
         number, held = len(found) + 1, sum(state.st_size for _, state in found) + size
@@ -97,7 +97,7 @@ class KeptReports:
 
 
 def is_whole(report: Report) -> bool:
-    """Return True if nothing of a report is to come, and nothing failed: a failure may come from a limit."""
+    """Return True if a report is complete, and nothing failed: a failure may come from a limit."""
     return not report.pending and not report.failures
 
 
@@ -116,7 +116,7 @@ def _key_of(query: str, folder: Path) -> str | None:
 def _installation() -> list[str]:
     """Return the Python version, the processor, and the name and version of every installed package.
 
-    Copies that a package brings along are left out: setuptools adds its own to `sys.path` when it is imported.
+    Vendored copies of packages are left out: setuptools adds its own to `sys.path` when it is imported.
     """
     folders = [folder for folder in sys.path if Path(folder).name != "_vendor"]
     found = {name for folder in folders for name in _names(folder) if name.endswith((".dist-info", ".egg-info"))}

@@ -19,7 +19,7 @@ def budget_bytes() -> int:
 
 
 def host_bytes() -> int | None:
-    """The memory of this machine, or of the control groups that this process is in where one has less; None where unknown."""
+    """Return the memory of this machine, or of a control group of this process if that is smaller; None if unknown."""
     known = []
     with contextlib.suppress(OSError, ValueError):  # not Linux; or "max", which is no limit
         known.append(int(MACHINE.read_text().split("MemTotal:")[1].split()[0]) * 1024)
@@ -32,7 +32,7 @@ def host_bytes() -> int | None:
 
 
 def own_group() -> Path:
-    """The folder of the control group that this process is in. Raises OSError where there is none of version 2."""
+    """Return the folder of this process's control group. Raises OSError if there is none of version 2."""
     for line in OWN_GROUP.read_text().splitlines():
         if line.startswith("0::/"):
             return CONTROL_GROUPS / line.removeprefix("0::/")
@@ -40,7 +40,7 @@ def own_group() -> Path:
 
 
 def private_bytes(process: int) -> int:
-    """Return what a process holds that is mapped from no file, shared memory included; 0 if it has ended, or no system tells."""
+    """Return the bytes of a process that are not mapped from files, shared memory included; 0 if it has ended or is unknown."""
     with contextlib.suppress(OSError, ValueError):
         lines = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
         return sum(int(line[1]) * 1024 for line in lines if line and line[0] in ("RssAnon:", "RssShmem:"))

@@ -1,17 +1,18 @@
-"""A control group of the kernel's for the jobs of a server, so that they hold no more memory together than they may at any moment.
+"""A control group of the kernel for the jobs of a server, so that they never exceed their total memory limit.
 
-Made where the group that this process is in may be divided: version 2, with the memory controller, writable, and with no processes
-in it but the app's own (systemd's `Delegate=yes`). A group that hands out controllers may hold no processes itself
-(docs.kernel.org/admin-guide/cgroup-v2.html, "No Internal Process Constraint"): the app's move into a group below it.
+It is created if the group of this process may be divided: version 2, with the memory controller, writable, and with no
+processes in it except the app's own (systemd's `Delegate=yes`). A group that distributes controllers may not contain processes
+itself (docs.kernel.org/admin-guide/cgroup-v2.html, "No Internal Process Constraint"), so the app's processes move into a child
+group.
 
-    the app's group            what it may hold is the operator's business
+    the app's group            its limit is set by the operator
     ├── sizer-app              the app, its job servers, and the processes that jobs are forked from
-    └── sizer-jobs             memory.max: $SIZER_MEMORY_GIB; here the kernel kills the job that holds most where that is exceeded
+    └── sizer-jobs             memory.max: $SIZER_MEMORY_GIB; when it is exceeded, the kernel kills the largest job here
 
-Where there is no such group jobs are read four times a second (`memory_budget`), as they are beside it: what is read may be paused
-and stopped, what the kernel ends has grown faster than that.
+Jobs' memory is also polled four times a second (`memory_budget`), with or without such a group. Polling can pause and stop
+jobs; the kernel kills jobs that grow faster than that.
 
-*Known limitations*: root may write everywhere, and is taken to have been given the group where nobody else is in it.
+*Known limitations*: root may write everywhere, so it is assumed to own the group if no other process is in it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from sizer.processes.wall import LAYERS
 from sizer.service.memory_budget import own_group
 
 GROUP = "control group"
-# What confines jobs, for who is told that it is missing: the layers of their wall, and this.
-CONFINEMENT = LAYERS | {GROUP: "jobs hold no more memory together than they may, by the kernel at any moment"}
+# The confinement of jobs, for the message that a part is missing: the layers of their wall, and the control group.
+CONFINEMENT = LAYERS | {GROUP: "the kernel limits the total memory of all jobs at any time"}
 APP, JOBS = "sizer-app", "sizer-jobs"
-ROUNDS = 10  # of moving processes, which may start others meanwhile
+ROUNDS = 10  # of moving processes, which may start other processes meanwhile
 
 
 class MemoryGroup:
-    """The group of the jobs, which several servers of one app share. Raises OSError, with the reason, where none can be made."""
+    """The control group of the jobs, shared by the servers of one app. Raises OSError, with the reason, if it cannot be made."""
 
     def __init__(self, budget_bytes: int):
         import fcntl  # not on Windows
@@ -62,10 +63,10 @@ class MemoryGroup:
         return True
 
     def close(self) -> None:
-        """Put everything back as it was, where no other server uses the group."""
+        """Restore the groups, if no other server uses them."""
         import fcntl
 
-        with contextlib.suppress(OSError):  # another one does; or the group has gone with who made it
+        with contextlib.suppress(OSError):  # another process uses it; or the group was removed with its creator
             fcntl.flock(self._used, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self.jobs.exists():
                 self.jobs.rmdir()
@@ -75,7 +76,7 @@ class MemoryGroup:
         os.close(self._used)
 
     def _divide(self) -> None:
-        """Have the group hand out its controller of memory, with its processes in a group below it."""
+        """Move the group's processes to a child group, and enable its memory controller for children."""
         (self._base / APP).mkdir(exist_ok=True)
         _move(self._base, self._base / APP)
         (self._base / "cgroup.subtree_control").write_text("+memory")
@@ -87,13 +88,13 @@ class MemoryGroup:
 
 
 def join(group: Path) -> None:
-    """Move the calling process into a group. Where that has gone it stays where it is, and its memory is read."""
+    """Move the calling process into a group. If the cgroup no longer exists, do nothing; memory is then polled."""
     with contextlib.suppress(OSError):
         (group / "cgroup.procs").write_text("0")
 
 
 def _check(base: Path) -> None:
-    """Raise OSError, with the reason, where a group is not the app's to divide."""
+    """Raise OSError, with the reason, if the app may not divide a group."""
     controllers = base / "cgroup.controllers"
     if not controllers.exists() or "memory" not in controllers.read_text().split():
         raise OSError("no control group of version 2 with a controller of memory")
@@ -110,7 +111,7 @@ def _processes(group: Path) -> set[int]:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move all processes of one group to another. Raises OSError where new ones never end to come."""
+    """Move all processes of one group to another. Raises OSError if new processes keep appearing."""
     for _ in range(ROUNDS):
         if not (left := _processes(source)):
             return
@@ -121,7 +122,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _family() -> set[int]:
-    """The app, which has started this process, all that it has started, and what starts the first process of a container."""
+    """Return the app, which has started this process, all its descendants, and the first process of a container."""
     parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdecimal()}
     family = {os.getppid()}
     while found := {process for process, parent in parents.items() if parent in family} - family:
@@ -130,7 +131,7 @@ def _family() -> set[int]:
 
 
 def _parent(process: Path) -> int:
-    """The process id of a process' parent; 0 where it has ended. proc(5)."""
+    """Return the process id of a process' parent; 0 if it has ended. proc(5)."""
     with contextlib.suppress(OSError):
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
     return 0

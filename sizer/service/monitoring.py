@@ -14,12 +14,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-LOG_VARIABLE = "SIZER_LOG"  # "json"; anything else leaves logging as it is
-FACTS = ("task", "outcome", "waited_seconds", "ran_seconds")  # what a record may bring beside its message
+LOG_VARIABLE = "SIZER_LOG"  # "json"; any other value does not change logging
+FACTS = ("task", "outcome", "waited_seconds", "ran_seconds")  # keys of a record in addition to its message
 
 
 class JsonFormatter(logging.Formatter):
-    """One line for each record: time (UTC), level, logger, message and the facts that came with it, where it went wrong."""
+    """One line for each record: time (UTC), level, logger, message, its facts, and the traceback of an error."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -35,13 +35,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging() -> None:
-    """Write every log line of this process as JSON to standard error, where the environment asks for it."""
+    """Write every log line of this process as JSON to standard error, if the environment requests it."""
     if os.environ.get(LOG_VARIABLE, "").strip().lower() != "json":
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    for name in list(logging.root.manager.loggerDict):  # Streamlit and uvicorn have handlers of their own
+    for name in list(logging.root.manager.loggerDict):  # Streamlit and uvicorn have their own handlers
         logger = logging.getLogger(name)
         if logger.handlers:
             logger.handlers.clear()
@@ -69,7 +69,7 @@ class JobMetrics:
             self._ran[key] += ran_seconds
 
     def text(self, *, present: int) -> str:
-        """All of it in Prometheus' text format; `present` jobs are running or waiting now."""
+        """Return all metrics in Prometheus' text format; `present` jobs are running or waiting now."""
         with self._lock:
             tables: dict[str, Mapping[tuple[str, str], float]] = {
                 "sizer_jobs_total": dict(self._ended),

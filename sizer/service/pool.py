@@ -1,6 +1,8 @@
-"""The questions of this process that run or wait: identical ones are one job of the server, and finished ones are kept for a time.
+"""The running and waiting questions of this process.
 
-A question whose job server has ended is asked again by itself (`sizer.service.supervisor`). For use from any thread.
+Identical questions share one job, and finished ones are cached for a time.
+
+A question of a job server that has ended is asked again automatically (`sizer.service.supervisor`). Thread-safe.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Cache(Generic[T]):
 # ---------------------------------------------------------------------------------------------------------------- pool
 
 
-FAILURE_SECONDS, HUB_FAILURE_SECONDS = 30.0, 60.0  # for which an error is the answer to everybody who asks the same
+FAILURE_SECONDS, HUB_FAILURE_SECONDS = 30.0, 60.0  # for which an error is returned for repeated questions
 MOST_FAILURES = 256
 MOST_LOSSES = 2  # servers that a question may lose before it is given up
 
@@ -68,9 +70,9 @@ Fetch = Callable[[str, str | None], bytes]
 
 
 class JobPool:
-    """Jobs by what they ask, each with all who wait for it.
+    """Jobs by question, each with all its waiters.
 
-    `own_fetch` gets the config of a repository and revision, None for the function of the request's source.
+    `own_fetch` downloads the config of a repository and revision, None for the function of the request's source.
     """
 
     def __init__(self, settings: Settings, cache: Cache, own_fetch: Fetch | None, connect: Connect = Connection):
@@ -93,7 +95,7 @@ class JobPool:
 
     @property
     def connection(self) -> Connection | None:
-        """The job server in use, None where none has been started."""
+        """The job server in use, None before the first start."""
         return self._supervisor.used
 
     def start(self) -> None:
@@ -102,7 +104,7 @@ class JobPool:
             self._connect()
 
     def answered_ago(self) -> float | None:
-        """The seconds since a job ended with a result; None where none has."""
+        """Return the seconds since a job ended with a result; None without one."""
         return None if self._answered_at is None else time.monotonic() - self._answered_at
 
     def close(self) -> None:
@@ -131,9 +133,11 @@ class JobPool:
         *,
         anew: bool = False,
     ) -> Job:
-        """A share in the job that asks what `shared` asks: a new one where nobody asks it yet. Raises as `JobClient.submit`.
+        """Return a share in the job for the same question as `shared`: a new job if there is none yet.
 
-        The config of a request `from_hub` is fetched first, in a thread. An answer that is kept is none where it is asked `anew`.
+        Raises as `JobClient.submit`.
+
+        The config of a request `from_hub` is downloaded first, in a thread. With `anew`, a cached answer is ignored.
         """
         with self._lock:
             if self._closed:
@@ -175,7 +179,7 @@ class JobPool:
             self._fail(shared, error)
         except UnicodeDecodeError:
             self._fail(shared, ConfigError("config is not UTF-8", given=quote(request.name)))
-        except Exception as error:  # of any kind: whoever waits for the job must get an answer
+        except Exception as error:  # any kind of error: waiters must get an answer
             self._finish(shared, failure=JobError(f"the config could not be fetched ({type(error).__name__})"))
 
     def _dispatch(self, shared: SharedJob) -> None:
@@ -183,7 +187,7 @@ class JobPool:
         if shared.connection is None:
             shared.progress = "the job server is started again in a moment"
             return
-        shared.number = secrets.randbits(128)  # the token of its answers: nobody else can guess it
+        shared.number = secrets.randbits(128)  # the token of its answers, which cannot be guessed
         shared.progress = "waiting" if shared.connection.ready else "starting the job server"
         visitor = [shared.visitor.address, shared.visitor.session]
         shared.connection.send({"run": shared.number, "visitor": visitor, **shared.message})
@@ -196,10 +200,10 @@ class JobPool:
             atexit.register(self.close)
         return self._supervisor.connection()
 
-    # ------------------------------------------------------------------------------------------------ what comes back
+    # ------------------------------------------------------------------------------------------------ answers
 
     def _receive(self, connection: Connection, message: dict) -> None:
-        """Handle a message of the server, on the connection's thread. Raises KeyError, TypeError where it makes no sense."""
+        """Handle a message of the server, on the connection's thread. Raises KeyError, TypeError if it is invalid."""
         if "ready" in message:
             self._set_missing_layers(message["missing"])
             return self.set_versions(message["ready"])
@@ -220,16 +224,16 @@ class JobPool:
 
     def _set_missing_layers(self, missing: dict[str, str]) -> None:
         for layer, why in missing.items():
-            level = logging.INFO if layer == GROUP else logging.WARNING  # beside the group their memory is read
+            level = logging.INFO if layer == GROUP else logging.WARNING  # with the group missing, memory is polled
             _log.log(level, "jobs run without %s (%s): %s", layer, CONFINEMENT[layer], why)
         self.missing_layers = missing
 
     def set_versions(self, versions: dict[str, str]) -> None:
-        """Take note of the versions of a job server, and forget what others have answered."""
+        """Note the versions of a job server, and clear answers of other versions."""
         with self._lock:
             if self.versions and versions != self.versions:
                 self._failures.clear()
-                self._cache.clear()  # a report holds for the versions that it was made with
+                self._cache.clear()  # a report is valid for the versions with which it was made
             self.versions = versions
 
     def _find(self, connection: Connection, number: int) -> SharedJob | None:
@@ -241,17 +245,17 @@ class JobPool:
         return next(found, None)
 
     def _take(self, shared: SharedJob, take: Callable[[dict], None], data: dict) -> None:
-        """Take an answer, or a part of one; fail the job where it makes no sense."""
+        """Store an answer, or a part of one; fail the job if it is invalid."""
         try:
             take(data)
-        except Exception as error:  # of any kind: the data come from a process that has read untrusted input
-            failure = JobError(f"the job's answer is not what was expected ({quote(str(error), 200)})")
+        except Exception as error:  # any kind of error: the data come from a process that has read untrusted input
+            failure = JobError(f"the job's answer is invalid ({quote(str(error), 200)})")
             self._finish(shared, failure=failure)
             if shared.connection is not None:
                 shared.connection.send({"cancel": shared.number})
 
     def _fail(self, shared: SharedJob, failure: SizerError) -> None:
-        """End a job with an error of its own, which stays its answer for a moment: a hundred pages that ask for it cost one job."""
+        """End a job with an error, which is cached for a moment: a hundred pages that ask for it cost one job."""
         with self._lock:
             self._failures.put(shared.key, failure, HUB_FAILURE_SECONDS if isinstance(failure, HubError) else None)
         self._finish(shared, failure=failure)
@@ -280,12 +284,12 @@ class JobPool:
         _log.info("a job has ended", extra=facts)
 
     def metrics(self) -> str:
-        """Return what has become of the jobs so far, in Prometheus' text format."""
+        """Return counts and seconds of the jobs so far, in Prometheus' text format."""
         with self._lock:
             return self._metrics.text(present=len(self._shared_jobs))
 
     def _lost(self, connection: Connection, failure: JobError) -> None:
-        """Ask the questions of a server that has ended once more; fail those asked too often, and all where it could not start."""
+        """Ask the questions of an ended server again; fail those asked too often, and all if the server could not start."""
         with self._lock:
             lost = [shared for shared in self._shared_jobs.values() if shared.connection is connection]
             for shared in lost:
@@ -305,7 +309,7 @@ class JobPool:
             self._finish(shared, failure=error)
 
     def _ask_those_that_wait(self) -> None:
-        """Send what came, or was lost, while no server was to be had."""
+        """Send questions that arrived, or lost their server, while no server was available."""
         with self._lock:
             waiting = [
                 shared for shared in self._shared_jobs.values() if shared.connection is None and not shared.fetching

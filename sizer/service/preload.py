@@ -1,4 +1,4 @@
-"""Imports, preparations and answers that the job server makes once, so that the jobs that it forks need not.
+"""Imports, preparations and answers that the job server makes once, so that its forked jobs do not repeat them.
 
 The first trace of a process fills caches of operators, and writes to 65 MiB of memory that a forked job would copy.
 """
@@ -19,14 +19,13 @@ from sizer.base.versions import installed
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.query.text import parse_query
 
-IMPORTED_LATER = (BITSANDBYTES, TORCHAO)  # where a question asks for it, on which its answer depends then
+IMPORTED_LATER = (BITSANDBYTES, TORCHAO)  # imported on demand; the answer depends on their versions
 
 
 def preload(names: tuple[str, ...]) -> dict[str, str]:
-    """Imports modules and calls functions (MODULE:FUNCTION), so that children need not; the versions of those modules that have
-    one, and of what they may import yet.
+    """Import modules and call functions (MODULE:FUNCTION), so that children need not; return the modules' versions.
 
-    Raises JobError.
+    The versions include those of packages that are imported later. Raises JobError.
     """
     gc.disable()
     try:
@@ -57,11 +56,11 @@ def _version(name: str) -> str:
 
 
 def explain_import(name: str, error: Exception) -> JobError:
-    """Return why a module could not be imported, and what to do."""
+    """Return the error for a module that could not be imported, with the remedy."""
     text = " ".join(str(error).split())
     if "torchvision::nms" in text:
         return JobError(
-            f"torch {_installed('torch')} and torchvision {_installed('torchvision')} do not belong together "
+            f"torch {_installed('torch')} and torchvision {_installed('torchvision')} are incompatible "
             "(operator torchvision::nms does not exist)",
             todo="reinstall both with one pip command from the same package index",
         )

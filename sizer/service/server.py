@@ -1,8 +1,8 @@
-"""The job server: a process of its own that imports torch once and runs each job in a child it can kill.
+"""The job server: a separate process that imports torch once and runs each job in a child it can kill.
 
     python -m sizer.service.server [--max-jobs=2 --wall-seconds=120 ...]
 
-It reads requests and writes answers as JSON lines, and ends, with its children, when its stdin does:
+It reads requests and writes answers as JSON lines, and ends, with its children, when its stdin is closed:
 
     client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null, "visitor": ["address", "session"],
                         "tapes": {"name": base64}}
@@ -14,17 +14,18 @@ It reads requests and writes answers as JSON lines, and ends, with its children,
                        {"id": 7, "progress": "..."}, {"id": 7, "partial": {...}}, {"id": 7, "result": {...}},
                        {"id": 7, "error": error}, {"id": 7, "keep": {"name": "...", "data": base64}}
 
-Who runs next, and who is paused for it, is the queue's business (`sizer.service.fair_queue`). A job that was paused goes on where
-it was; one that was stopped for others, or that crashed for the first time, is started again, and goes on from what was kept.
+The queue decides which job runs next, and which is paused (`sizer.service.fair_queue`). A paused job continues later. A job
+that was stopped for others, or that crashed for the first time, is started again, and continues from stored results.
 
-What a child asks to be kept ("keep") stays here, under a name that its question may write (`sizer.service.access`). The next job
-on the same architecture is given what its question can use of that, and of the "tapes" that the client has from elsewhere. A
-client that shares tapes (`Settings.sharing`) receives each one. Children are forked from
-the template (`sizer.service.job_child`), which sees none of this; "missing" are the layers of their wall that the system lacks.
-A job's number is a random one that no child is told: it is the token by which the client knows an answer.
+Results that a child asks to store ("keep") stay here, under a name that its question may write (`sizer.service.access`). The
+next job on the same architecture receives the results that its question can use, and usable "tapes" that the client has from
+elsewhere. A client that shares tapes (`Settings.sharing`) receives each one. Children are forked from the template
+(`sizer.service.job_child`), which sees none of this; "missing" are the layers of their wall that the system lacks.
 
-One event loop, and one thread that reads and writes what is kept. The template, which forks, has neither. Without fork, on
-Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
+A job's number is random and unknown to its child: it is the token by which the client recognizes an answer.
+
+There is one event loop, and one thread that reads and writes stored results. The template, which forks, has neither. Without
+fork, on Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
 
 *Known limitations*: the "spawn" way is tested on Linux only. While it imports torch, the server answers nothing.
 """
@@ -70,7 +71,7 @@ from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore
 
-LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
+LOOK_SECONDS = 0.25  # interval of the checks for ended turns
 FORKED_BYTES = 96 * MIB  # least memory of a job; pages that it copied from the template are not measured
 ROOMY = 0.75  # share of the budget that all jobs may hold while jobs are paused early
 
@@ -92,13 +93,13 @@ class Server:
         self._send = send
         self._queue = FairQueue(settings.max_jobs, settings.max_jobs + settings.max_waiting)
         self._jobs: dict[int, HeldJob] = {}
-        self._told: dict[int, int] = {}  # to those that wait: how many are before them
+        self._told: dict[int, int] = {}  # reported to waiting jobs: the number of jobs before them
         self._ending = False
 
     async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
-        """Handle lines until they end, then kill all jobs. None stands for a line that was too long.
+        """Handle lines until they end, then kill all jobs. None represents a line that was too long.
 
-        Where nobody gives turns any more, jobs would wait for ever: the server ends then, and raises what it ended with.
+        If the task that gives turns ends, jobs would wait for ever: the server then ends, and raises its error.
         """
         async with asyncio.TaskGroup() as group:
             clock = group.create_task(self._keep_giving_turns())
@@ -142,7 +143,7 @@ class Server:
         self._give_turns()
 
     async def _take_tapes(self, architecture: str, tapes: Mapping[str, bytes]) -> None:
-        """Keep what others have traced of an architecture beside what is known of it."""
+        """Store tapes of an architecture from other servers, in addition to the known ones."""
         await self._tapes.load(architecture)
         known = self._tapes.of(architecture)
         for name in tapes.keys() - known.keys():
@@ -152,7 +153,7 @@ class Server:
         if not isinstance(number, int):
             return
         job = self._jobs.get(number)
-        if job is not None and not job.task.cancelling():  # else it has ended, and has been answered
+        if job is not None and not job.task.cancelling():  # else it has ended, and was answered
             job.task.cancel()
             self._queue.give_up(number)
             self._reply(number, error=error_to_wire(JobError("the job was cancelled")))
@@ -162,10 +163,10 @@ class Server:
         del self._jobs[number]
         self._give_turns()
 
-    # ---------------------------------------------------------------------------------------------------- whose turn it is
+    # ---------------------------------------------------------------------------------------------------- turns
 
     def _give_turns(self) -> None:
-        """Pause and start jobs as the queue has it, and tell those who wait what is before them, where that is news."""
+        """Pause and start jobs as the queue decides, and report changed positions to waiting jobs."""
         if self._ending:
             return
         turns = self._queue.turns(self._now())
@@ -188,7 +189,7 @@ class Server:
             self._keep_budget()
 
     def _keep_budget(self) -> None:
-        """Stop the paused job that holds most where all hold too much; where none is paused, end the one that holds most."""
+        """Stop the largest paused job if all jobs exceed the budget; if none is paused, end the largest one."""
         own = private_bytes(os.getpid())
         held = {
             number: max(private_bytes(job.process) - own, 0)
@@ -221,19 +222,20 @@ class Server:
                 pass
         except SizerError as error:
             self._reply(number, error=error_to_wire(error))
-        except Exception as error:  # of any kind (no process could be started, say): the job must be answered
+        except Exception as error:  # any kind of error, for example if no process could be started: the job must be answered
             failure = JobError(f"the job could not be run ({type(error).__name__}: {error})", todo="try again")
             self._reply(number, error=error_to_wire(failure))
 
     async def _run_child(self, number: int, job: dict, access: Access | None) -> bool:
-        """Wait for a turn, start the child, forward its lines and stop it; whether it has answered, or is to be started again.
+        """Wait for a turn, start the child, forward its lines and stop it; return whether it has answered.
 
-        That is where it was stopped for others, and where it crashed for the first time. Raises JobError where it ended badly.
+        If it has not, it is started again: it was stopped for others, or it crashed for the first time. Raises JobError if it
+        failed.
         """
         held = self._jobs[number]
         while not held.turn.is_set():
             await held.turn.wait()
-            if access is not None:  # it may have been dropped from memory while the job waited
+            if access is not None:  # it may have been evicted from memory while the job waited
                 await self._tapes.load(access.architecture)
         kept = access.readable(self._tapes.of(access.architecture)) if access else {}
         job, settings, template = {**job, "kept": kept}, self._settings, self._template
@@ -269,7 +271,7 @@ class Server:
         return False
 
     async def _relay(self, number: int, reader: asyncio.StreamReader, access: Access | None) -> bool:
-        """Sends on what the child says, and keeps what it asks to keep; False where it ended without a result or an error."""
+        """Forward the child's messages, and store its results; return False if it ended without a result or an error."""
         left = self._settings.result_bytes
         while True:
             try:
@@ -284,7 +286,7 @@ class Server:
                 return True
 
     def _take(self, number: int, line: bytes, access: Access | None) -> str:
-        """Forwards a child's line under the job's number, or keeps what it holds; the one key it has."""
+        """Forward a child's line under the job's number, or store its content; return the line's one key."""
         try:
             ((key, value),) = from_line(line).items()
             if key == "keep":
@@ -337,7 +339,7 @@ def _to_visitor(message: dict) -> Visitor:
 
 
 def missing_layers(settings: Settings) -> dict[str, str]:
-    """The layers of a job's wall that this system does not have, each with why; found out in a child."""
+    """Return the layers of a job's wall that this system lacks, each with the reason, tested in a child."""
     if not hasattr(os, "fork"):
         return raise_wall(())
     source, sink = os.pipe()
@@ -355,7 +357,7 @@ def missing_layers(settings: Settings) -> dict[str, str]:
 
 @contextmanager
 def _memory_group(settings: Settings, missing: dict[str, str]) -> Iterator[MemoryGroup | None]:
-    """The control group of the jobs while there is one; None where there is none, and why beside the layers that are missing."""
+    """Provide the control group of the jobs; None without one, with the reason added to `missing`."""
     group = None
     try:
         if settings.launch == "fork" and settings.budget_bytes:
@@ -363,7 +365,7 @@ def _memory_group(settings: Settings, missing: dict[str, str]) -> Iterator[Memor
         else:
             raise OSError("no budget of memory, or jobs that are not forked")
     except OSError as error:
-        missing[GROUP] = f"{error.strerror or error}; what they hold is read four times a second"
+        missing[GROUP] = f"{error.strerror or error}; their memory is polled four times a second"
     try:
         yield group
     finally:
@@ -380,7 +382,7 @@ def main() -> None:
     """Run the job server until stdin ends."""
     settings = Settings.from_arguments(sys.argv[1:])
     output = os.dup(1)
-    os.dup2(2, 1)  # what a library prints goes to stderr, not between the answers
+    os.dup2(2, 1)  # a library's prints go to stderr, not between the answers
 
     def send(data: bytes) -> None:
         write(output, data)
@@ -401,7 +403,7 @@ def main() -> None:
             send(to_line({"ready": versions, "missing": missing}))
             lines = read_pipe if settings.launch == "fork" else read_thread
             asyncio.run(Server(settings, send, versions, template, group).serve(lines(settings.request_bytes)))
-    except* BrokenPipeError:  # the app has gone; the error comes alone or as one of a group of tasks
+    except* BrokenPipeError:  # the app has ended; the error comes alone or as one of a group of tasks
         pass
     if home := os.environ.get(HOME_VARIABLE):
         shutil.rmtree(home, ignore_errors=True)

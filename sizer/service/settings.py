@@ -18,7 +18,7 @@ from sizer.service.memory_budget import budget_bytes
 from sizer.service.tape_folder import default_folder
 from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 
-# What an estimate imports, with what it imports late: a confined job should find all of it imported
+# Imports of an estimate, including late ones: a confined job should find all of them imported
 TRACING = (
     *("sizer.estimating.estimator", "sizer.estimating.model", "sizer.estimating.work", "sizer.service.tasks"),
     *("sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
@@ -32,33 +32,33 @@ Sharing = Literal["no", "yes"]
 _CHOICES = {"launch": ("fork", "spawn"), "wall": ("wanted", "required"), "sharing": ("no", "yes")}
 _OFF = ("", "0")
 PUBLIC_VARIABLE = "SIZER_PUBLIC"  # anything but 0: strangers use this app
-UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: and it may run where the kernel cannot confine jobs
+UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: run although the kernel cannot confine jobs
 FRAMED_BY_VARIABLE = "SIZER_FRAMED_BY"  # origins, with spaces between them
 
 
 def is_public() -> bool:
-    """Return whether strangers use this app: any value of the switch but none and 0 says so."""
+    """Return whether this app is public: the variable is set to a value other than empty and 0."""
     return os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
 
 
 def framing_origins() -> tuple[str, ...]:
-    """The sites that may show this app in a frame of theirs, beside its own; what is no origin is left out."""
+    """Return the other sites that may embed this app in a frame; invalid origins are left out."""
     given = os.environ.get(FRAMED_BY_VARIABLE, "").split()
     return tuple(origin for origin in given if re.fullmatch(r"https?://[\w.*-]+(:\d+)?", origin, re.ASCII))
 
 
 def wanted_wall() -> Wall:
-    """Return whether jobs may run where the kernel has no seccomp: not in public mode, unless told so."""
+    """Return whether jobs require the kernel's seccomp: in public mode, unless overridden."""
     return "required" if is_public() and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
 
 
 def wanted_spares() -> int:
-    """One in public mode, where nobody should wait for an import of torch; none for one person, whose memory it would take."""
+    """Return one in public mode, so that users do not wait for an import of torch; none for one user, to save memory."""
     return read_limit(SPARES, 1 if is_public() else 0)
 
 
 def preloaded() -> tuple[str, ...]:
-    """Return what an estimate and a decision import, whatever the source, and what is read and asked before any of them."""
+    """Return the imports of estimates and decisions for every source, and the functions to call before any of them."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE, PREPARE_PEFT) if find_spec(PACKAGE) else ()
     caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")
@@ -78,22 +78,22 @@ def usable_cpus() -> int:
 class Settings:
     """Limits of the job server; each field is also an option of `python -m sizer.service.server`.
 
-    An operator sets some of them by environment variables (`sizer.service.variables`). Raises JobError where one is out of range.
+    An operator sets some of them by environment variables (`sizer.service.variables`). Raises JobError if one is out of range.
 
-    `memory_bytes` limits a job's address space (RLIMIT_AS). Importing torch takes 3.5 GB of it, with some builds far
-    more: a job always gets at least `headroom_bytes` above what the server itself holds.
-    `budget_bytes` is what all jobs may hold together beside what they share with the process they are forked from; 0: no limit.
-    `wall_seconds` counts while the job runs, not while it waits or is paused.
-    `max_waiting` jobs wait for a place; more are refused.
-    `preload` are the modules that the server imports before it forks its first job, and functions (MODULE:FUNCTION) that it calls.
-    `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
-    `tapes` is the folder where what jobs traced is kept for later servers, empty for none.
-    `readable` are files and folders that a job may read beside the interpreter's and the packages'.
-    `spares` are the servers that are started beforehand, to take the place of one that dies.
-    `silence_seconds` is how long a server may answer nothing before it is taken for dead, `start_seconds` while it starts.
-    `wall` is "required" where no job may run without seccomp.
-    `sharing` is "yes" where the client is told what jobs ask to be kept.
-    `launch` is "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, where there is no fork).
+    - `memory_bytes`: limit of a job's address space (RLIMIT_AS). Importing torch takes 3.5 GB of it, with some builds far more:
+      a job always gets at least `headroom_bytes` above the server's own use.
+    - `budget_bytes`: limit of all jobs together, without memory shared with the process they are forked from; 0: no limit.
+    - `wall_seconds`: counts while the job runs, not while it waits or is paused.
+    - `max_waiting`: number of jobs that may wait; more are refused.
+    - `preload`: modules that the server imports before it forks its first job, and functions (MODULE:FUNCTION) that it calls.
+    - `function`: the function of a job, as MODULE:FUNCTION (see sizer.service.tasks.run).
+    - `tapes`: folder in which traces are stored for later servers, empty for none.
+    - `readable`: files and folders that a job may read, in addition to those of the interpreter and the packages.
+    - `spares`: number of servers that are started in advance, to replace one that dies.
+    - `silence_seconds`: how long a server may be silent before it is considered dead, `start_seconds` while it starts.
+    - `wall`: "required" if no job may run without seccomp.
+    - `sharing`: "yes" if the client receives the results that jobs store.
+    - `launch`: "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, on systems without fork).
     """
 
     max_jobs: int = field(default_factory=lambda: read_limit(JOBS, usable_cpus()))
@@ -117,12 +117,12 @@ class Settings:
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:
-        """The command-line options that `from_arguments` reads back."""
+        """Return the command-line options that `from_arguments` parses."""
         return [f"--{one.name.replace('_', '-')}={_to_text(getattr(self, one.name))}" for one in fields(self)]
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Settings:
-        """The settings of a command line; options left out keep their defaults. Ends the process on a wrong option."""
+        """Return the settings of a command line; missing options keep their defaults. Ends the process on a wrong option."""
         parser = argparse.ArgumentParser(prog="python -m sizer.service.server", allow_abbrev=False)
         default = cls()
         for one in fields(cls):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 
 async def read_pipe(limit: int) -> AsyncIterator[bytes | None]:
-    """The lines of stdin until it ends, without threads; None for a line of more than `limit` bytes."""
+    """Yield the lines of stdin until it ends, without threads; None for a line of more than `limit` bytes."""
     reader = asyncio.StreamReader(limit=limit)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer.raw)  # type: ignore[union-attr]
@@ -28,7 +28,7 @@ async def read_pipe(limit: int) -> AsyncIterator[bytes | None]:
 
 
 async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
-    """The same from a thread, for Windows, whose event loop cannot wait for stdin. Never together with fork."""
+    """Yield the same lines from a thread, for Windows, whose event loop cannot wait for stdin. Never combined with fork."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes] = asyncio.Queue()
 

@@ -1,8 +1,8 @@
-"""Keep a job server that answers: one that has died or hangs is replaced, by a spare where one is wanted.
+"""Keep a job server running: a server that has died or hangs is replaced, by a spare if there is one.
 
-A server that answers nothing for `silence_seconds`, stopped say, is killed like one that has died. The first death costs nothing
-but the start of another, which the spare has done beforehand; those that follow without a single result between them wait, each
-twice as long. Two threads talk to a server's process: one writes requests, one reads answers.
+A server that is silent for `silence_seconds`, for example stopped, is killed and treated as dead. After the first death the
+next server starts at once; the spare is already running. After further deaths without a result in between, the pause before
+each start doubles. Two threads handle a server's process: one writes requests, one reads answers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sizer.service.settings import Settings
 
 
 class Connection:
-    """Starts a job server. `receive` gets each message of it, `lost` the reason of its end, both on the reading thread.
+    """Starts a job server. `receive` gets each of its messages, `lost` the reason of its end, both on the reading thread.
 
-    Raises JobError where the process could not be started.
+    Raises JobError if the process could not be started.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Connection:
         lost: Callable[[Connection, JobError], None],
     ):
         self.ready = False
-        self.heard_at = time.monotonic()  # when it said something last
+        self.heard_at = time.monotonic()  # time of its last message
         self._settings = settings
         self._receive, self._lost = receive, lost
         self._failure: JobError | None = None
@@ -47,9 +47,9 @@ class Connection:
         self._outbox.put(message)
 
     def close(self) -> None:
-        """End the server by closing its stdin, by force where it does not react, and wait for it."""
+        """End the server by closing its stdin, by force if it does not react, and wait for it."""
         self._outbox.put(None)
-        if not self.ready:  # it is importing, and reads nothing yet; it has no children
+        if not self.ready:  # it is importing, and does not read yet; it has no children
             self._process.kill()
         if not self._process.ends_within(CLOSE_SECONDS):
             self._process.kill()
@@ -66,7 +66,7 @@ class Connection:
         return self._process.id
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended; the reader says why
+        with contextlib.suppress(OSError):  # it has ended; the reader reports why
             while (message := self._outbox.get()) is not None:
                 self._process.send(message)
         self._process.close_stdin()
@@ -76,8 +76,8 @@ class Connection:
             for line in self._process.lines(self._settings.result_bytes + 1000):
                 self.heard_at = time.monotonic()
                 self._take(from_line(line))
-        except Exception as error:  # of any kind; our own server writes nothing that raises
-            self._failure = JobError(f"the job server said something that was not understood ({quote(str(error))})")
+        except Exception as error:  # any kind of error; our own server never writes such lines
+            self._failure = JobError(f"a message of the job server was not understood ({quote(str(error))})")
             self._process.kill()
         self._outbox.put(None)
         status = self._process.wait()
@@ -92,7 +92,7 @@ class Connection:
             failure = error_from_wire(message["fatal"])
             self._failure = failure if isinstance(failure, JobError) else JobError(str(failure))
         elif "refused" in message or "pong" in message:
-            return  # it lives; a line that it refused was of a job that has got its error from `submit`
+            return  # it lives; the refused line belonged to a job that got its error from `submit`
         else:
             self.ready = self.ready or "ready" in message
             self._receive(self, message)
@@ -114,11 +114,11 @@ Connect = Callable[[Settings, Receive, Lost], Connection]
 
 
 class Supervisor:
-    """The job server in use, and its spares. For use from any thread; `receive`, `lost` and `restarted` are called on its own.
+    """The job server in use, and its spares. Thread-safe; `receive`, `lost` and `restarted` are called on its own threads.
 
-    `connect` starts a server, or reaches what stands for one (`sizer.service.broker.connection`). `receive` gets each message
-    of a server, `lost` the server in use that has ended with the reason, `restarted` is called when a server can be had again
-    after a pause.
+    `connect` starts a server, or connects to a replacement (`sizer.service.broker.connection`). `receive` gets each message of
+    a server. `lost` gets the server in use that has ended, with the reason. `restarted` is called when a server is available
+    again after a pause.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class Supervisor:
 
     @property
     def used(self) -> Connection | None:
-        """The job server in use, None where none has been started."""
+        """The job server in use, None before the first start."""
         return self._used
 
     def connection(self) -> Connection | None:
-        """The job server to ask, started where there is none; None during a pause. Raises JobError where it cannot be started."""
+        """Return the job server in use, started if needed; None during a pause. Raises JobError if it cannot be started."""
         with self._lock:
             if self._used is None and self._pause is None:
                 self._used = self._next()
@@ -168,7 +168,7 @@ class Supervisor:
             connection.close()
 
     def _next(self) -> Connection:
-        """A spare that is ready, else a new one."""
+        """Return a spare that is ready, else a new server."""
         ready = next((spare for spare in self._spares if spare.ready), None)
         if ready is None:
             return self._start()
@@ -195,7 +195,7 @@ class Supervisor:
         self._take(connection, message)
 
     def _lost(self, connection: Connection, failure: JobError) -> None:
-        """Put another server in the place of one that has ended."""
+        """Replace a server that has ended."""
         with self._lock:
             if connection in self._spares:
                 self._spares.remove(connection)  # the next time one is ready, or taken, it is replaced
@@ -222,9 +222,9 @@ class Supervisor:
         self._restarted()
 
     def _beat(self) -> None:
-        """Ask every server for a sign of life, and kill those that have given none for too long.
+        """Send every server a ping, and kill those that have been silent for too long.
 
-        Time counts by these beats: on a machine so busy that they come late, a server may be late, too.
+        Time counts by these heartbeats: on a machine so busy that they are late, a server may be late, too.
         """
         unanswered: dict[Connection, int] = {}
         before = time.monotonic()

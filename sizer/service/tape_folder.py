@@ -1,10 +1,10 @@
-"""Kept results on disk: a file for each architecture, to which results are appended.
+"""Stored results on disk: a file for each architecture, to which results are appended.
 
     sizer tapes ARCHITECTURE
     {"name": "...", "size": 5}
     <5 bytes>{"name": ...
 
-The last result under a name counts. A file that does not end with a whole result is written anew with those before.
+The last result under a name is valid. A file that ends with an incomplete result is rewritten with the complete ones.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 
 from sizer.base.units import MIB
 
-FOLDER_VARIABLE = "SIZER_TAPES"  # the folder to keep tapes in; empty for none
+FOLDER_VARIABLE = "SIZER_TAPES"  # the folder of tapes; empty for none
 LONGEST_NAME = 1_000
 DISK_BYTES = 1024 * MIB
 ITEM_BYTES = 8 * MIB
-# Of one architecture: five dtypes and 32 batch sizes of Mask R-CNN, each traced by itself, keep some 6 MB under 160 names.
+# Per architecture: five dtypes and 32 batch sizes of Mask R-CNN, each traced separately, take some 6 MB under 160 names.
 ARCHITECTURE_NAMES, ARCHITECTURE_BYTES = 256, 8 * MIB
-FILE_BYTES = 2 * ARCHITECTURE_BYTES  # beyond which a file is written anew, without results that newer ones replace
-BLOCK_BYTES = 4096  # what a file takes at least: an empty value is charged as much
+FILE_BYTES = 2 * ARCHITECTURE_BYTES  # above which a file is rewritten, without results that newer ones replace
+BLOCK_BYTES = 4096  # minimum size of a file: an empty value is charged as much
 _SUFFIX = ".tapes"
 _LONGEST_HEADER = 12 * LONGEST_NAME + 100  # a character is at most 12 as \\uXXXX\\uXXXX
 
 
 def default_folder() -> str:
-    """The folder of this user's tapes, empty where none is to be kept."""
+    """Return the folder of this user's tapes, empty if tapes are not stored."""
     if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
         return given
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.path.expanduser(cache)
-    return os.path.join(folder, "sizer") if os.path.isabs(folder) else ""  # a user without a home keeps none
+    return os.path.join(folder, "sizer") if os.path.isabs(folder) else ""  # tapes are not stored for a user without a home
 
 
 class TapeFolder:
@@ -74,7 +74,7 @@ class TapeFolder:
             try:
                 size = os.fstat(descriptor).st_size
                 text = record if size else _header(architecture) + record
-                if os.write(descriptor, text) < len(text):  # the disk is full, say
+                if os.write(descriptor, text) < len(text):  # for example if the disk is full
                     os.ftruncate(descriptor, size)
             finally:
                 os.close(descriptor)
@@ -82,7 +82,7 @@ class TapeFolder:
                 self._write_anew(architecture)
 
     def _write_anew(self, architecture: str) -> None:
-        """Write a file anew, without the results that newer ones replace."""
+        """Rewrite a file, without the results that newer ones replace."""
         self._replace(architecture, self.read(architecture))
 
     def _replace(self, architecture: str, entry: Mapping[str, bytes]) -> None:
@@ -116,7 +116,7 @@ class TapeFolder:
 
 
 def forget_oldest(entry: dict[str, bytes]) -> None:
-    """Drop the oldest results of an architecture that keeps too many."""
+    """Drop the oldest results of an architecture with too many."""
     held = sum(map(len, entry.values()))
     while len(entry) > ARCHITECTURE_NAMES or (len(entry) > 1 and held > ARCHITECTURE_BYTES):
         held -= len(entry.pop(next(iter(entry))))

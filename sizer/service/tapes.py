@@ -18,7 +18,7 @@ MEMORY_BYTES = 256 * MIB  # Llama-3.1-405B's tapes take 0.5 MB in each dtype
 
 
 class TapeStore:
-    """Bytes by architecture and name, the most recently used of them; on disk too if there is a folder.
+    """Bytes by architecture and name, least recently used ones are dropped; on disk too if there is a folder.
 
     One thread reads and writes the folder, so that the caller's event loop never waits for the disk.
     """
@@ -28,11 +28,11 @@ class TapeStore:
         self._thread = ThreadPoolExecutor(max_workers=1) if folder else None
         self._memory_bytes = memory_bytes
         self._entries: OrderedDict[str, dict[str, bytes]] = OrderedDict()  # by architecture
-        self._reads: dict[str, asyncio.Task[None]] = {}  # by architecture, whose file is being read
+        self._reads: dict[str, asyncio.Task[None]] = {}  # by architecture, for files being read
         self._held = 0
 
     async def load(self, architecture: str) -> None:
-        """Have what is on disk of an architecture in memory."""
+        """Load the results of an architecture from disk into memory."""
         if self._folder is None or architecture in self._entries:
             return
         if architecture not in self._reads:
@@ -40,13 +40,13 @@ class TapeStore:
         await asyncio.shield(self._reads[architecture])
 
     def of(self, architecture: str) -> Mapping[str, bytes]:
-        """Return what memory holds of an architecture, by name."""
+        """Return the results of an architecture in memory, by name."""
         if architecture in self._entries:
             self._entries.move_to_end(architecture)
         return dict(self._entries.get(architecture, {}))
 
     def put(self, architecture: str, name: str, data: bytes) -> bool:
-        """Keep something and return True; False if its bytes or its name are too long, which is no reason to end a job."""
+        """Store a value and return True; False if its bytes or its name are too long, which does not end the job."""
         if len(name) > LONGEST_NAME or len(data) > ITEM_BYTES:
             return False
         entry = dict(self.of(architecture))
@@ -71,7 +71,7 @@ class TapeStore:
             self._hold(architecture, {**found, **self.of(architecture)})
 
     def _hold(self, architecture: str, entry: dict[str, bytes]) -> None:
-        """Have an architecture's results in memory, and drop what was used longest ago."""
+        """Store an architecture's results in memory, and drop the least recently used ones."""
         forget_oldest(entry)
         self._held -= _charge_all(self._entries.pop(architecture, {}))
         self._entries[architecture] = entry

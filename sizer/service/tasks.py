@@ -20,27 +20,30 @@ PARTIAL_SECONDS = 0.2  # between two partial results
 
 
 def run(job: dict, channel: Channel) -> dict:
-    """The plain-data result of a job {"task", "query", "config_text", ...}. Raises SizerError; KeyError: unknown task."""
+    """Return the result of a job {"task", "query", "config_text", ...} as plain data.
+
+    Raises SizerError; KeyError: unknown task.
+    """
     return TASKS[job["task"]](job, channel)
 
 
 class KeptByServer:
-    """Read traces that earlier jobs kept for this architecture, and keep the traces of this job.
+    """Read traces that earlier jobs stored for this architecture, and store the traces of this job.
 
-    Names travel as digests, that of their scope first (`ScopedResults` of sizer.estimating.kept). Names say all that a
-    value depends on, a whole config too, and may be of any length.
+    Names are sent as digests, the digest of their scope first (`ScopedResults` of sizer.estimating.kept). Names contain
+    everything that a value depends on, including a whole config, and may have any length.
     """
 
     def __init__(self, job: dict, channel: Channel) -> None:
         self._known, self._channel = dict(job["kept"]), channel
 
     def get(self, name: str) -> bytes | None:
-        """Return what was put under a name, None where there is nothing."""
+        """Return the value under a name, None if there is none."""
         data = self._known.get(_digest(name))
         return None if data is None else bytes(data)
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep something for this job and for later ones."""
+        """Store a value for this job and for later jobs."""
         digest = _digest(name)
         self._known[digest] = data
         self._channel.keep(digest, data)
@@ -52,7 +55,7 @@ def _digest(name: str) -> str:
 
 
 def _estimate(job: dict, channel: Channel) -> dict:
-    """The report of a query; on the way there what is new of it: the counts, the first cells and the last ones at once."""
+    """Return the report of a query; send new parts as partial results: the counts, the first cells and the last ones at once."""
     from sizer.base.codec import encode
     from sizer.estimating.estimator import Estimator
     from sizer.query.text import parse_query
@@ -79,21 +82,21 @@ def _estimate(job: dict, channel: Channel) -> dict:
 
 
 def _levers(job: dict, channel: Channel) -> dict:
-    """Return what to change for the one dtype and batch size of a query, and what that saves."""
+    """Return possible changes for the one dtype and batch size of a query, and their savings."""
     from sizer.decision.levers import levers
 
     return _last(partial(levers, compiles=job.get("part") == COMPILED), job, channel)
 
 
 def _limits(job: dict, channel: Channel) -> dict:
-    """The largest batch, sequence and image of a query on its device."""
+    """Return the largest batch, sequence and image of a query on its device."""
     from sizer.decision.limits import limits
 
     return _last(limits, job, channel)
 
 
 def _devices(job: dict, channel: Channel) -> dict:
-    """The one dtype and batch size of a query on the devices of a part of the catalogue."""
+    """Return the figures of a query's one dtype and batch size on the devices of a part of the catalogue."""
     from sizer.catalogue.gpus import in_parts
     from sizer.decision.devices import devices
 
@@ -102,28 +105,28 @@ def _devices(job: dict, channel: Channel) -> dict:
 
 
 def _ranks(job: dict, channel: Channel) -> dict:
-    """The one dtype and batch size of a query on one GPU and on several."""
+    """Return the figures of a query's one dtype and batch size on one GPU and on several."""
     from sizer.decision.ranks import ranks
 
     return _last(ranks, job, channel)
 
 
 def _budget(job: dict, channel: Channel) -> dict:
-    """The one dtype and batch size of a training query compiled, over the activation memory budget."""
+    """Return the figures of a compiled training query's one dtype and batch size, over the activation memory budget."""
     from sizer.decision.budget import budget
 
     return _last(budget, job, channel)
 
 
 def _peak(job: dict, channel: Channel) -> dict:
-    """Return what is alive at the peak of the one dtype and batch size of a query."""
+    """Return the live tensors at the peak of the one dtype and batch size of a query."""
     from sizer.decision.peak import peak
 
     return _last(peak, job, channel)
 
 
 def _snapshot(job: dict, channel: Channel) -> dict:
-    """The same peak as PyTorch's memory snapshot: {"zlib": base64 of the compressed pickle}."""
+    """Return the same peak as PyTorch's memory snapshot: {"zlib": base64 of the compressed pickle}."""
     from sizer.decision.peak import snapshot
     from sizer.query.text import parse_query
 
@@ -133,7 +136,7 @@ def _snapshot(job: dict, channel: Channel) -> dict:
 
 
 def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> dict:
-    """The last of the reports that an answer grows through; those before are partial results."""
+    """Return the last report of a growing answer; earlier ones are sent as partial results."""
     from sizer.base.codec import encode
     from sizer.query.text import parse_query
 
@@ -148,7 +151,7 @@ def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> 
 
 
 def _script(job: dict, channel: Channel) -> dict:
-    """The program that does and measures the one dtype and batch size of a query: {"text": ...}."""
+    """Return the program that runs and measures the one dtype and batch size of a query: {"text": ...}."""
     from sizer.decision.peak import script
     from sizer.query.text import parse_query
 
@@ -157,7 +160,7 @@ def _script(job: dict, channel: Channel) -> dict:
 
 
 def _compare(job: dict, channel: Channel) -> dict:
-    """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
+    """Return the comparison of a measurement ("measured", JSON as a text) with the estimate of the same work."""
     from sizer.base.codec import DecodeError
     from sizer.base.config_json import read_config
     from sizer.device.comparison.comparison import compare
@@ -182,7 +185,7 @@ def _compare(job: dict, channel: Channel) -> dict:
 
 
 def _read_snapshot(job: dict, channel: Channel) -> dict:
-    """The curve of a memory snapshot ("measured", base64 of the compressed pickle), which is read without unpickling."""
+    """Return the curve of a memory snapshot ("measured", base64 of the compressed pickle), which is read without unpickling."""
     from sizer.base.codec import encode
     from sizer.pasted.pickle_reader import MAX_BYTES, read_plain
     from sizer.pasted.snapshot import read_snapshot
@@ -205,7 +208,7 @@ def _placement(job: dict, channel: Channel) -> dict:
 
 
 def _models(job: dict, channel: Channel) -> dict:
-    """Return what the sources' packages build by name, by source: each name with its family, the module that defines it."""
+    """Return the models of each source's package by name, each with its family, the module that defines it."""
     from sizer.catalogue.sources import import_function, offered_sources
 
     return {source.key: import_function(source.names)() for source in offered_sources() if source.names}

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from sizer.base.errors import JobError, quote
 
 BROKER_VARIABLE = (
-    "SIZER_BROKER"  # where the broker is, for apps and workers; without it each app has a job server of its own
+    "SIZER_BROKER"  # address of the broker, for apps and workers; without it each app has its own job server
 )
 
 
 def broker_url() -> str | None:
     """Return the URL of the broker, or None without a broker.
 
-    Raises JobError for what is no address of a Redis server.
+    Raises JobError if it is not an address of a Redis server.
     """
     url = os.environ.get(BROKER_VARIABLE, "").strip()
     if url and not url.startswith(("redis://", "rediss://", "unix://")):
@@ -30,7 +30,7 @@ def broker_url() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A variable that holds a whole number, from 1 (or `least`) to `most`. `default` says in words what holds without it."""
+    """A variable that holds a whole number, from 1 (or `least`) to `most`. `default` describes the behaviour without it."""
 
     name: str
     what: str
@@ -46,7 +46,7 @@ JOB_MEMORY = Limit(name="SIZER_JOB_MEMORY_GIB", what="address space of a job, in
 MEMORY = Limit(
     name="SIZER_MEMORY_GIB",
     what="memory of all jobs together, in GiB",
-    default="half of what the machine, or its control group, has",
+    default="half of the memory of the machine, or of its control group",
     most=4096,
 )
 ANSWERS = Limit(name="SIZER_ANSWERS", what="finished answers that are kept for an hour", default="64")
@@ -61,7 +61,7 @@ LIMITS = (JOBS, WAITING, JOB_SECONDS, JOB_MEMORY, MEMORY, ANSWERS, SPARES, SESSI
 
 
 def read_limit(limit: Limit, default: int) -> int:
-    """The number that the environment holds, `default` where it holds none. Raises JobError where it is not in its range."""
+    """Return the number in the environment, `default` if it is not set. Raises JobError if it is out of its range."""
     text = os.environ.get(limit.name, "").strip()
     if not text:
         return default

@@ -1,12 +1,12 @@
-"""Many machines: the questions of several apps, answered by workers on other nodes, with Celery and Redis between them.
+"""Many machines: workers on other nodes answer the questions of several apps, connected by Celery and Redis.
 
     app: pool ─► supervisor ─► connection ══► board (Redis) ══► worker ─► supervisor ═► its own confined job server
                                    └── a turn, by Celery ──────────┘
 
-What Celery delivers is a turn, a message that holds nothing: whoever gets it takes the question whose turn it is from the board.
-Celery's queues over Redis are lists, in which nobody can be put before another, taken out, or told a place. So the line is the
-board's (`sizer.service.broker.board`), and Celery's are delivery, places of work, acknowledgement and routes: a turn that a worker
-died with is delivered again. Nothing is unpickled; on the board are JSON and tapes, which are read as a job server's are.
+Celery delivers turns. A turn is an empty message: its receiver takes the next question from the board. Celery's queues over
+Redis are lists, which do not support reordering, removal or positions. The board therefore keeps the order
+(`sizer.service.broker.board`). Celery provides delivery, workers, acknowledgement and routes: the turn of a worker that died is
+delivered again. Nothing is unpickled. The board holds JSON and tapes, which are read as those of a job server.
 
-$SIZER_BROKER switches it on. Only these modules import Celery and Redis (deploy/requirements-broker.txt).
+$SIZER_BROKER enables it. Only these modules import Celery and Redis (deploy/requirements-broker.txt).
 """

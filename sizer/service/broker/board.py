@@ -1,11 +1,10 @@
-"""Contents of Redis: questions in their lines, workers, answers as they grow, and tapes.
+"""Contents of Redis: questions in their lines, workers, partial and full answers, and tapes.
 
-A question is known by a digest of all that its answer depends on (versions, code, task, query, config): the same question of two
-apps is one, and its answer is there for an hour for whoever asks it again. Everything here ends by itself: what nobody renews is
-forgotten, so that nothing stays behind of an app or a worker that was killed.
+A question's key is a digest of everything that its answer depends on (versions, code, task, query, config). The same question
+of two apps is one entry, and its answer is stored for an hour. All entries expire unless renewed, so that nothing remains of an
+app or a worker that was killed.
 
-What happens on the board in one step is in Redis' own language, so that nobody else sees it half done. Each script has one question
-at a time; its keys are those that `Board` gives it.
+Atomic operations on the board are Lua scripts in Redis. Each script handles one question at a time; `Board` passes its keys.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from redis.retry import Retry
 from sizer.base.units import MIB
 from sizer.service.tape_folder import ARCHITECTURE_NAMES, BLOCK_BYTES, ITEM_BYTES, LONGEST_NAME
 
-# Put a question in its line, unless it is there, is being answered, or has its answer; whether it was put (1) or not (0).
-# The rank is that of fair queueing by finish times: what its visitor has in the line already, or the present, and its cost.
+# Put a question in its line, unless it is waiting, in work, or answered; returns 1 if it was put, else 0. The rank follows fair
+# queueing by finish times: the visitor's last rank in the line, or the present time, plus the cost.
 PUT = """
 local wanted, answer, lease, line, question, virtual, own = unpack(KEYS)
 local digest, text, cost, reader, wanted_seconds, seconds = unpack(ARGV)
@@ -44,7 +43,7 @@ redis.call('EXPIRE', line, seconds)
 return 1
 """
 
-# Take the first question of a line that somebody still waits for; its digest, nothing where there is none.
+# Take the first question of a line that still has a waiter; returns its digest, nil if there is none.
 TAKE = """
 local line, virtual = unpack(KEYS)
 local worker, lease_ms, seconds, wanted, lease, question = unpack(ARGV)
@@ -60,7 +59,7 @@ while true do
 end
 """
 
-# A worker's sign of life: 1 where its question is wanted, 0 where it is not any more, -1 where it is not this worker's any more.
+# A worker's heartbeat: returns 1 if its question is wanted, 0 if it is not wanted any more, -1 if the worker lost it.
 BEAT = """
 local wanted, lease = unpack(KEYS)
 local worker, lease_ms = unpack(ARGV)
@@ -69,7 +68,8 @@ redis.call('PEXPIRE', lease, lease_ms)
 return redis.call('EXISTS', wanted)
 """
 
-# Add to an answer what a worker says, where the question is its own still; the last word ends it. Whether it was added.
+# Add a worker's message to an answer if the worker still owns the question; the last message ends it. Returns whether it was
+# added.
 SAY = """
 local answer, lease, question = unpack(KEYS)
 local worker, kind, data, seconds = unpack(ARGV)
@@ -83,10 +83,10 @@ end
 return 1
 """
 
-# Give a question back, where it is this worker's still.
+# Release a question, if the worker still owns it.
 GIVE_BACK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
-# Keep a tape beside those of its architecture, of which there may be so many bytes.
+# Store a tape with those of its architecture, up to a limit of bytes.
 KEEP = """
 local tapes, held = unpack(KEYS)
 local name, data, most, seconds, least, names = unpack(ARGV)
@@ -108,19 +108,19 @@ return 1
 
 
 PREFIX = "sizer:"
-WANTED_SECONDS, WORKER_SECONDS = 10, 10  # that a reader, or a worker, may say nothing
-LEASE_MS = 6_000  # after which the question of a worker that says nothing is put again
-ANSWER_SECONDS = 3600  # that a result is kept, as the apps themselves keep theirs
-ERROR_SECONDS = 30  # that an error is kept for those who read it yet
+WANTED_SECONDS, WORKER_SECONDS = 10, 10  # silence after which a reader, or a worker, is forgotten
+LEASE_MS = 6_000  # after which the question of a silent worker is put again
+ANSWER_SECONDS = 3600  # lifetime of a result, as in the apps' own caches
+ERROR_SECONDS = 30  # lifetime of an error, so that all waiters can read it
 QUESTION_SECONDS = 3600
 TAPES_SECONDS = 24 * 3600
-TAPES_BYTES = 8 * MIB  # of one architecture: they travel with each question about it
+TAPES_BYTES = 8 * MIB  # limit per architecture, because all of it is sent with each question
 PACE_SECONDS = 24 * 3600
 ENDS = ("result", "error")
 
 
 def connect(url: str) -> Redis:
-    """A client that tries for some seconds before it raises: redis.exceptions.RedisError."""
+    """Return a client that retries for some seconds before it raises redis.exceptions.RedisError."""
     again = Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=5)
     limits = {"socket_timeout": 5, "socket_connect_timeout": 2}
     return Redis.from_url(url, **limits, retry=again, retry_on_error=[ConnectionError, TimeoutError])
@@ -128,7 +128,10 @@ def connect(url: str) -> Redis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker as it tells of itself: `edition` stands for all versions that an answer depends on, `code` for this package's."""
+    """A worker's description of itself.
+
+    `edition` identifies all versions that an answer depends on, `code` this package's code.
+    """
 
     edition: str
     code: str
@@ -138,14 +141,14 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Position of a question: how many are before it (None: not in the line), and whether it is taken or answered."""
+    """Position of a question: the number of questions before it (None: not in the line), and whether it is taken or answered."""
 
     ahead: int | None
     taken: bool
 
 
 class Board:
-    """The board as apps and workers see it. For use from any thread. Raises redis.exceptions.RedisError where Redis is away."""
+    """The board for apps and workers. Thread-safe. Raises redis.exceptions.RedisError if Redis is down."""
 
     def __init__(self, redis: Redis):
         self._redis = redis
@@ -175,7 +178,7 @@ class Board:
         return bool(self._scripts["PUT"](keys, [digest, text, cost, reader, WANTED_SECONDS, QUESTION_SECONDS]))
 
     def look(self, digest: str, line: str) -> Place:
-        """Return where a question is, and note that its readers still wait."""
+        """Return the position of a question, and note that its readers still wait."""
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.expire(_key("wanted", digest), WANTED_SECONDS)
             pipe.zrank(_key("line", line), digest)
@@ -189,8 +192,10 @@ class Board:
         self._redis.srem(_key("wanted", digest), reader)
 
     def read(self, seen: Mapping[str, str], *, block_ms: int) -> dict[str, list[tuple[str, str, bytes]]]:
-        """Return what is new of some answers, each with the number seen last: by digest, (number, kind, packed JSON). Waits a
-        while."""
+        """Return new messages of some answers, by digest, as (number, kind, packed JSON). Waits up to `block_ms`.
+
+        `seen` gives the number of the last known message of each answer.
+        """
         found = self._redis.xread({_key("answer", digest): last for digest, last in seen.items()}, block=block_ms)
         answers = {}
         for stream, entries in found or ():
@@ -209,7 +214,7 @@ class Board:
         self._redis.set(_key("worker", token), json.dumps(told), ex=WORKER_SECONDS)
 
     def workers(self) -> list[Worker]:
-        """The workers that are there."""
+        """Return the live workers."""
         tokens = sorted(token.decode() for token in self._redis.smembers(f"{PREFIX}workers"))
         told = self._redis.mget([_key("worker", token) for token in tokens]) if tokens else []
         for token, text in zip(tokens, told, strict=True):
@@ -222,13 +227,16 @@ class Board:
         self._redis.delete(_key("worker", token))
 
     def take(self, line: str, token: str) -> str | None:
-        """The question whose turn it is, for this worker; None where the line is empty."""
+        """Return the next question of a line, for this worker; None if the line is empty."""
         arguments = [token, LEASE_MS, QUESTION_SECONDS, *(_key(name, "") for name in ("wanted", "lease", "question"))]
         digest = self._scripts["TAKE"]([_key("line", line), _key("virtual", line)], arguments)
         return None if digest is None else digest.decode()
 
     def question(self, digest: str, most_bytes: int) -> dict | None:
-        """A question, None where it is there no more. Raises ValueError where it is larger, or no JSON object."""
+        """Return a question, None if it has expired.
+
+        Raises ValueError if it is larger than `most_bytes`, or is not a JSON object.
+        """
         if self._redis.strlen(_key("question", digest)) > most_bytes:
             raise ValueError(f"longer than {most_bytes:,} bytes")
         text = self._redis.get(_key("question", digest))
@@ -238,7 +246,7 @@ class Board:
         return question
 
     def beat(self, digest: str, token: str) -> bool | None:
-        """Return whether a worker's question is wanted still; None where it is this worker's no more."""
+        """Return whether a worker's question is still wanted; None if the worker has lost it."""
         told = self._scripts["BEAT"]([_key("wanted", digest), _key("lease", digest)], [token, LEASE_MS])
         return None if told < 0 else bool(told)
 
@@ -249,26 +257,26 @@ class Board:
         return bool(self._scripts["SAY"](keys, [token, kind, zlib.compress(data, 1), seconds]))
 
     def give_back(self, digest: str, token: str) -> None:
-        """Work on a question no more; who waits for it puts it again."""
+        """Release a question; its waiters put it in the line again."""
         self._scripts["GIVE_BACK"]([_key("lease", digest)], [token])
 
     # ------------------------------------------------------------------------------------------------- tapes and their pace
 
     def tapes(self, architecture: str, is_wanted: Callable[[str], bool]) -> dict[str, bytes]:
-        """The tapes of an architecture whose names are wanted, by name."""
+        """Return the wanted tapes of an architecture, by name."""
         key = _key("tapes", architecture)
         names = [name for data in self._redis.hkeys(key) if is_wanted(name := data.decode("utf-8", "replace"))]
         found = self._redis.hmget(key, names) if names else []
         return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
     def keep(self, architecture: str, name: str, data: bytes) -> None:
-        """Keep a tape; nothing where it, or all of its architecture, is too large."""
+        """Store a tape; do nothing if it, or the total of its architecture, is too large."""
         if len(name) <= LONGEST_NAME and len(data) <= ITEM_BYTES:
             keys = [_key("tapes", architecture), _key("held", architecture)]
             self._scripts["KEEP"](keys, [name, data, TAPES_BYTES, TAPES_SECONDS, BLOCK_BYTES, ARCHITECTURE_NAMES])
 
     def pace(self, work: str) -> float | None:
-        """The seconds for each cell that some work took last; None where nobody has done it lately."""
+        """Return the seconds per cell that some work took last; None if it is not known."""
         seconds = self._redis.get(_key("pace", work))
         return None if seconds is None else float(seconds)
 
@@ -278,7 +286,7 @@ class Board:
 
 
 def _read_worker(text: bytes) -> Worker | None:
-    """Return what a worker tells of itself; None where that is something else."""
+    """Return a worker's description of itself; None if the text is anything else."""
     try:
         match json.loads(text):
             case {"edition": str(edition), "code": str(code), "versions": dict(versions), "missing": dict(missing)}:
@@ -289,7 +297,7 @@ def _read_worker(text: bytes) -> Worker | None:
 
 
 def digest_of(parts: Iterable[str | None]) -> str:
-    """One digest of some texts, told from any other such list."""
+    """Return one digest of a list of texts, unique to that list."""
     found = hashlib.sha256()
     for part in parts:
         data = b"-" if part is None else part.encode("utf-8", "surrogatepass")
@@ -298,7 +306,7 @@ def digest_of(parts: Iterable[str | None]) -> str:
 
 
 def unpack(data: bytes, most_bytes: int) -> bytes:
-    """Return what was compressed. Raises ValueError where it comes to more than `most_bytes`, or is something else."""
+    """Return decompressed data. Raises ValueError if it is longer than `most_bytes`, or is not compressed data."""
     try:
         reader = zlib.decompressobj()
         text = reader.decompress(data, most_bytes)

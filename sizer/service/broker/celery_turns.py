@@ -7,16 +7,19 @@ from celery import Celery
 from sizer.service.fair_queue import CELL_SECONDS
 from sizer.service.messages import cells_of
 
-NEXT = "sizer.next"  # the one task
+NEXT = "sizer.next"  # the only task
 QUEUES = ("short", "long")
-LONG_SECONDS = 15.0  # of work, from which on a question waits in the long line
+LONG_SECONDS = 15.0  # of work: a question with more waits in the long line
 VISIBILITY_SECONDS = (
-    60  # after which a turn that nobody has acknowledged is delivered again: one too many finds nothing
+    60  # after which an unacknowledged turn is delivered again; a surplus turn finds no question
 )
 
 
 def make_celery(url: str) -> Celery:
-    """Celery for apps, which send turns, and workers, which take them. JSON alone is sent and accepted, and no result is kept."""
+    """Return the Celery app, with which apps send turns and workers receive them.
+
+    Only JSON is sent and accepted, and no result is stored.
+    """
     celery = Celery("sizer", broker=url, set_as_current=False)
     celery.conf.update(
         accept_content=["json"],
@@ -42,20 +45,20 @@ def make_celery(url: str) -> Celery:
 
 
 def line_of(queue: str, edition: str) -> str:
-    """The name of a line, and of its queue of turns: workers of other versions have lines of their own."""
+    """Return the name of a line and of its queue of turns: workers of different versions use different lines."""
     return f"{queue}-{edition}"
 
 
 def queue_of(cost_seconds: float) -> str:
-    """The queue for so much work."""
+    """Return the queue for work of this cost."""
     return QUEUES[cost_seconds > LONG_SECONDS]
 
 
 def work_of(task: str, architecture: str) -> str:
-    """Return what the seconds for each cell of a question depend on, as the board knows it."""
+    """Return the board's key for the seconds per cell of a question."""
     return f"{task}:{architecture}"
 
 
 def cost_of(question: dict, pace: float | None) -> float:
-    """The seconds that a question is taken to need, by those that each cell took before."""
+    """Return the expected seconds of a question, from the seconds of earlier cells."""
     return cells_of(question) * (CELL_SECONDS if pace is None else pace)

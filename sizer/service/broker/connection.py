@@ -1,4 +1,4 @@
-"""An app's side of the board: what `sizer.service.supervisor.Connection` is to a job server of its own, for workers anywhere."""
+"""An app's side of the board: replaces `sizer.service.supervisor.Connection` to a local job server by workers on any node."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sizer.service.messages import texts_of
 from sizer.service.settings import Settings
 
 LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05
-MOST_PUTS = 3  # in its line: a question that has lost so many workers is given up
-TURN_AGAIN_SECONDS = 10.0  # that a question may be the first of its line, before its turn is taken to be lost
+MOST_PUTS = 3  # in its line: a question that has lost this many workers fails
+TURN_AGAIN_SECONDS = 10.0  # that a question may be first in its line, before its turn is assumed lost
 CLOSE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -40,16 +40,17 @@ class _Question:
     digest: str
     message: dict
     visitor: str
-    seen: str = "0"  # the number of the last entry of its answer that was handed on
+    seen: str = "0"  # the number of the last forwarded entry of its answer
     line: str = ""
     puts: int = 0
     first_since: float | None = None
 
 
 class BrokerConnection:
-    """Asks workers instead of a job server. `receive` gets what a server would say, `lost` the reason of the end.
+    """Asks workers instead of a job server. `receive` gets a server's messages, `lost` the reason of the end.
 
-    It is ready when there is a worker that runs the same code. While Redis is away it tries on; `heard_at` tells since when.
+    It is ready when there is a worker that runs the same code. While Redis is down it retries; `heard_at` is the time of the
+    last answer.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BrokerConnection:
         self._outbox: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._questions: dict[int, _Question] = {}
         self._code = code_digest()
-        self._edition, self._versions = "", ""  # of the workers that are asked
+        self._edition, self._versions = "", ""  # of the workers in use
         self._looked = -LOOK_SECONDS  # when it last looked for workers, and after its questions
         self._ended, self._failure = threading.Event(), JobError("the connection to the broker was closed")
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -93,15 +94,15 @@ class BrokerConnection:
         try:
             while not self._ended.is_set():
                 self._work()
-        except Exception as error:  # of any kind: whoever waits must get to know it
-            self._failure = JobError(f"the broker said something that was not understood ({quote(str(error))})")
+        except Exception as error:  # any kind of error: waiters must be told
+            self._failure = JobError(f"a message of the broker was not understood ({quote(str(error))})")
         with contextlib.suppress(RedisError):
             for question in self._questions.values():
                 self._board.leave(question.digest, self._reader)
         self._lost(self, self._failure)
 
     def _work(self) -> None:
-        """Do what is to be done now, and wait a moment. Where Redis is away, who gives up is the supervisor, by `heard_at`."""
+        """Do pending work, and wait a moment. If Redis is down, the supervisor decides when to give up, by `heard_at`."""
         try:
             if time.monotonic() >= self._looked + LOOK_SECONDS:
                 self._look_for_workers()
@@ -121,8 +122,8 @@ class BrokerConnection:
         editions = Counter(worker.edition for worker in workers)
         if not editions or self._edition in editions:
             return
-        if self.ready:  # none is left of those that were asked; what they were asked is asked anew
-            return self.kill(JobError("the workers were replaced by others", todo="try again"))
+        if self.ready:  # none of the workers in use is left; their questions are asked again
+            return self.kill(JobError("the workers were replaced", todo="try again"))
         self._edition = max(editions, key=lambda edition: editions[edition])
         chosen = next(worker for worker in workers if worker.edition == self._edition)
         self._versions = edition_of(chosen.versions)
@@ -148,11 +149,11 @@ class BrokerConnection:
             message={**texts, "visitor": message["visitor"]},
             visitor=address or session,
         )
-        self._questions[question.number] = question  # put in its line at the next look, where Redis is away now
+        self._questions[question.number] = question  # put in its line at the next look, if Redis is down now
         self._put(question)
 
     def _put(self, question: _Question) -> None:
-        """Put a question in the line for its cost, unless somebody has; whoever does sends a turn."""
+        """Put a question in the line for its cost, unless it is there already, and send a turn."""
         asked = question.message
         access = access_of(asked["task"], asked["query"], asked["config_text"], self._versions)
         cost = cost_of(asked, self._board.pace(work_of(asked["task"], access.architecture)) if access else None)
@@ -168,12 +169,12 @@ class BrokerConnection:
         question.first_since = None
 
     def _look_after_questions(self) -> None:
-        """Put those again that no worker has any more, and tell the others how many are before them."""
+        """Put questions without a worker in the line again, and report the position of the others."""
         for question in list(self._questions.values()):
             try:
                 place = self._board.look(question.digest, question.line)
             except ResponseError:
-                self._fail(question, "what the broker holds of it is not a question")
+                self._fail(question, "the broker's data on it are not a question")
                 continue
             if place.ahead is not None:
                 self._wait(question, place.ahead)
@@ -197,29 +198,29 @@ class BrokerConnection:
         seen = {digest: question.seen for digest, question in asked.items()}
         try:
             found = self._board.read(seen, block_ms=BLOCK_MS)
-        except ResponseError:  # a key of another kind fails the whole read: find out whose it is
+        except ResponseError:  # a key of another kind fails the whole read: find out which question it belongs to
             found = self._read_one_by_one(asked)
         for digest, entries in found.items():
             for entry in entries:
                 self._hand_on(asked[digest], *entry)
 
     def _read_one_by_one(self, asked: Mapping[str, _Question]) -> dict[str, list[tuple[str, str, bytes]]]:
-        """Return what is new of each answer; a question whose answer cannot be read fails, and no other one."""
+        """Return new messages of each answer, read one by one, so that only a question with an unreadable answer fails."""
         found: dict[str, list[tuple[str, str, bytes]]] = {}
         for digest, question in asked.items():
             try:
                 found |= self._board.read({digest: question.seen}, block_ms=1)
             except ResponseError:
-                self._fail(question, "what the broker holds of its answer is not one")
+                self._fail(question, "the broker's data on its answer are invalid")
         return found
 
     def _hand_on(self, question: _Question, number: str, kind: str, data: bytes) -> None:
-        """Hand on what was said on a question, as a job server would say it."""
+        """Forward a worker's message on a question in a job server's format."""
         question.seen = number
         try:
             content = {kind: from_line(unpack(data, self._settings.result_bytes))[kind]}
         except (ValueError, KeyError):
-            return self._fail(question, "what the broker holds of its answer is not one")
+            return self._fail(question, "the broker's data on its answer are invalid")
         if kind in ENDS:
             del self._questions[question.number]
             self._board.leave(question.digest, self._reader)

@@ -2,8 +2,8 @@
 
     SIZER_BROKER=redis://... python -m sizer.service.broker.worker [--queues short,long]
 
-It answers as many questions at once as its job server runs jobs. What it holds of a broker's password stays out of the job server,
-whose environment is an allow-list. On SIGTERM it gives its questions back.
+It answers as many questions at once as its job server runs jobs. The broker's password is not passed to the job server, whose
+environment is an allow-list. On SIGTERM it releases its questions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Answering:
         self._token = secrets.token_hex(16)
         self._inboxes: dict[int, queue.SimpleQueue[dict]] = {}
         self._ready, self._ending = threading.Event(), threading.Event()
-        self._told: dict | None = None  # what the first job server said of itself
+        self._told: dict | None = None  # the first job server's description of itself
         self._versions = ""
         self._failure: JobError | None = None
         self._supervisor = Supervisor(settings, receive=self._receive, lost=self._lost, restarted=lambda: None)
@@ -56,7 +56,7 @@ class Answering:
     def start(self) -> str:
         """Start the job server, and tell the board of this worker; its edition, a digest of all that its answers depend on.
 
-        Raises JobError where it cannot be started.
+        Raises JobError if it cannot be started.
         """
         self._supervisor.connection()
         self._ready.wait()
@@ -80,7 +80,7 @@ class Answering:
     # --------------------------------------------------------------------------------------------------- one question
 
     def answer_next(self, line: str) -> None:
-        """Answer the question whose turn it is in a line; nothing where there is none."""
+        """Answer the next question of a line; do nothing if there is none."""
         if self._ending.is_set() or (digest := self._board.take(line, self._token)) is None:
             return
         try:
@@ -91,7 +91,7 @@ class Answering:
             self._board.give_back(digest, self._token)
 
     def _question(self, digest: str) -> dict | None:
-        """A question as a job server takes it; None where it is gone, or was refused."""
+        """Return a question in a job server's format; None if it has expired, or was refused."""
         try:
             return checked(self._board.question(digest, self._settings.request_bytes))
         except ValueError as error:
@@ -101,7 +101,7 @@ class Answering:
 
     def _answer(self, digest: str, question: dict) -> None:
         connection = self._supervisor.connection()
-        if connection is None:  # it is started again in a moment; the question is put again by who asks it
+        if connection is None:  # it restarts in a moment; the asker puts the question again
             return
         access = access_of(question["task"], question["query"], question["config_text"], self._versions)
         known = None if access is None else access.architecture
@@ -115,16 +115,16 @@ class Answering:
                 self._board.set_pace(work_of(question["task"], known), seconds / cells_of(question))
         finally:
             del self._inboxes[number]
-            connection.send({"cancel": number})  # nothing where it has ended
+            connection.send({"cancel": number})  # no effect if it has ended
 
     def _with_tapes(self, message: dict, access: Access | None) -> dict:
-        """A message with the tapes of others that its question can use; without, where the job server would not read it all."""
+        """Return a message with other workers' tapes for its question; without them if the job server would refuse its length."""
         tapes = self._board.tapes(access.architecture, access.reads) if access else {}
         sent = message | {"tapes": {name: b64encode(data).decode("ascii") for name, data in tapes.items()}}
         return sent if len(to_line(sent)) <= self._settings.request_bytes else message
 
     def _relay(self, digest: str, inbox: queue.SimpleQueue[dict], architecture: str | None) -> bool:
-        """Hand on what the job server says until it has answered, or nobody wants it any more; whether there is a result."""
+        """Forward the job server's messages until it has answered, or nobody waits any more; return whether there is a result."""
         beaten = time.monotonic()
         while not self._ending.is_set():
             try:
@@ -187,7 +187,7 @@ class Answering:
 
 
 def checked(question: dict | None) -> dict | None:
-    """A question from the board with the parts that it must have and no others. Raises ValueError where it has not."""
+    """Return a question from the board with only its known parts. Raises ValueError if a part is missing or wrong."""
     if question is None:
         return None
     texts = texts_of(question)
@@ -198,7 +198,7 @@ def checked(question: dict | None) -> dict | None:
 
 
 def serve(url: str, queues: Sequence[str], settings: Settings) -> None:
-    """Answer questions until SIGTERM. Raises JobError where no job server can be started."""
+    """Answer questions until SIGTERM. Raises JobError if no job server can be started."""
     answering = Answering(Board(connect(url)), settings)
     try:
         edition = answering.start()

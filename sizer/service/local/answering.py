@@ -1,4 +1,4 @@
-"""The worker's side of the direct path: import what a question needs, fork a confined child for it, keep what the child traces."""
+"""The worker's side of the direct path: import the modules that a question needs, fork a confined child, store what it traces."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from sizer.service.settings import TRACING, Settings
 from sizer.service.tape_folder import TapeFolder
 
 LOOK_SECONDS = 0.25  # between two looks at the time and the memory of a child
-MOST_RUNS = 2  # a child that something else than its own limits ended is run once more
+MOST_RUNS = 2  # a crashed child, not ended by its own limits, is run once more
 _COMPILER = "torch._dynamo"
-# What Numba has compiled is read from files here: a confined child could not keep what it compiles.
+# Numba's compiled code is read from files here, because a confined child could not store it.
 _COMPILED = {
     "cuda": ("sizer.allocator.cuda_cache", "sizer.tracing.cuda.cudnn_plans"),
     "mps": ("sizer.allocator.heaps", "sizer.tracing.cuda.cudnn_plans"),
     "cpu": ("sizer.tracing.cuda.cudnn_plans",),
 }
 _EXPANDABLE = "sizer.allocator.expandable_cache"
-REPLAYED = ("estimate", "devices")  # tasks that may be answered from what is kept
-COMPILING = ("budget",)  # tasks that compile a step though the query does not say so
+REPLAYED = ("estimate", "devices")  # tasks that may be answered from stored results
+COMPILING = ("budget",)  # tasks that compile a step even if the query does not ask for it
 _REPLAY = "sizer.service.local.replaying:run"
 _REPLAYS = ("sizer.estimating.estimator", "sizer.service.local.replaying")
-# Cells times bytes that are kept, from which on compiled replays are faster together with their import
+# Cells times stored bytes, from which on compiled replays are faster including their import
 _WORTH_COMPILING = 2**20
-# The same for cells that are not traced yet, of sources whose tapes are of some thousand events
+# The same for untraced cells, of sources with tapes of some thousand events
 _SHORT, _CELLS_WORTH_COMPILING = ("torchvision", "timm"), 3
 
 
@@ -74,7 +74,7 @@ def answer(
         config_text: The config of an architecture from the hub.
         settings: Limits, the folder of tapes, and the function that the child calls.
         show: Called with each line of progress.
-        show_part: Called with the data of what is new of the result so far.
+        show_part: Called with the data of new parts of the result.
         part: The part of a task that can be split (`sizer.service.messages`).
         prepares: False for a function that needs no torch.
 
@@ -95,9 +95,9 @@ def answer(
     }
     worker = _Worker(settings, access, folder, show, show_part)
     if prepares and task in REPLAYED and kept and request.compile is None:
-        show("replaying what is kept")
+        show("replaying stored traces")
         prepare_replay(request, kept, task)
-        with suppress(SizerError):  # the job that imports torch says what is wrong
+        with suppress(SizerError):  # the job that imports torch reports the error
             if (found := worker.run(job, _REPLAY)) is not None and found.get("answer") is not None:
                 return found["answer"]
     if prepares:
@@ -112,7 +112,7 @@ def answer(
 
 
 class _Worker:
-    """Runs children for one question, keeps what they trace, and tells how the last one ended."""
+    """Runs children for one question, stores their traces, and reports how the last one ended."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Worker:
 
     @property
     def is_worth_repeating(self) -> bool:
-        """Return True if something else than its own limits ended the last child."""
+        """Return True if the last child crashed, and was not ended by its own limits."""
         return self._failure is None and is_crash(self._status)
 
     def end(self) -> JobError:
@@ -162,11 +162,13 @@ class _Worker:
 
 
 def imports_of(request: Request) -> tuple[str, ...]:
-    """Return the modules that a question needs, or functions (MODULE:FUNCTION) that import them: the package of its own source, and
-    that of adapters if it trains one."""
+    """Return the modules that a question needs, or functions (MODULE:FUNCTION) that import them.
+
+    These are the package of its own source, and that of adapters if it trains one.
+    """
     source = SOURCES[request.source]
     adapters = (IMPORT,) if request.train == "adapter" and find_spec(PACKAGE) else ()
-    # of an optional package that is not installed the job says how to install it
+    # if an optional package is not installed, the job says how to install it
     own = (source.package, source.blueprint.partition(":")[0]) if source.required or find_spec(source.package) else ()
     return (*own, *adapters, *TRACING)
 
@@ -178,7 +180,7 @@ def compiled_for(request: Request) -> tuple[str, ...]:
 
 
 def prepare_replay(request: Request, kept: Mapping[str, bytes], task: str) -> None:
-    """Import what replays of kept tapes need."""
+    """Import the modules for replays of stored tapes."""
     cells = len(request.dtypes) * len(request.batches)
     many = task != "estimate" or cells * sum(map(len, kept.values())) >= _WORTH_COMPILING
     gc.disable()
@@ -194,9 +196,9 @@ def prepare_replay(request: Request, kept: Mapping[str, bytes], task: str) -> No
 
 
 def prepare(request: Request, task: str, *, compiles: bool) -> None:
-    """Import what a question of a task needs, and the compiler if it `compiles`.
+    """Import the modules for a question of a task, and the compiler if it `compiles`.
 
-    The collector is off meanwhile: it would look at all objects of torch repeatedly.
+    The garbage collector is off meanwhile, because it would scan all objects of torch repeatedly.
 
     Raises:
         JobError: A module could not be imported.
@@ -249,9 +251,9 @@ def _keep(folder: TapeFolder, access: Access, kept: dict) -> None:
 
 
 class _Child:
-    """A forked and confined child that runs one job, and a thread that ends it where it takes too long or holds too much.
+    """A forked and confined child that runs one job, and a thread that ends it when it exceeds a limit of time or memory.
 
-    `failure` is why it was ended.
+    `failure` is the reason for its end.
     """
 
     def __init__(self, job: dict, settings: Settings) -> None:
@@ -272,13 +274,13 @@ class _Child:
         self._watch.start()
 
     def messages(self) -> Iterator[dict]:
-        """Yield what the child says until it ends. Raises JobError if that is too much, or makes no sense."""
+        """Yield the child's messages until it ends. Raises JobError if they are too long or not understood."""
         left = self._settings.result_bytes
         while line := self._pipe.readline(left + 1):
             if (left := left - len(line)) < 0:
                 raise too_large(self._settings)
             if not line.endswith(b"\n"):
-                return  # it was ended in the midst of a line
+                return  # it was ended in the middle of a line
             try:
                 yield from_line(line)
             except ValueError:
@@ -288,7 +290,7 @@ class _Child:
         """End the child with all that it started; its exit status, negative for the signal that ended it."""
         self._ended.set()
         while True:
-            kill_group(self._id)  # nothing where it has ended, or has not made its group yet
+            kill_group(self._id)  # no effect if it has ended, or has not made its group yet
             found, status = os.waitpid(self._id, os.WNOHANG)
             if found:
                 break

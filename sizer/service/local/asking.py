@@ -1,4 +1,4 @@
-"""The client's side of the direct path: start a worker for one question, show its progress, return what it answers."""
+"""The client's side of the direct path: start a worker for one question, show its progress, return its answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(worker: str, query: str, details: dict, show: Callable[[str], None]) -> 
             if "progress" in answer:
                 show(clip_progress(answer["progress"]))
     except (OSError, ValueError) as error:
-        raise JobError(f"the worker said something that was not understood ({quote(str(error))})") from error
+        raise JobError(f"a message of the worker was not understood ({quote(str(error))})") from error
     finally:
         process.kill()
         status = process.wait()

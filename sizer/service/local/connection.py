@@ -1,4 +1,4 @@
-"""A job client's connection without a job server: each question has a worker of its own, which imports what that question needs.
+"""A job client's connection without a job server: each question has its own worker with only the imports that it needs.
 
     client: pool ─► WorkerConnection ─► local.worker: question, placeholders ─► forked, confined child
 """
@@ -19,9 +19,9 @@ LAST = frozenset(("result", "error"))
 
 
 class WorkerConnection:
-    """Starts a worker for each question. `receive` gets what a job server would say; `lost` is never called.
+    """Starts a worker for each question. `receive` gets a job server's messages; `lost` is never called.
 
-    For commands that ask a question or two: questions do not wait for each other, and do not share imports.
+    For commands with one or two questions: questions do not wait for each other, and do not share imports.
     """
 
     ready = True
@@ -34,7 +34,7 @@ class WorkerConnection:
     ):
         self._settings, self._receive = settings, receive
         self._lock = threading.Lock()
-        self._processes: dict[int, ChildProcess | None] = {}  # by question, None while one is started
+        self._processes: dict[int, ChildProcess | None] = {}  # by question, None during the start
         self._threads: list[threading.Thread] = []
 
     @property
@@ -91,7 +91,7 @@ class WorkerConnection:
                 ended = ended or bool(said.keys() & LAST)
                 self._receive(self, {"id": number, **said})
         except (OSError, ValueError) as error:
-            failure = JobError(f"the worker said something that was not understood ({quote(str(error))})")
+            failure = JobError(f"a message of the worker was not understood ({quote(str(error))})")
         finally:
             process.kill()
             status = process.wait()

@@ -1,21 +1,21 @@
-"""Placeholders for modules that take long to import, of which eager code uses a function or two.
+"""Placeholders for modules with a long import time of which eager code uses only one or two functions.
 
-| module | seconds | who imports it (torchvision 0.26, PyTorch 2.15) |
-|---|---|---|
-| torch._dynamo | 1.1 | torchvision/ops/roi_align.py; torch/_compile.py; torch/optim/optimizer.py; transformers/masking_utils.py |
+| module | seconds | who imports it (torchvision 0.26, PyTorch 2.15) | |---|---|---|
+| torch._dynamo | 1.1 | torchvision/ops/roi_align.py; torch/_compile.py; torch/optim/optimizer.py; transformers/masking_utils.py
+    |
 | torch.fx.experimental.symbolic_shapes | 0.1 | `torch._check`, and meta kernels that compare shapes |
 | sympy | 0.2 | torch/_prims_common/__init__.py, `elementwise_dtypes` |
 | scipy.optimize | 0.3 | transformers/loss/loss_for_object_detection.py, 5.24 |
-| torchvision | 0.14 | transformers/image_utils.py, of which losses and validators of configs read a name or two |
+| torchvision | 0.14 | transformers/image_utils.py; losses and validators of configs read one or two of its names |
 | torch.export | 0.14 | torch/__init__.py; torch/onnx/_internal/exporter/_dynamic_shapes.py |
 | torchvision.datasets | 0.03 | torchvision/__init__.py |
 | torch.onnx | 0.03 | torchvision/ops/_register_onnx_ops.py, so that convolutions of boxes can be exported |
 
-A placeholder has what is used of plain numbers. Any other attribute, submodule or kind of value loads the real module, which then
-takes its place.
+A placeholder implements the functions that are used with plain numbers. Any other attribute, submodule or kind of value loads
+the real module, which then replaces the placeholder.
 
-*Known limitations*: a function that was wrapped by the placeholder's `disable` is not hidden from code that is compiled later. For
-questions with compiled code the worker imports the real modules.
+*Known limitations*: a function that was wrapped by the placeholder's `disable` is not hidden from code that is compiled later.
+For questions with compiled code the worker imports the real modules.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Placeholder(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and name not in ("__all__", "__version__"):
-            raise AttributeError(name)  # what the import system and inspect look for, and may be missing
+            raise AttributeError(name)  # names that the import system and inspect look up, and that may be missing
         return getattr(load_real(self.__name__), name)
 
 
@@ -89,10 +89,10 @@ def import_torch() -> None:
 
 
 def install() -> None:
-    """Put placeholders in the place of those modules that are not imported yet. PyTorch is imported here."""
+    """Replace modules that are not imported yet by placeholders. PyTorch is imported here."""
     import_torch()
     import torch
-    import torch.fx.experimental._config  # which the real module of shapes imports, and its users read
+    import torch.fx.experimental._config  # the real module of shapes imports it, and its users read it
 
     wanted: dict[str, dict[str, Any]] = {
         DYNAMO: {
@@ -117,9 +117,9 @@ def install() -> None:
 
 
 def install_transformers() -> None:
-    """Put placeholders in the place of transformers' modules for images, if not imported yet: most models have none."""
+    """Replace transformers' modules for images by placeholders, if not imported yet: most models do not use them."""
     if find_spec("PIL") is None:
-        return  # transformers then does without, too
+        return  # transformers then works without it, too
     from PIL.Image import Resampling
 
     corners = "center_to_corners_format"
@@ -127,7 +127,7 @@ def install_transformers() -> None:
         {
             _IMAGES: {"PILImageResampling": Resampling},
             _TRANSFORMS: {corners: _deferred(_TRANSFORMS, corners)},
-            _VIDEOS: {"VideoMetadataType": Any},  # in annotations alone, as the next
+            _VIDEOS: {"VideoMetadataType": Any},  # used only in annotations, as the next one
             _PROCESSORS: {"Unpack": Unpack},
         }
     )
@@ -136,7 +136,7 @@ def install_transformers() -> None:
 def import_undistributed() -> None:
     """Import transformers as with a PyTorch that was built without `torch.distributed`, for work on one device.
 
-    It then leaves out modules of several devices and those of PyTorch that they import, 0.25 s (transformers/distributed, 5.24).
+    It then skips its multi-device modules and the PyTorch modules that they import, 0.25 s (transformers/distributed, 5.24).
     """
     import torch
     from transformers.utils import import_utils
@@ -144,14 +144,17 @@ def import_undistributed() -> None:
     found = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:
-        import_utils.is_torch_distributed_available()  # which keeps its answer
+        import_utils.is_torch_distributed_available()  # transformers caches its answer
     finally:
         torch.distributed.is_available = found
 
 
 @contextmanager
 def hidden(name: str) -> Iterator[None]:
-    """Within the context a package that is not imported yet cannot be imported: Numba does without scipy, which takes 0.15 s."""
+    """Prevent the import of a package that is not imported yet, within the context.
+
+    Numba works without scipy, which takes 0.15 s.
+    """
     hides = name not in sys.modules
     if hides:
         sys.modules[name] = None  # type: ignore[assignment] # documented: its import then fails
@@ -163,7 +166,7 @@ def hidden(name: str) -> Iterator[None]:
 
 
 def load_real(name: str) -> ModuleType:
-    """Return a real module, imported in the place of its placeholder."""
+    """Return a real module, imported in place of its placeholder."""
     for one in _PARTS if name in _PARTS else (name,):
         if isinstance(sys.modules.get(one), _Placeholder):
             del sys.modules[one]
@@ -203,13 +206,13 @@ def _put(name: str, attributes: Mapping[str, Any]) -> None:
     module = _Placeholder(name)
     module.__spec__ = spec
     if name in _PACKAGES:
-        module.__path__ = []  # importing a submodule asks `_Finder`
+        module.__path__ = []  # importing a submodule calls `_Finder`
     module.__dict__.update(attributes)
     sys.modules[name] = module
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
-    """Return where a module is, without importing the packages that it is in; None if it is not installed."""
+    """Return the location of a module, without importing its parent packages; None if it is not installed."""
     parent, _, _ = name.rpartition(".")
     if not parent:
         return PathFinder.find_spec(name)
@@ -235,7 +238,7 @@ def _first(value: Any, *others: Any) -> Any:
     return value
 
 
-# What torch/fx/experimental/symbolic_shapes.py, 2.15, returns for numbers and booleans that are no symbols
+# Return values of torch/fx/experimental/symbolic_shapes.py, 2.15, for numbers and booleans that are not symbols
 _SHAPE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _first
@@ -251,14 +254,14 @@ _SHAPE_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _deferred(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that calls the one of the real module."""
+    """Return a function that calls the real module's function."""
     return lambda *values, **options: getattr(load_real(module), name)(*values, **options)
 
 
 def _disable(
     fn: Any = None, recursive: bool = True, *, reason: str | None = None, wrapping: bool = True
 ) -> Callable[..., Any]:
-    """Return a function as it is: nothing is compiled that it would have to be kept out of."""
+    """Return a function unchanged: nothing is compiled, so it needs no exclusion."""
     return (lambda function: function) if fn is None else fn
 
 

@@ -1,7 +1,8 @@
-"""Answer a question from what is kept alone, in a child that imports no torch.
+"""Answer a question from stored results only, in a child that imports no torch.
 
-The code is that of every job. A package that has to be imported for it says that something is not kept: the answer is then None.
-Replays run as plain Python unless the worker has imported Numba's functions, whose import takes as long as a few replays.
+The code is the same as for every job. If it has to import a refused package, a result is not stored: the answer is then None.
+Replays run as plain Python unless the worker has imported Numba's functions, because that import takes as long as a few
+replays.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Refusal(Loader):
 
 
 class Refusing:
-    """Finds the packages of REFUSED, so that others see that they are installed, and refuses to import them."""
+    """Finds the packages of REFUSED, so that other code sees them as installed, and refuses to import them."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -45,7 +46,7 @@ class Refusing:
 
 
 def run(job: dict, channel: Channel) -> dict:
-    """Return {"answer": the result of a job}, None if it needs more than what is kept."""
+    """Return {"answer": the result of a job}, or {"answer": None} if it needs more than the stored results."""
     sys.meta_path.insert(0, Refusing())
     try:
         with hidden("numba"):

@@ -22,13 +22,13 @@ Say = Callable[[dict], None]
 
 
 def serve(reply: Callable[[dict, Settings, Say], dict]) -> None:
-    """Write what `reply` makes of the message on stdin, or its error, and end the process.
+    """Write the reply to the message on stdin, or its error, and end the process.
 
     `reply` is called with the message, the settings of the command line and a function that writes a message.
     """
     settings = Settings.from_arguments(sys.argv[1:])
     output = os.dup(1)
-    os.dup2(2, 1)  # what a library prints goes to stderr, not between the answers
+    os.dup2(2, 1)  # a library's prints go to stderr, not between the answers
 
     def say(message: dict) -> None:
         write(output, to_line(message))
@@ -38,7 +38,7 @@ def serve(reply: Callable[[dict, Settings, Say], dict]) -> None:
     except SizerError as error:
         say({"error": error_to_wire(error)})
     except BrokenPipeError:
-        pass  # the client has gone
+        pass  # the client has ended
     if home := os.environ.get(HOME_VARIABLE):
         shutil.rmtree(home, ignore_errors=True)
     sys.stderr.flush()
