@@ -1,7 +1,7 @@
-"""Child processes, for who starts them and for what runs in them. Standard library, the error tree and units alone.
+"""Child processes: starting them, and the code that runs in them. Imports the standard library, the error tree and units only.
 
-process, program  a child as its parent sees it: one to talk to, one that answers once; environment is what they find
-child, sandbox    a child from the inside: one job and its result; what it gives up before it reads untrusted input
-wall, syscalls    what the kernel keeps it from, whatever code it runs
-wire, outcome     what travels between them, one JSON object per line; what a job came to, for whoever waits for it
+    process, program  a child as its parent sees it: a dialogue, or a single answer; environment holds their variables
+    child, sandbox    a child from the inside: one job and its result; the rights it drops before it reads untrusted input
+    wall, syscalls    the kernel's restrictions of a child, whatever code it runs
+    wire, outcome     messages, one JSON object per line; a job's result, for its waiters
 """

@@ -17,21 +17,21 @@ Progress = Callable[[str], None]
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 PACKAGE = Path(__file__).resolve().parents[1]
-PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # in every traceback of a job: their lines do not help
+PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # in every traceback of a job: lines of these do not help
 
 
 class Channel:
-    """Messages of a running job, each on a line of its own."""
+    """Messages of a running job, one per line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def progress(self, text: str) -> None:
-        """Say in one short line what is being done."""
+        """Report the current activity in one short line."""
         self._write({"progress": clip_progress(text)})
 
     def partial(self, value: dict) -> None:
-        """Send what is known of the result so far."""
+        """Send the part of the result that is known so far."""
         self._write({"partial": value})
 
     def keep(self, name: str, data: bytes) -> None:
@@ -43,7 +43,7 @@ class Channel:
 
 
 def run_job(job: Callable[[Channel], dict], descriptor: int) -> None:
-    """Call `job(channel)`; write what it says, then the dict that it returns or the error that it raises."""
+    """Call `job(channel)`. Write its messages, then the dict that it returns or the error that it raises."""
     try:
         line = to_line({"result": job(Channel(descriptor))})
     except SizerError as error:
@@ -69,7 +69,7 @@ def redirect_to_null(*descriptors: int) -> None:
 
 
 def explain(error: BaseException) -> JobError:
-    """An exception that nobody expected, as a JobError."""
+    """Return an unexpected exception as a JobError."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
         limit = memory_limit_bytes()
@@ -79,7 +79,7 @@ def explain(error: BaseException) -> JobError:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of Sizer, plumbing aside, that an exception passed, as text; empty where there is none."""
+    """Return the innermost line of Sizer in an exception's traceback, plumbing aside, as text; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         parents = Path(frame.filename).parents
         if PACKAGE in parents and not any(room in parents for room in PLUMBING):

@@ -1,4 +1,4 @@
-"""The environment variables of a child process: an allow-list, an empty home, and the accelerators where it needs them."""
+"""The environment variables of a child process: an allow-list, an empty home, and the accelerators if needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROJECT = str(Path(__file__).resolve().parents[2])
 _KEPT_PREFIXES = ("PYTHON", "LD_", "DYLD_", "LC_", "COVERAGE")
 _KEPT_NAMES = (
     *("PATH", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV", "CONDA_PREFIX", "USER", "USERNAME", "LOGNAME"),
-    "NUMBA_CACHE_DIR",  # where what was compiled once is found again
+    "NUMBA_CACHE_DIR",  # folder of compiled code, for reuse
     *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS"),
 )
 _FIXED = {
@@ -29,8 +29,8 @@ _FIXED = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONHASHSEED": "0",  # Gemma 3's code makes a table for each member of a set of words, in the set's order
 }
-# What an accelerator's driver and libraries read, which estimates have no use for; settings of PyTorch's own allocator stay out,
-# so that the device is measured as PyTorch sets it up.
+# Variables that an accelerator's driver and libraries read; estimates do not need them. Settings of PyTorch's allocator are left
+# out, so that the device is measured with PyTorch's defaults.
 _DEVICE_PREFIXES = (
     "CUDA_",
     "NVIDIA_",
@@ -48,10 +48,10 @@ _DEVICE_PREFIXES = (
 
 
 def environment(home: str, *, accelerators: bool = False) -> dict[str, str]:
-    """The environment of a child: no token, offline, `home` an empty folder; no accelerator and one thread.
+    """Return the environment of a child: no token, offline, `home` an empty folder; no accelerator and one thread.
 
-    With `accelerators` it has those of this process, and its settings of threads. An allow-list: whatever else this process's
-    own environment holds (keys, proxies, cloud settings) stays out.
+    With `accelerators` the child gets this process's accelerators and thread settings. The variables are an allow-list: all
+    other variables of this process (keys, proxies, cloud settings) are left out.
     """
     kept = {name: value for name, value in os.environ.items() if name.upper().startswith(_KEPT_PREFIXES)}
     kept |= {name: value for name, value in os.environ.items() if name.upper() in _KEPT_NAMES}
@@ -69,7 +69,7 @@ def environment(home: str, *, accelerators: bool = False) -> dict[str, str]:
 
 
 def own_environment() -> dict[str, str]:
-    """This process's whole environment, in which the project can be imported from any folder."""
+    """Return this process's whole environment, with which the project can be imported from any folder."""
     return {**os.environ, "PYTHONPATH": _python_path(os.environ.get("PYTHONPATH"))}
 
 

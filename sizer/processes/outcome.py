@@ -11,7 +11,7 @@ from sizer.processes.wire import error_from_wire, error_to_wire
 
 
 class Outcome:
-    """A value or an error that will be there; `progress` is one short line on what is being done until then."""
+    """A value or an error that is available later; until then `progress` is one short line on the current activity."""
 
     def __init__(self, progress: str = "starting"):
         self.progress = progress
@@ -22,7 +22,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Return whether there is a value or an error."""
+        """Whether there is a value or an error."""
         return self._finished
 
     def finish(self, value: object = None, failure: SizerError | None = None) -> None:
@@ -35,7 +35,7 @@ class Outcome:
                 self._changed.notify_all()
 
     def tell_change(self) -> None:
-        """Wake the threads that wait, so that they check whether they are ready."""
+        """Wake the waiting threads, so that they check whether they are ready."""
         with self._changed:
             self._changed.notify_all()
 
@@ -45,9 +45,9 @@ class Outcome:
             self._changed.wait_for(lambda: self._finished or ready(), timeout)
 
     def result(self, timeout: float | None = None) -> Any:
-        """The value, or None while there is none after `timeout` seconds (None: waits to the end).
+        """Return the value, or None if there is none after `timeout` seconds (None: wait until the end).
 
-        Raises the error, a fresh copy for each caller.
+        Raises the job's error, a new copy for each caller.
         """
         self.wait(timeout)
         if self._finished and self._failure is not None:

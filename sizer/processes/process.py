@@ -27,12 +27,12 @@ STDERR_LINES = 20
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module as a program; the current folder is not on its path."""
+    """Return the command that runs a module as a program, without the current folder on its path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def kill(process: subprocess.Popen | Process) -> None:
-    """Kill a process that has a session of its own, with all that it started."""
+    """Kill a process that leads its own session, with all its descendants."""
     if os.name == "posix":
         kill_group(process.pid)
     else:
@@ -41,21 +41,21 @@ def kill(process: subprocess.Popen | Process) -> None:
 
 
 def kill_group(group: int) -> None:
-    """Kill every process of a process group; nothing where it has ended."""
+    """Kill every process of a process group; do nothing if it has ended."""
     signal_group(group, signal.SIGKILL)
 
 
 def signal_group(group: int, number: int) -> None:
-    """Send a signal to every process of a process group; nothing where it has ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where only a zombie is left
+    """Send a signal to every process of a process group; do nothing if it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if only a zombie is left
         os.killpg(group, number)
 
 
 class ChildProcess:
-    """A module run as a program with pipes to and from it, in a session of its own, whose `home` is an empty folder.
+    """A module run as a program, with pipes to and from it, in a new session, with an empty folder as `home`.
 
-    `name` begins the sentences about it ("the job server"). Messages are written by `send` and read by `lines`; who has read
-    all of them calls `wait`. Raises JobError where it cannot be started.
+    `name` begins the sentences about it ("the job server"). Write messages with `send`, read them with `lines`, and call `wait`
+    after the last one. Raises JobError if the process cannot be started.
     """
 
     def __init__(self, module: str, *arguments: str, name: str, accelerators: bool = False):
@@ -89,17 +89,17 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, message: dict) -> None:
-        """Write a message. Raises OSError where the process has ended."""
+        """Write a message. Raises OSError if the process has ended."""
         self._stdin.write(to_line(message))
         self._stdin.flush()
 
     def close_stdin(self) -> None:
-        """Tell the process that no more messages will come."""
-        with contextlib.suppress(OSError):  # it has ended with a message unread
+        """Tell the process that there are no more messages."""
+        with contextlib.suppress(OSError):  # it has ended without reading a message
             self._stdin.close()
 
     def lines(self, limit: int) -> Iterator[bytes]:
-        """The lines that the process writes until it ends; one of more than `limit` bytes comes in parts."""
+        """Yield the lines that the process writes until it ends; a line of more than `limit` bytes comes in parts."""
         while line := self._stdout.readline(limit):
             yield line
 
@@ -117,7 +117,7 @@ class ChildProcess:
         return True
 
     def wait(self) -> int:
-        """The exit status, negative for the signal that ended the process; waits for its end and removes its home."""
+        """Return the exit status, negative for the signal that ended the process; wait for its end and remove its home."""
         status = self._process.wait()
         self._stderr_reader.join(CLOSE_SECONDS)
         self._stdout.close()
@@ -125,7 +125,7 @@ class ChildProcess:
         return status
 
     def saying(self) -> str:
-        """The last line on its standard error as the end of a sentence, ", saying '...'"; empty where it wrote none."""
+        """Return the last line on its standard error as the end of a sentence, ", saying '...'"; empty if there is none."""
         lines = [line for line in self._stderr_lines if line]
         return f", saying {quote(lines[-1], 300)}" if lines else ""
 

@@ -1,4 +1,4 @@
-"""A module run as a program of its own, whose answer is one JSON value: the caller imports no torch."""
+"""A module run as a separate program that answers with one JSON value, so that the caller imports no torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from sizer.processes.wire import error_from_wire, error_to_wire
 
 
 def run_program(module: str, *arguments: str, seconds: float, what: str) -> object:
-    """The value (plain data) that `python -m MODULE ARGUMENTS` prints by `print_value`.
+    """Return the value (plain data) that `python -m MODULE ARGUMENTS` prints with `print_value`.
 
-    `what` completes the sentence "... could not be ...". Raises the program's own SizerError, and JobError where it crashed,
-    said nothing that makes sense, or took longer than `seconds` and was killed.
+    `what` completes the sentence "... could not be ...".
+
+    Raises:
+        SizerError: The program's own error.
+        JobError: The program crashed, gave no valid answer, or took longer than `seconds` and was killed.
     """
     try:
         done = subprocess.run(

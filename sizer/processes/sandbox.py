@@ -1,11 +1,12 @@
-"""Restrictions of a child process, set before it reads anything that a stranger wrote.
+"""Restrictions of a child process, set before it reads untrusted input.
 
-The kernel's limits hold whatever the code does: address space, CPU time, file size, a deadline, death with the parent. An
-audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write. It stops a library that
-helpfully downloads, caches or compiles, and says so in words; code that means harm lifts it, and is stopped by `wall`.
+The kernel's limits apply to any code: address space, CPU time, file size, a deadline, death with the parent. An audit hook also
+refuses operations of Python code by name: sockets, programs, files opened for writing. It stops a library that downloads,
+caches or compiles, and says so in words. Malicious code can remove the hook, and is stopped by `wall`.
 
-*Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the parent's wall
-clock and the audit hook remain). RLIMIT_NPROC does not bind root: `wall` refuses root's threads and processes, if there is seccomp.
+*Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the parent's wall clock and
+the audit hook remain). RLIMIT_NPROC does not apply to root: `wall` refuses root's threads and processes, if seccomp is
+available.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class Limits:
 
 
 def confine(seconds: float, *, limits: Limits | None = None, parent: int | None = None, compiles: bool = False) -> None:
-    """Set a deadline for the calling process, and refuse it the network, new processes and files to write, for good.
+    """Set a deadline for the calling process, and permanently refuse it the network, new processes and writing files.
 
-    `limits` sets the kernel's limits, too; without them memory and CPU time stay free, as a measurement needs it. `parent` is
-    the process id that the process must not outlive (Linux). What `compiles` an accelerator's kernels while it runs may write
-    files and start programs. Raises OSError or ValueError where the system refuses a limit that it has.
+    `limits` also sets the kernel's limits; without them memory and CPU time are unlimited, as a measurement requires. The
+    process ends with the process of id `parent` (Linux). With `compiles`, for code that compiles an accelerator's kernels at
+    run time, the process may write files and start programs. Raises OSError or ValueError if the system refuses a limit that it
+    has.
     """
     sys.dont_write_bytecode = not compiles
     tempfile.gettempdir()  # its first call writes a test file; later ones only return the name, and are still allowed
@@ -74,7 +76,7 @@ def address_space_bytes() -> int | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """The address space that this process may use; None where there is no limit."""
+    """Return the address space in bytes that this process may use; None without a limit."""
     if os.name != "posix":
         return None
     import resource
@@ -103,7 +105,7 @@ def _lower(limit: int, value: int, *, above: int = 0) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, however that happens. Linux alone can."""
+    """Make the kernel kill this process when its parent dies, for any reason. Only on Linux."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -114,7 +116,7 @@ def die_with(parent: int) -> None:
 
 
 def _refuse(event: str, arguments: tuple) -> None:
-    """Raise PermissionError for what a job may not do: an audit hook."""
+    """Raise PermissionError for operations that a job must not do: an audit hook."""
     if event == "open":
         path, _, flags = arguments
         if flags & _WRITING and path != os.devnull:

@@ -1,10 +1,10 @@
 """The system calls that a job may make, by number on x86-64 and on 64-bit ARM, and the filter program that refuses all others.
 
-Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h, Linux 6.12. What 64-bit ARM does not have
-(open, pause: there they are openat, ppoll) is None there. From number 424 on all architectures count alike. A call of a newer
-kernel is in no table, and fails with ENOSYS, as on a kernel without it.
+Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h, Linux 6.12. Calls that 64-bit ARM does
+not have are None there (open, pause: ARM has openat, ppoll). From number 424 on, all architectures use the same numbers. A call
+of a newer kernel is in no table, and fails with ENOSYS, as on a kernel without it.
 
-A job has one thread: `clone` is refused to root and to others alike, because RLIMIT_NPROC binds others alone.
+A job has one thread: `clone` is refused to root and to other users, because RLIMIT_NPROC only applies to other users.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _X32 = 0x40000000  # the bit of x86-64's other table of calls
 _Numbers = tuple[int | None, int | None]
 
 # Recorded by strace from jobs of every source, mode and task: newfstatat, mmap, munmap, read, openat, lseek, close, write, ioctl,
-# getdents64, brk, futex, exit_group, getpid and madvise. The others are what glibc, Python and torch take for the same purposes on
-# other kernels and in other versions. An issue that runs a new library in a job extends this table in the same commit.
+# getdents64, brk, futex, exit_group, getpid and madvise. The other calls are used by glibc, Python and torch for the same
+# purposes on other kernels and in other versions. An issue that runs a new library in a job extends this table in the same
+# commit.
 ALLOWED: dict[str, _Numbers] = {
     # Memory of the process's own. mseal is for glibc 2.41 and later.
     "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "brk": (12, 214),
     "mincore": (27, 232), "membarrier": (324, 283), "get_mempolicy": (239, 236), "mseal": (462, 462),
-    # Files that Landlock lets it read, and descriptors.
+    # Files that Landlock allows the process to read, and descriptors.
     "newfstatat": (262, 79), "read": (0, 63), "openat": (257, 56), "lseek": (8, 62), "close": (3, 57), "write": (1, 64),
     "getdents64": (217, 61), "open": (2, None), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "statx": (332, 291),
     "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
@@ -35,13 +36,13 @@ ALLOWED: dict[str, _Numbers] = {
     "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "poll": (7, None),
     "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20), "epoll_ctl": (233, 21),
     "epoll_wait": (232, None), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441), "eventfd2": (290, 19),
-    # Waiting and signals of its own. A job that was paused in a sleep goes on with restart_syscall.
+    # Waiting, and signals to itself. A job that was paused in a sleep continues with restart_syscall.
     "futex": (202, 98), "futex_waitv": (449, 449), "futex_wake": (454, 454), "futex_wait": (455, 455), "futex_requeue": (456, 456),
     "set_robust_list": (273, 99), "rseq": (334, 293), "set_tid_address": (218, 96), "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
     "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "pause": (34, None), "nanosleep": (35, 101),
     "clock_nanosleep": (230, 115), "restart_syscall": (219, 128), "exit": (60, 93), "exit_group": (231, 94),
-    # What it is, and what the machine is. No timer: the alarm that ends a job stays as it is.
+    # Facts about the process and the machine. No timer: the alarm that ends a job cannot be changed.
     "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getuid": (102, 174), "geteuid": (107, 175),
     "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158),
     "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156), "getpriority": (140, 141), "getrlimit": (97, 163),
@@ -56,19 +57,20 @@ _FORBIDDEN: dict[str, _Numbers] = {
     "clone": (56, 220), "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "socket": (41, 198),
     "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
 }  # fmt: skip
-# What of `ioctl` a job may ask: whether a file is a terminal, how wide that is, and how a descriptor is passed on and waits
-# (TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; asm-generic/ioctls.h). Flags and versions of files are set by others.
+# Allowed requests of `ioctl`: whether a file is a terminal, its width, and inheritance and waiting bytes of a descriptor (TCGETS,
+# TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; asm-generic/ioctls.h). Other requests set flags and versions of files.
 _IOCTL, _IOCTL_REQUESTS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# And of `fcntl`: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC (linux/fcntl.h). Others lock files and signal owners.
+# Allowed for `fcntl`: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC (linux/fcntl.h). Others lock files and signal
+# owners.
 _FCNTL, _FCNTL_COMMANDS = (72, 25), (0, 1, 2, 3, 4, 1030)
-# And of `prctl`: PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS,
-# PR_GET_THP_DISABLE, and PR_SET_VMA, by which glibc names its memory (linux/prctl.h).
+# Allowed for `prctl`: PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS,
+# PR_GET_THP_DISABLE, and PR_SET_VMA, with which glibc names its memory (linux/prctl.h).
 _PRCTL, _PRCTL_OPTIONS = (157, 167), (3, 15, 16, 21, 23, 39, 42, 0x53564D41)
 # From this advice on (MADV_HWPOISON, asm-generic/mman-common.h) root takes the machine's own pages away.
 _MADVISE, _HWPOISON = (28, 233), 100
 _KILL, _TGKILL, _PRLIMIT = (62, 129), (234, 131), (302, 261)
 
-# Instructions of linux/filter.h, and what linux/seccomp.h lets them return.
+# Instructions of linux/filter.h, and return values of linux/seccomp.h.
 _LOAD, _EQUAL, _GREATER_OR_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _KILL_PROCESS, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
@@ -77,11 +79,15 @@ _Check = tuple[int, int, int, bool]  # argument's offset, comparison, value, whe
 
 
 def filter_program(process_id: int, machine: str = "") -> bytes:
-    """The instructions (struct sock_filter, 8 bytes each) of a seccomp filter for a job with this process id.
+    """Return the instructions (struct sock_filter, 8 bytes each) of a seccomp filter for a job with this process id.
 
-    An unknown call fails with ENOSYS, one that starts programs, processes, threads or connections with EPERM; other requests of
-    ioctl and fcntl fail with ENOTTY and EINVAL. A call of another architecture ends the process. The process may signal itself and
-    read its limits. Raises OSError for a machine without a table of numbers.
+    - An unknown call fails with ENOSYS.
+    - A call that starts programs, processes, threads or connections fails with EPERM.
+    - Other requests of ioctl and fcntl fail with ENOTTY and EINVAL.
+    - A call of another architecture ends the process.
+    - The process may signal itself and read its limits.
+
+    Raises OSError for a machine without a table of numbers.
     """
     column, architecture = _architecture_of(machine)
     program = [
@@ -124,7 +130,7 @@ def _architecture_of(machine: str) -> tuple[int, int]:
 
 
 def _only_if(number: int, *checks: _Check) -> list[bytes]:
-    """Allow a call where all of the checks on its arguments hold, refuse it otherwise."""
+    """Allow a call if all checks on its arguments succeed, refuse it otherwise."""
     body = []
     for offset, comparison, value, must in checks:
         body += [_step(_LOAD, offset), _step(comparison, value, *((1, 0) if must else (0, 1)))]
@@ -143,7 +149,7 @@ def _only_among(number: int, index: int, requests: tuple[int, ...], error: int) 
 
 
 def _argument(index: int) -> int:
-    """The offset of the low half of an argument, on machines that store it first."""
+    """Return the offset of the low half of an argument, on little-endian machines."""
     return _ARGUMENTS + 8 * index
 
 

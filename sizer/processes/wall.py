@@ -1,10 +1,11 @@
-"""A wall by the kernel around a process that reads what a stranger wrote: it holds whatever code runs there.
+"""The kernel's restrictions of a process that reads untrusted input. They apply to any code that runs there.
 
-Limits and an audit hook (`sandbox`) stop a library that helpfully downloads, caches or compiles; code that means harm lifts the
-hook. The layers here are the kernel's, and no process can take them off itself (linux/prctl.h, seccomp.h, landlock.h, sched.h).
+Limits and an audit hook (`sandbox`) stop a library that downloads, caches or compiles; malicious code can remove the hook. The
+layers here belong to the kernel, and no process can remove them itself (linux/prctl.h, seccomp.h, landlock.h, sched.h).
 
-*Known limitations*: Linux alone has them, and a container may refuse some. They share the kernel with the process: a hole in the
-kernel is a hole in the wall. What the process may read, it may read whole; time and memory are the limits' business.
+*Known limitations*: only Linux has these layers, and a container may refuse some. They share the kernel with the process, so a
+vulnerability in the kernel bypasses them. The process can read the allowed files completely. Time and memory are bounded by
+limits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from sizer.processes.syscalls import filter_program
 
-# What each layer does, for who is told that it is missing.
+# The purpose of each layer, for the message that it is missing.
 LAYERS = {
     "namespaces": "a network and shared memory of the job's own, empty",
     "landlock": "files: the interpreter's and the packages' folders, read-only, and nothing else",
@@ -33,7 +34,7 @@ _NEW_USER, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000  # linux/
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_ASKED, _PATH_BENEATH = 1, 1
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
-_FILE_RIGHTS = ((1, 13), (2, 14), (3, 15), (5, 16))  # from which ABI on there are how many rights
+_FILE_RIGHTS = ((1, 13), (2, 14), (3, 15), (5, 16))  # (ABI, number of rights): the number of rights from this ABI on
 _TCP, _SCOPES = 0b11, 0b11  # bind and connect, from ABI 4 on; abstract sockets and signals, from ABI 6 on
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -50,12 +51,14 @@ _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
 def raise_wall(readable: Iterable[str]) -> dict[str, str]:
-    """Raise the wall around the calling process, which has one thread, for good: the layers that are missing, each with why.
+    """Permanently raise the wall around the calling process, which has one thread.
 
-    `readable` are the files and folders that it may still read. Without privileges, and as root.
+    Return the missing layers with their reasons.
+
+    `readable` are the files and folders that it may still read. Works with and without root.
     """
     if sys.platform != "linux":
-        return dict.fromkeys(LAYERS, f"{sys.platform} has no such thing")
+        return dict.fromkeys(LAYERS, f"{sys.platform} does not support it")
     missing = {}
     _prctl(_SET_NO_NEW_PRIVS, 1)
     steps: dict[str, Callable[[], None]] = {
@@ -74,11 +77,12 @@ def raise_wall(readable: Iterable[str]) -> dict[str, str]:
 
 
 def readable_folders() -> tuple[str, ...]:
-    """Return what an interpreter reads: its own folders, those of the packages, the system's libraries, and what the machine is."""
+    """Return the folders that an interpreter reads: its own, its packages, the system's libraries, and facts about the machine."""
     own = sysconfig.get_paths()
     packages = {own[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders = packages | {path for path in sys.path if path}
-    if (project := str(PACKAGE.parent)) not in packages:  # a checkout: beside the package are the operator's own files
+    # a checkout: the operator's own files are in the same folder as the package
+    if (project := str(PACKAGE.parent)) not in packages:
         folders = {path for path in folders if os.path.realpath(path) != os.path.realpath(project)} | {str(PACKAGE)}
     for prefix in (sys.prefix, sys.base_prefix):
         folders |= {str(Path(prefix, name)) for name in ("lib", "lib64")}
@@ -88,14 +92,14 @@ def readable_folders() -> tuple[str, ...]:
 
 def _leave_namespaces() -> None:
     libc = _libc()
-    for flags in (_NEW_USER | _NEW_NETWORK | _NEW_IPC, _NEW_NETWORK | _NEW_IPC):  # the second is for root alone
+    for flags in (_NEW_USER | _NEW_NETWORK | _NEW_IPC, _NEW_NETWORK | _NEW_IPC):  # the second is only possible for root
         if libc.unshare(flags) == 0:
             return
     raise _last_error()
 
 
 def _restrict_files(readable: Iterable[str]) -> None:
-    """Leave the process nothing of the file system but to read what is named, and, from ABI 4 and 6 on, no TCP and no signals."""
+    """Restrict the process to reading the named files; from ABI 4 on also refuse TCP, from ABI 6 on signals."""
     version = _system_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_ASKED))
     rights = (1 << max(count for first, count in _FILE_RIGHTS if version >= first)) - 1
     words = [rights, *([_TCP] if version >= 4 else []), *([_SCOPES] if version >= 6 else [])]
@@ -112,11 +116,11 @@ def _restrict_files(readable: Iterable[str]) -> None:
 
 
 def _opened(paths: Iterable[str]) -> Iterator[tuple[int, bool]]:
-    """A descriptor of each path that is there, and whether it is a folder."""
+    """Yield a descriptor of each existing path, and whether it is a folder."""
     for path in paths:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:  # not on this system, or not for this user: then nobody misses the permission
+        except OSError:  # absent on this system or unreadable for this user: the permission is not needed
             continue
         try:
             yield descriptor, os.path.isdir(path)

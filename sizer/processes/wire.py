@@ -1,6 +1,6 @@
 """Messages between processes: one JSON object per line.
 
-Errors travel by kind and parts and come back as the same class.
+Errors travel as their kind and parts, and are restored as the same class.
 
     child -> parent    {"progress": "..."}, {"partial": {...}}, {"keep": {"name": "...", "data": base64}}, {"result": {...}},
                        {"error": error}
@@ -26,14 +26,14 @@ _KINDS = {
 
 
 def to_line(message: dict) -> bytes:
-    """A message as one line of ASCII JSON that ends in a newline. Raises ValueError where it holds NaN or infinity."""
+    """Return a message as one line of ASCII JSON that ends in a newline. Raises ValueError if it holds NaN or infinity."""
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
 def from_line(line: bytes) -> dict:
-    """The message of a line. Raises ValueError where it is not a JSON object in ASCII, holds NaN, or nests too deeply.
+    """Return the message of a line. Raises ValueError if it is not a JSON object in ASCII, holds NaN, or nests too deeply.
 
-    ASCII only, because json.loads takes bytes for UTF-16 too, and lines of a child are handed on as they are.
+    ASCII only, because json.loads also accepts UTF-16 bytes, and lines of a child are passed on unchanged.
     """
     try:
         message = json.loads(line.decode("ascii"), parse_constant=_refuse_constant)
@@ -45,7 +45,7 @@ def from_line(line: bytes) -> dict:
 
 
 def error_to_wire(error: SizerError) -> dict:
-    """A Sizer error as plain values; long texts are clipped."""
+    """Return a Sizer error as plain values; long texts are clipped."""
     refusals = [asdict(refusal) for refusal in getattr(error, "refusals", ())]
     texts = {name: getattr(error, name) for name in ("what", "given", "allowed", "todo")}
     parts = {name: None if text is None else _clip(text) for name, text in texts.items()}
@@ -53,7 +53,7 @@ def error_to_wire(error: SizerError) -> dict:
 
 
 def error_from_wire(data: Any) -> SizerError:
-    """The error that `error_to_wire` came from, of the same class; a JobError where `data` is anything else."""
+    """Return the error from which `error_to_wire` made `data`, of the same class; a JobError for any other `data`."""
     try:
         kind = _KINDS[data["kind"]]
         parts = {name: None if data[name] is None else _clip(str(data[name])) for name in ("given", "allowed", "todo")}
@@ -66,7 +66,7 @@ def error_from_wire(data: Any) -> SizerError:
 
 
 def clip_progress(text: object) -> str:
-    """A progress text of one short line."""
+    """Return a progress text as one short line."""
     return " ".join(str(text)[: 4 * LIMIT_PROGRESS].split())[:LIMIT_PROGRESS]
 
 
