@@ -21,7 +21,7 @@ from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 if TYPE_CHECKING:
     from sizer.pasted.question import Question
 
-QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
+QUANTIZATION = "hf_quant_config.json"  # in the same folder as the config.json of a ModelOpt checkpoint
 _STDIN = Path("-")
 _CALLS = "calls of a Trainer, or of pipelines and models of diffusers, transformers and vLLM"
 _CONFIGS = (".json", ".yaml", ".yml")
@@ -35,7 +35,7 @@ _FILES = (
 
 
 def add_query(parser: argparse.ArgumentParser, help: str, *, is_optional: bool = False) -> None:
-    """Add the query, a flag for each of its keys, and `--config`, all of which `query_of` reads."""
+    """Add the query, a flag for each of its keys, and `--config`. `query_of` reads them."""
     parser.usage = f"%(prog)s {'[QUERY]' if is_optional else 'QUERY'} [--KEY VALUE ...] [OPTION ...]"
     parser.add_argument("query", metavar="QUERY", help=help, nargs="?")
     parser.set_defaults(needs_query=not is_optional)
@@ -94,7 +94,7 @@ def answer_as_pipeline(options: argparse.Namespace, found: PipelineError) -> Non
 
 
 def instead_of(unknown: list[str], flags: list[str]) -> str | None:
-    """Return what to write for arguments that no option takes: flags of a query's keys, for another program's words, too."""
+    """Return a suggestion for unknown arguments: flags of a query's keys, or translations of other programs' options."""
     word, equals, value = unknown[0].partition("=")
     if not equals and unknown[1:] and not unknown[1].startswith("-"):
         value = unknown[1]
@@ -110,7 +110,7 @@ def instead_of(unknown: list[str], flags: list[str]) -> str | None:
 
 
 def _as_flag(item: str) -> str:
-    """Return an item of a query, such as "seq=2048", as a command line has it; an architecture stands by itself."""
+    """Return an item of a query, such as "seq=2048", as a command-line argument; an architecture is positional."""
     key, _, value = item.partition("=")
     if key == "arch":
         return "the name of the model alone" if value == "..." else value
@@ -125,7 +125,7 @@ def _flags() -> list[QueryKey]:
 
 
 def describe_keys() -> str:
-    """The keys of a query with what they take and their defaults, as lines for a terminal of 80 columns."""
+    """Return the keys of a query with allowed values and defaults, as lines for a terminal of 80 columns."""
     wide = max(len(key.name) for key in query_keys())
     indent = " " * (wide + 4)
     lines = (
@@ -144,7 +144,7 @@ def describe_keys() -> str:
 def _with_file(query: str, path: Path) -> str:
     """Return the query with the question of a file, whose values the query's own replace. Raises ConfigError or RequestError.
 
-    The path may be that of a model's folder. A hf_quant_config.json there is read with a config that names no quantization.
+    The path may be a model's folder. If the config names no quantization, a hf_quant_config.json in the folder is read too.
     """
     data = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1) if path == _STDIN else _read(_file_of(path) if path.is_dir() else path)
     if (question := _question_in(data, path, query)) is not None:
@@ -216,7 +216,7 @@ def _is_file(text: str) -> bool:
 
 
 def _file_of(folder: Path) -> Path:
-    """Return the config.json of a folder, or its adapter_config.json if it holds an adapter alone."""
+    """Return the config.json of a folder, or its adapter_config.json if it only holds an adapter."""
     adapter = folder / "adapter_config.json"
     return adapter if adapter.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
 
@@ -230,8 +230,8 @@ def _read(path: Path) -> bytes:
 
 
 def minutes(text: str) -> float:
-    """The number of minutes that a text names. Raises ArgumentTypeError where it is not between 0 and a day."""
+    """Return the number of minutes in a text. Raises ArgumentTypeError unless it is between 0 and a day."""
     found = float(text) if re.fullmatch(r"\d{1,4}(\.\d+)?", text) else 0
     if not 0 < found < 24 * 60:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is no number of minutes between 0 and a day")
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a number of minutes between 0 and a day")
     return found

@@ -1,4 +1,4 @@
-"""The commands `levers`, `limits`, `which`, `ranks` and `budget`: what to change, how far the work can go, and on which devices."""
+"""The commands `levers`, `limits`, `which`, `ranks` and `budget`: memory savings, largest sizes, and devices that fit."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 def add_levers_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
-    parser.add_argument("--with-compiled", action="store_true", help="compile eager training, too: its trace takes longest")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_query(parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
+    parser.add_argument("--with-compiled", action="store_true", help="also compile eager training: its trace takes longest")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_levers(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print what each change comes to, and the smallest set of them that makes the work fit."""
+    """Print the memory of each change, and the smallest set of changes that makes the work fit."""
     def submit(client: JobClient, query: str) -> Job:
         return client.submit_levers(query, compiles=options.with_compiled)
 
@@ -52,7 +52,7 @@ def run_levers(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
-    """The levers as a table, the smallest set, what does not help, and the code of those that save something."""
+    """Yield the levers as a table, the smallest set, changes without effect, and the code of changes that save memory."""
     if found.base is None:
         yield from format_served_levers(found, width)
         return
@@ -99,8 +99,8 @@ def _lever_cells(row: LeverRow, base_bytes: int) -> tuple[str, ...]:
 
 def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_query(parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_limits(options: argparse.Namespace, make_client: MakeClient) -> int:
@@ -109,7 +109,7 @@ def run_limits(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def format_limits(found: LimitReport, width: int | None = None) -> Iterator[str]:
-    """A row for each size, all else being as it was asked for."""
+    """Yield a row for each size; the other sizes are those of the query."""
     yield from format_table(("", "largest", "process", "why"), map(_limit_cells, found.limits), width=width)
 
 
@@ -124,18 +124,18 @@ def _limit_cells(limit: Limit) -> tuple[str, ...]:
 def add_which_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_query(
-        parser, "as of estimate, focus=DTYPE:BATCH names one of several dtypes or batches; its gpu does not count"
+        parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches; gpu is ignored"
     )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_which(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print where the work fits, what room it leaves, and the largest batch on each device."""
+    """Print the devices on which the work fits, the memory left there, and the largest batch on each device."""
     return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices, plans=True)
 
 
 def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
-    """A row for each device, smallest memory first, and the smallest that it fits; of a server those first that hold it."""
+    """Yield a row for each device, smallest memory first, and the smallest that fits; for servers, devices that fit come first."""
     if found.serves:
         yield from format_served_devices(found, width)
         return
@@ -167,7 +167,7 @@ def _device_cells(row: DeviceRow) -> tuple[str, ...]:
 
 
 def _largest(row: DeviceRow) -> str:
-    """The largest batch of a row."""
+    """Return the largest batch of a row as text."""
     return str(largest_batch(row)) if row.searched else "not known yet"
 
 
@@ -177,18 +177,18 @@ def _largest(row: DeviceRow) -> str:
 def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_query(
-        parser, "as of estimate, focus=DTYPE:BATCH names one of several dtypes or batches; its parallel does not count"
+        parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches; parallel is ignored"
     )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_ranks(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print on how many GPUs the work fits, what each of them holds, and the largest batch on the fewest."""
+    """Print on how many GPUs the work fits, the memory of each GPU, and the largest batch on the fewest GPUs."""
     return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks, plans=True)
 
 
 def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
-    """A row for each way of training on each number of GPUs, every figure of one of them; then the fewest that do."""
+    """Yield a row for each parallelism on each number of GPUs, with the figures of one GPU; then the fewest GPUs that suffice."""
     if found.serves:
         yield from format_served_ranks(found, width)
         return
@@ -214,7 +214,7 @@ _MOST = 4  # operators of a row
 
 def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate, of training; focus=DTYPE:BATCH names one of several dtypes or batches")
+    add_query(parser, "a training query as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
     parser.add_argument("--json", action="store_true", help='print {"budget": …} as JSON')
 
 
@@ -230,7 +230,7 @@ def format_budgets(found: BudgetReport, width: int | None = None) -> Iterator[st
     rows: list[tuple[str, ...]] = [("eager", *_peaks(found.eager), "-", "")]
     rows.append(("eager, checkpointing", *_peaks(found.checkpointing), "-", found.reason))
     rows += [_budget_row(point) for point in found.points]
-    yield from format_table(("step", "allocated", "reserved", "computed again", "what is computed again"), rows, width=width)
+    yield from format_table(("step", "allocated", "reserved", "computed again", "operators computed again"), rows, width=width)
     yield ""
     yield describe_budgets(found)
     yield "Allocated and reserved are peaks. Computed again: in the backward pass, of the forward FLOPs of compiled regions."
@@ -257,7 +257,7 @@ NONE = ("-",) * len(FIGURES)
 
 
 def format_served_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
-    """Yield a row for each device, those first that hold what is wanted, then why others have none, and the smallest."""
+    """Yield a row for each device, those that hold the wanted requests first, then why devices have no row, and the smallest."""
     rows = ((row.gpu, format_bytes(row.total_bytes), *_figures(row.serve)) for row in found.rows)
     yield from format_table(("gpu", "memory", *FIGURES), rows, width=width)
     yield ""
@@ -266,9 +266,9 @@ def format_served_devices(found: DeviceReport, width: int | None = None) -> Iter
 
 
 def format_served_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
-    """Yield a row for each split of each number of GPUs, those first that hold what is wanted; then the fewest GPUs that do.
+    """Yield a row for each split of each number of GPUs, those that hold the wanted requests first; then the fewest GPUs.
 
-    Requests are those of all GPUs; tokens, weights and cache those of one GPU.
+    Requests are the total of all GPUs; tokens, weights and cache are per GPU.
     """
     rows = ((f"{row.gpus}", row.title, *_figures(row.serve)) for row in found.rows)
     yield from format_table(("GPUs", "by", *FIGURES), rows, left=2, width=width)
@@ -278,7 +278,7 @@ def format_served_ranks(found: RankReport, width: int | None = None) -> Iterator
 
 
 def format_served_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
-    """Yield the server as it is, each change with what the server then holds, and the question with it."""
+    """Yield the current server, each change with its requests and cache, and the query with the change."""
     if (base := found.serve) is None:
         return
     yield f"{STARTS[base.starts]} {base.requests_at_once:,.1f} requests of {base.length:,} tokens at once"

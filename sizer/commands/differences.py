@@ -31,7 +31,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog, parser.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "queries", metavar="QUERY", nargs="+", help="two to four as of estimate; focus=DTYPE:BATCH is the cell compared"
+        "queries", metavar="QUERY", nargs="+", help="two to four queries of estimate; focus=DTYPE:BATCH selects the compared cell"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -39,7 +39,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print the answers beside each other; the first question that has none decides the exit status."""
+    """Print the answers side by side; the first question without an answer decides the exit status."""
     requests = read_questions(options.queries)
     with contextlib.closing(make_client()) as client:
         answers = [_answer(client, request) for request in requests]
@@ -54,7 +54,7 @@ def run_compare(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def _answer(client: JobClient, request: Request) -> tuple[Side, int]:
-    """The figures of one question, and the exit status that it alone would have."""
+    """Return the figures of one question, and the exit status of that question."""
     try:
         side = side_of(request, wait(client.submit(format_query(request))))
     except SizerError as error:
@@ -86,7 +86,7 @@ def _figures(found: SideBySide) -> Iterator[list[str]]:
 
 
 def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = None) -> Iterator[str]:
-    """The cells of a row: the first question's, then each other one's with its difference from the first, where it has one."""
+    """Yield the cells of a row: the first question's, then each other question's with its difference from the first, if any."""
     first, *others = found.questions
     yield text(first)
     for side in others:

@@ -1,6 +1,6 @@
-"""The command `estimate`: print what a model needs, from its architecture alone.
+"""The command `estimate`: print the memory that a model needs, from its architecture alone.
 
-The text of an answer is kept. The same command then prints it again, and imports neither numpy nor what reads a report.
+The text of an answer is stored. The same command later prints the stored text, without importing numpy or the report's code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help="print the report as JSON")
     form.add_argument("--csv", action="store_true", help="print the estimates as CSV")
     form.add_argument(
-        "--explain", action="store_true", help="say how it was computed: kernels, workspaces, what is modelled"
+        "--explain", action="store_true", help="print how the figures were computed: kernels, workspaces, modelled parts"
     )
     parser.add_argument(
         "--fail-unless-fits", action="store_true", help="exit with 5 unless every dtype and batch surely fits"
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """
     query, kept, form, width = query_of(options), KeptReports(default_folder()), _form(options), terminal_width()
     name = f"{form}-{width}"
-    judges = options.fail_unless_fits  # the text alone does not say whether all fits
+    judges = options.fail_unless_fits  # the text does not contain whether all fits
     if not judges and (text := kept.find_text(query, name)) is not None:
         print(text, end="")
         return 0
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         found = _ask_worker(query, form, width, kept)
     print(found.text, end="")
     if found.ended is not None:
-        raise_ended(found.ended, "above is what it had found")
+        raise_ended(found.ended, "the partial result is printed above")
     if found.failures:
         raise TraceError(
             "the model was counted, but no step could be traced",
@@ -85,7 +85,7 @@ def _form(options: argparse.Namespace) -> str:
 
 
 def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> _Found:
-    """Return what a worker makes."""
+    """Return a worker's answer."""
     from sizer.processes.wire import error_from_wire
     from sizer.service.local.asking import ask
 

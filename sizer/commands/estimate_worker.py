@@ -1,10 +1,10 @@
-"""The worker of the command `estimate`: make the report on one query, and write it as text in the form that was asked for.
+"""The worker of the command `estimate`: make the report for one query, and write it as text in the requested form.
 
     stdin    {"query": ..., "config_text": null, "form": "json", "width": null}
     stdout   {"progress": ...}, {"answer": {"text": ..., "report": encoded or null, "failures": {...}, "fits": true, "ended": null}}
              or {"error": ...}
 
-`ended` is the error that ended the job early; the text is then of what it had found.
+`ended` is the error that ended the job early; the text is then the partial result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sizer.service.settings import Settings
 
 
 def _answer(message: dict, settings: Settings, say: Say) -> dict:
-    """Return the answer to a message: what a job had found if it was ended."""
+    """Return the answer to a message; if a job ended early, its partial result."""
 
     def show(text: str) -> None:
         say({"progress": text})
@@ -37,8 +37,10 @@ def _answer(message: dict, settings: Settings, say: Say) -> dict:
 
 
 def _present(parts: Sequence[dict], form: str, width: int | None) -> dict:
-    """Return the text of a report that came in parts, its encoded data if it is whole, its failures if no step was traced, and
-    whether all fits."""
+    """Return the text of a report that came in parts, its encoded data if it is whole, its failures, and whether all fits.
+
+    The failures are only returned if no step was traced.
+    """
     from sizer.base.codec import DecodeError
     from sizer.commands.report_text import format_as
     from sizer.report.report import Report
@@ -47,7 +49,7 @@ def _present(parts: Sequence[dict], form: str, width: int | None) -> dict:
     try:
         report, *later = map(Report.from_dict, parts)
     except DecodeError as error:
-        raise JobError(f"the job's answer is not what was expected ({str(error)[:200]})") from None
+        raise JobError(f"the job's answer is invalid ({str(error)[:200]})") from None
     for part in later:
         report = part.after(report)
     return {

@@ -15,7 +15,7 @@ TITLES = TENSORS | {
 
 
 def percent(error: float | None) -> str:
-    """A signed error as text."""
+    """Return a signed error as text."""
     if error is None:
         return "nothing measured"
     if 0 < abs(error) < SMALLEST_PERCENT:

@@ -25,18 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the whole ledger as JSON, for --import elsewhere")
     form.add_argument("--csv", action="store_true", help="print the ledger as CSV")
-    form.add_argument("--path", action="store_true", help="print the file that holds it (see $SIZER_LEDGER)")
+    form.add_argument("--path", action="store_true", help="print the path of its file (see $SIZER_LEDGER)")
     parser.add_argument(
         "--import",
         dest="import_file",
         metavar="FILE",
         type=Path,
-        help="take in another machine's measurements: a file, or a folder of the suite",
+        help="import another machine's measurements: a file, or a folder of the suite",
     )
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Show the ledger, import another machine's measurements, or say where the file is."""
+    """Show the ledger, import another machine's measurements, or print the path of the file."""
     ledger = Ledger()
     if options.path:
         print(ledger.path)
@@ -98,7 +98,7 @@ IN_STATISTICS = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
 
 
 def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
-    """The ledger's rows as a table, with the errors of the three peaks."""
+    """Yield the ledger's rows as a table, with the errors of the three peaks."""
     header = (
         "id",
         "measured",
@@ -118,7 +118,7 @@ def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
 
 
 def format_statistics(statistics: Sequence[ErrorStatistics]) -> Iterator[str]:
-    """Signed errors of the figures that most is made of, per device and family."""
+    """Yield signed errors of the main figures, per device and family."""
     header = ("error of", "device", "family", "count", "median", "worst", "bias")
     rows = (
         (

@@ -1,4 +1,4 @@
-"""The commands `gpus`, `models` and `devices`: what an estimate can be made for, and what this machine has."""
+"""The commands `gpus`, `models` and `devices`: the devices and models that can be estimated, and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_gpus(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def _gpu_lines() -> Iterator[str]:
-    """The catalogue by maker, and how to write a device of one's own."""
+    """Yield the catalogue by maker, and the syntax for a custom device."""
     header = ("key", "name", "maker", "memory", "outside the allocator")
     yield from format_table(header, map(_gpu_row, GPUS.values()), left=3)
     yield ""
@@ -70,11 +70,11 @@ def run_models(options: argparse.Namespace, make_client: MakeClient) -> int:
 def add_devices_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--demonstrate", metavar="DEVICE", help="show what memory does on cpu, cuda:0, mps, ...")
+    parser.add_argument("--demonstrate", metavar="DEVICE", help="demonstrate the allocator on cpu, cuda:0, mps, ...")
 
 
 def run_devices(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print the devices of this machine, or what one of them shows of its allocator."""
+    """Print the devices of this machine, or a demonstration of one device's allocator."""
     if options.demonstrate is not None:
         shown = demonstrate(options.demonstrate)
         print_list(options, shown.to_dict(), format_demonstration(shown))
@@ -91,7 +91,7 @@ def run_devices(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def _device_rows(inventory: Inventory) -> list[dict]:
-    """The devices as the JSON of `devices` has them."""
+    """Return the devices as in the JSON of `devices`."""
     keys = ("device", "name", "total_bytes", "free_bytes")
     return [
         {key: getattr(facts, key) for key in keys} | {"capability": facts.capability_text, "versions": facts.versions}
@@ -100,7 +100,7 @@ def _device_rows(inventory: Inventory) -> list[dict]:
 
 
 def format_inventory(inventory: Inventory) -> Iterator[str]:
-    """A table of the devices, why others are missing, and the safe line."""
+    """Yield a table of the devices, why others are missing, and the safe line."""
     rows = (
         (
             facts.device,

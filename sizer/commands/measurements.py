@@ -42,7 +42,7 @@ from sizer.query.values import DTYPES
 from sizer.service.client import JobClient
 
 SCHEMA = 1
-DEVICE_HELP = "cuda:0, mps, cpu, ... (see `python -m sizer devices`); of several ranks cpu or cuda"
+DEVICE_HELP = "cuda:0, mps, cpu, ... (see `python -m sizer devices`); cpu or cuda for several ranks"
 
 
 class Found(NamedTuple):
@@ -60,19 +60,22 @@ def add_measure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print measurement and comparison as JSON, one object a line"
     )
-    parser.add_argument("--no-timing", action="store_true", help="measure memory alone")
-    parser.add_argument("--no-ledger", action="store_true", help="do not keep the comparison")
+    parser.add_argument("--no-timing", action="store_true", help="only measure memory")
+    parser.add_argument("--no-ledger", action="store_true", help="do not store the comparison")
     parser.add_argument(
         "--minutes", type=minutes, default=10.0, help="stop a measurement that takes longer; by default 10"
     )
 
 
 def run_measure(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Measure every dtype and batch size of a query, each in a process of its own, and compare them with the estimate; of several
-    ranks each in one, side by side.
+    """Measure every dtype and batch size of a query, and compare each with the estimate.
 
-    Raises, after all is printed, the first of: TraceError where a step was measured and cannot be traced, JobError where one
-    ended early. A lack of memory is a result.
+    Each cell runs in its own process; with several ranks, each rank runs in its own process, all at once. Errors are raised
+    after all results are printed. A lack of memory is a result, not an error.
+
+    Raises:
+        TraceError: A step was measured and cannot be traced.
+        JobError: A job ended early.
     """
     query, problem = query_of(options), None
     with contextlib.closing(make_client()) as client:
@@ -89,7 +92,7 @@ def run_measure(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def _cells(query: str) -> Iterator[Request]:
-    """Every dtype and batch size that a query names; where it names none, one is chosen and said on stderr."""
+    """Yield every dtype and batch size of a query; if it names none, choose one and print it on stderr."""
     request = parse_query(query)
     check_traced(request)
     if request.torch not in (None, installed := format_version(installed_version())):
@@ -122,11 +125,11 @@ def _measure_cell(options: argparse.Namespace, cell: Request) -> tuple[Measured,
     try:
         return wait(job) if several else (wait(job),)
     finally:
-        job.cancel()  # only where the waiting was cut short: a job that is done stays done
+        job.cancel()  # only if the waiting was interrupted: a finished job is not changed
 
 
 def _compare(client: JobClient, measured: Measured) -> tuple[Comparison | None, SizerError | None]:
-    """The comparison, or why there is none: the measurement stands in any case."""
+    """Return the comparison, or why there is none: the measurement is valid in any case."""
     try:
         return wait(client.submit_comparison(measured)), None
     except SizerError as error:
@@ -136,7 +139,7 @@ def _compare(client: JobClient, measured: Measured) -> tuple[Comparison | None, 
 def _ended_early(measured: Measured) -> JobError | None:
     """Return the error that ended a measurement early. A lack of memory is a result, not an error."""
     failure = measured.measurement.failure
-    return None if failure is None else JobError("the device did not come to the end", given=quote(failure, 300))
+    return None if failure is None else JobError("the device did not complete the work", given=quote(failure, 300))
 
 
 def _print(options: argparse.Namespace, found: Sequence[Found]) -> None:
@@ -186,7 +189,7 @@ def format_comparison(comparison: Comparison) -> str:
 
 
 def format_ranks(comparisons: Sequence[Comparison]) -> str:
-    """The peak of each rank on both sides, then the comparison of the worst."""
+    """Return the peak of each rank as estimated and as measured, then the comparison of the rank with the largest error."""
     shown = worst(comparisons)
     header = ("rank", "estimated", "measured", "difference", "error", "")
     lines = format_table(header, map(_rank_cells, comparisons))
@@ -204,7 +207,7 @@ def _rank_cells(comparison: Comparison) -> tuple[str, ...]:
 
 
 def format_measurement(measurement: Measurement) -> str:
-    """A measurement that nothing is held against: what was read after each phase."""
+    """Return a measurement without comparison: the readings after each phase."""
     header = ("after", "allocated", "peak allocated", "reserved", "peak reserved", "driver")
     rows = (
         (reading.phase, *(size_text(getattr(reading, name)) for name in _COUNTERS)) for reading in measurement.phases
@@ -274,13 +277,13 @@ def _divergences(comparison: Comparison) -> Iterator[str]:
     yield f"The two first diverge in {first.describe()}; the estimate's level is {level} there."
     others = [one for one in comparison.largest_divergences if one != first]
     if others:
-        yield "The divergences that hold the most:"
+        yield "The largest divergences:"
     yield from (f"  up to {format_bytes(one.most_bytes)} in {one.describe()}" for one in others)
 
 
 def _scratch(scratch: Sequence[Scratch]) -> Iterator[str]:
     if scratch:
-        yield "Kernels hold inside, beyond what both sides have:"
+        yield "Memory inside kernels, in addition to both sides' blocks:"
     for one in scratch[:SCRATCH_SHOWN]:
         where = f" in {one.module}" if one.module else ""
         size = f"{format_bytes(one.most_bytes)} (the estimate: {format_bytes(one.estimated_bytes)})"
@@ -321,12 +324,12 @@ def add_suite_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--device", default="cuda:0", help="cuda:0, mps or cpu (small models); by default cuda:0")
     parser.add_argument(
-        "--record", action="store_true", help="also record what the allocator did, and kernels' workspaces"
+        "--record", action="store_true", help="also record the allocator's events, and kernels' workspaces"
     )
     parser.add_argument("--only", metavar="SUBSTRING", default="", help="only the cases with this in their name")
-    parser.add_argument("--minutes", type=minutes, default=9.0, help="start nothing that would end later; by default 9")
+    parser.add_argument("--minutes", type=minutes, default=9.0, help="start no case that would end later; by default 9")
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="by default tests/measured/<device>-<torch>-<date>")
-    parser.add_argument("--again", action="store_true", help="measure once more what failed")
+    parser.add_argument("--again", action="store_true", help="measure failed cases again")
     parser.add_argument("--list", action="store_true", help="print the cases and measure nothing")
 
 

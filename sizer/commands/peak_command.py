@@ -1,4 +1,4 @@
-"""The command `peak`: what is alive when most memory is allocated, PyTorch's snapshot of it, and a script that does the work."""
+"""The command `peak`: live tensors at the peak of allocated memory, PyTorch's snapshot of it, and a script that does the work."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ DEPTH = 3  # of the modules' paths
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
+    add_query(parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--json", action="store_true", help="print what was found as JSON")
+    either.add_argument("--json", action="store_true", help="print the result as JSON")
     either.add_argument(
         "--snapshot", metavar="FILE", type=Path, help="write it for PyTorch's viewer, pytorch.org/memory_viz"
     )
     either.add_argument(
         "--script",
         action="store_true",
-        help="print a PyTorch program that does this work and measures it, for torchrun where there are ranks",
+        help="print a PyTorch program that runs and measures this work, for torchrun if there are several ranks",
     )
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print what is alive at the peak, or write the snapshot, or print the script."""
+    """Print the live tensors at the peak, or write the snapshot, or print the script."""
     with contextlib.closing(start_worker_client(make_client)) as client:
         query = in_focus(client, query_of(options))
         if options.snapshot is not None:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def format_peak(found: PeakReport, width: int | None = None) -> Iterator[str]:
-    """The sentence, the largest tensors, and the bytes by module."""
+    """Yield the sentence, the largest tensors, and the bytes by module."""
     yield found.sentence
     if found.remedy:
         yield found.remedy

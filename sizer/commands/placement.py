@@ -1,4 +1,4 @@
-"""The command `placement`: whether a model's tensors would all be where they must."""
+"""The command `placement`: whether a model's tensors would all be on the right device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sizer.placement.report import PlacementReport
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate; the first dtype counts")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_query(parser, "same as for estimate; the first dtype is used")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def format_placement(found: PlacementReport) -> Iterator[str]:
-    """The tensors by kind, device and dtype, and what is wrong, the worst first."""
+    """Yield the tensors by kind, device and dtype, and the findings, the worst first."""
     yield to_printable(f"{found.name} ({found.class_name})")
     rows = (
         (group.kind, group.device, group.dtype, f"{group.tensors:,}", f"{group.elements:,}", format_bytes(group.bytes))

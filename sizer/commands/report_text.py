@@ -1,4 +1,4 @@
-"""A report as text for a terminal: what the command `estimate` prints without --json and --csv."""
+"""A report as text for a terminal: the output of the command `estimate` without --json and --csv."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sizer.tape.tape import AFTER, CATEGORIES
 def format_as(report: Report, form: str, width: int | None) -> str:
     """Return the text of a report as "json", "csv", "text" or "explained", the latter two for a terminal of `width` columns."""
     if form == "json":
-        return f"{json.dumps(report.to_dict(), allow_nan=False)}\n"  # ASCII, whatever the terminal's encoding
+        return f"{json.dumps(report.to_dict(), allow_nan=False)}\n"  # ASCII, for any encoding of the terminal
     if form == "csv":
         return report.to_csv().replace("\r\n", "\n")  # stdout writes the platform's own line ends
     parts = (format_report(report, width), *([format_explanation(report)] if form == "explained" else []))
@@ -36,9 +36,9 @@ def format_as(report: Report, form: str, width: int | None) -> str:
 
 
 def format_report(report: Report, width: int | None = None) -> str:
-    """The report as lines of text: the answer in a sentence, all dtypes and batches, the peak, what was assumed.
+    """Return the report as lines of text: the answer in a sentence, all dtypes and batches, the peak, the assumptions.
 
-    Tables are at most `width` columns wide where that is given.
+    If `width` is given, tables are at most that many columns wide.
     """
     if report.serve is not None:
         return to_printable("\n\n".join("\n".join(lines) for lines in _server(report, report.serve, width) if lines))
@@ -110,7 +110,7 @@ def _headline(report: Report) -> Iterator[str]:
         if focus.host_bytes:
             ranks = ", for each rank" if report.request.get("parallel", "none") != "none" else ""
             loads = focus.phases[-1].phase == AFTER and report.request.get("offloading") == "none"
-            held = "at most, while parts are loaded" if loads else f"of what is offloaded{ranks}"
+            held = "at most, while parts are loaded" if loads else f"of offloaded tensors{ranks}"
             copies = describe_copies(focus)
             yield f"The host holds {format_bytes(focus.host_bytes)} {held}{f': {copies}' if copies else ''}."
     for caveat in caveats(report):
@@ -120,7 +120,7 @@ def _headline(report: Report) -> Iterator[str]:
 
 
 def _focus(report: Report) -> Estimate | None:
-    """The estimate to look at first."""
+    """Return the estimate in focus."""
     return None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
 
 
@@ -141,7 +141,7 @@ def _row(row: Estimate) -> tuple[str, ...]:
 
 
 def _peaks(report: Report, width: int | None) -> Iterator[str]:
-    """Yield what is in memory at the peak, per dtype, at the batch size in focus."""
+    """Yield the memory at the peak by category, per dtype, at the batch size in focus."""
     focus = _focus(report)
     if focus is None:
         return
@@ -175,7 +175,7 @@ _RECIPES = {"loss": FULL, "step": STEP_AFTER, "evaluate": NONE, "objective": LM,
 def _phases_of_recipe(columns: Sequence[Estimate], width: int | None) -> Iterator[str]:
     """Yield a row for each phase of a training recipe, and mark the phase that has the peak."""
     for row in columns:
-        yield f"Allocated in each phase, and what is allocated and reserved when it ends, {row.dtype}:"
+        yield f"Peak allocated in each phase, and allocated and reserved at its end, {row.dtype}:"
         phases = [
             (
                 f"{PHASE_TITLES.get(use.phase, use.phase)}{' (the peak)' if use.phase == row.peak_phase else ''}",
@@ -227,7 +227,7 @@ def _kv_cache(report: Report, width: int | None) -> Iterator[str]:
 
 
 def _remarks(report: Report) -> Iterator[str]:
-    notes = [text for text in report.notes if text not in report.cautions]  # those are with the headline
+    notes = [text for text in report.notes if text not in report.cautions]  # those are printed with the headline
     for title, texts in (("Note", notes), ("Assumed", report.assumptions), ("Not counted", report.uncounted)):
         for text in texts:
             yield f"{title}: {text}"

@@ -28,16 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, default=3, help="optimizer steps; 0 runs the script to its end (default: 3)"
     )
-    parser.add_argument("--seconds", type=int, default=0, help="end the run after so many seconds (default: no limit)")
+    parser.add_argument("--seconds", type=int, default=0, help="end the run after this many seconds (default: no limit)")
     parser.add_argument("--world", type=int, help="number of ranks, as torchrun would start them")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, help="the rank to run (default: 0)")
-    which.add_argument("--all-ranks", action="store_true", help="run each rank, one after the other")
+    which.add_argument("--all-ranks", action="store_true", help="run all ranks in sequence")
     parser.add_argument(
         "--route", choices=ROUTES, default="auto", help="driver: PyTorch's own CUDA code; meta: Sizer's tracer"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="limit the device, so that PyTorch raises OutOfMemoryError"
+        "--strict", action="store_true", help="limit the device's memory: PyTorch raises OutOfMemoryError"
     )
     parser.add_argument("--snapshot", metavar="FILE", type=Path, help="write PyTorch's memory snapshot")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the report as JSON, - for stdout")
@@ -110,7 +110,7 @@ def _gpu(key: str) -> Gpu:
 
 
 def _ranks(options: argparse.Namespace, command: Command) -> tuple[int, list[int]]:
-    """The number of ranks, and those to run."""
+    """Return the number of ranks, and the ranks to run."""
     world = options.world if options.world is not None else command.world or 1
     if not 1 <= world <= MOST_RANKS:
         raise RequestError("--world", given=str(world), allowed=f"1 to {MOST_RANKS:,}", todo="give the number of ranks")

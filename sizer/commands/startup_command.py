@@ -1,6 +1,6 @@
-"""The command `startup`: what a server's startup log or error says, and how the plan for the same flags differs.
+"""The command `startup`: the figures of a server's startup log or error, and their difference from the plan for the same flags.
 
-The command that starts a server is read in the place of a log, and planned.
+If the input is a command that starts a server instead of a log, the command's plan is printed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STDIN = "-"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     example = '"arch=hf:qwen3-8b&gpu=a100-40gb"'
-    add_query(parser, f"what the log does not say, or says otherwise, such as the device: {example}", is_optional=True)
+    add_query(parser, f"keys that the log lacks, or that differ from it, such as the device: {example}", is_optional=True)
     parser.add_argument("--log", metavar="FILE", default=STDIN, help="the log, or the server's command; - for stdin (default)")
     parser.add_argument("--json", action="store_true", help="print the figures and the differences as JSON")
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def _answer_launch(options: argparse.Namespace, make_client: MakeClient, launch: Launch) -> int:
-    """Print what a command that starts a server was read as, and its plan.
+    """Print the flags read from a server's launch command, and its plan.
 
     Raises:
         RequestError: Neither the command nor the query names a model.
@@ -96,11 +96,11 @@ def _answer_launch(options: argparse.Namespace, make_client: MakeClient, launch:
 def _keys(query: str) -> set[str]:
     """Return the keys that a query has."""
     own = {item.partition("=")[0] for item in query.split("&") if item}
-    return own | ({"arch"} if query and "=" not in query.partition("&")[0] else set())  # "qwen3-8b" alone
+    return own | ({"arch"} if query and "=" not in query.partition("&")[0] else set())  # only "qwen3-8b"
 
 
 def _ask(options: argparse.Namespace, query: str) -> None:
-    """Make the query the one of the options, so that the link below the answer has the log's flags."""
+    """Replace the query in the options, so that the link below the answer has the log's flags."""
     for name in vars(options):
         if name.startswith("key_"):
             setattr(options, name, None)
@@ -108,7 +108,7 @@ def _ask(options: argparse.Namespace, query: str) -> None:
 
 
 def _joined(query: str, log: StartupLog) -> tuple[str, list[str]]:
-    """Return the query with what the log says, except keys that it has itself, and a line for each thing that neither says.
+    """Return the query with the log's keys added, except keys that it has, and a line for each missing fact.
 
     Raises:
         RequestError: Neither names a model.

@@ -12,16 +12,17 @@ from sizer.base.units import format_bytes
 
 
 def to_printable(text: str) -> str:
-    """Text without control characters but line ends: a config's names must not move the cursor."""
+    """Return a text without control characters except line ends: a config's names must not move the cursor."""
     return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
 
 
 def format_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, width: int | None = None
 ) -> Iterator[str]:
-    """The lines of a table; the first `left` columns begin at the left, the others end at the right.
+    """Yield the lines of a table; the first `left` columns are left-aligned, the others right-aligned.
 
-    Where it is wider than `width` columns of a terminal, what is too much follows below, behind the first `left` columns again.
+    If the table is wider than `width` terminal columns, the remaining columns follow below, after the first `left` columns
+    again.
     """
     lines = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -35,7 +36,7 @@ def format_table(
 
 
 def _fitting(widths: Sequence[int], left: int, width: int | None) -> list[list[int]]:
-    """The columns of each part of a table, as many as fit, at least one beside the first `left`."""
+    """Return the columns of each part of a table, as many as fit, at least one in addition to the first `left`."""
     first = list(range(left))
     parts = [first]
     for index in range(left, len(widths)):
@@ -49,15 +50,15 @@ def _fitting(widths: Sequence[int], left: int, width: int | None) -> list[list[i
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that is written to; None where that is a file or a pipe, which has no end."""
+    """Return the columns of the output terminal; None for a file or a pipe, which have no width."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def size_text(size: int | None) -> str:
-    """Bytes as text; "" where they are not known."""
+    """Return bytes as text; "" if unknown."""
     return "" if size is None else format_bytes(size)
 
 
 def print_list(options: argparse.Namespace, data: dict, lines: Iterable[str]) -> None:
-    """Print `data` where JSON was asked for, else the lines."""
+    """Print `data` as JSON if requested, else the lines."""
     print(json.dumps(data) if options.json else "\n".join(lines))

@@ -28,11 +28,11 @@ POLL_SECONDS = 0.1
 
 MakeClient = Callable[[], "JobClient"]
 Submit = Callable[["JobClient", str], Any]
-Lines = Callable[[Any, int | None], Iterable[str]]  # of an answer, for a terminal of so many columns
+Lines = Callable[[Any, int | None], Iterable[str]]  # the lines of an answer, for a terminal of this width
 
 
 def start_client() -> JobClient:
-    """Return a client with a job server of its own. An answer that is kept needs neither, nor the time to import them."""
+    """Return a client with its own job server. Stored answers need neither, so they are imported late."""
     from sizer.service.client import JobClient
 
     return JobClient()
@@ -54,13 +54,13 @@ def start_worker_client(make_client: MakeClient) -> JobClient:
     from sizer.service.client import JobClient
     from sizer.service.local.connection import WorkerConnection
 
-    connect: Any = WorkerConnection  # it has what a Connection has
+    connect: Any = WorkerConnection  # it has the methods of a Connection
     return JobClient(replace(Settings(), spares=0), connect=connect)
 
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that shows a line of progress where somebody looks on, and clear the line at the end."""
+    """Provide a function that shows a line of progress on a terminal, and clear the line at the end."""
     shown = sys.stderr.isatty()
     try:
         yield lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True) if shown else None
@@ -70,7 +70,7 @@ def shown_progress() -> Iterator[Callable[[str], None]]:
 
 
 def wait(job: Any) -> Any:
-    """The result of a job; shows its progress where somebody looks on. Raises what the job raises."""
+    """Return the result of a job; show its progress on a terminal. Raises the job's error."""
     with shown_progress() as show:
         while (result := job.result(timeout=POLL_SECONDS)) is None:
             show(job.progress)
@@ -78,11 +78,10 @@ def wait(job: Any) -> Any:
 
 
 def in_focus(client: JobClient, query: str, *, plans: bool = False) -> str:
-    """The query of one dtype and batch size: those it has or names with focus=, else those that the page opens with.
+    """Return the query of one dtype and batch size: its own, those of focus=, else the report's focus.
 
-    The latter are told on stderr. A server has neither; its query is returned as it is if the command `plans` servers.
-
-    Raises SizerError.
+    The report's focus is printed on stderr. A server has no dtype or batch size: its query is returned unchanged if the command
+    `plans` servers. Raises SizerError.
     """
     request = parse_query(query)
     if plans and MODES[request.mode].serves:
@@ -91,7 +90,7 @@ def in_focus(client: JobClient, query: str, *, plans: bool = False) -> str:
     if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
         return query
     report = KeptReports(default_folder()).find(query) or wait(client.submit(query))
-    if (focus := report.focus) is None:  # no step of it can be traced: asking for any says why
+    if (focus := report.focus) is None:  # no step can be traced: any further question reports why
         return format_query(replace(request, focus=(request.dtypes[0], request.batches[0])))
     print(f"{focus.dtype} at batch {focus.batch}; name another with focus={focus.dtype}:{focus.batch}", file=sys.stderr)
     return format_query(replace(request, focus=(focus.dtype, focus.batch)))
@@ -106,10 +105,10 @@ def print_growing(
     under: str | None = None,
     plans: bool = False,
 ) -> int:
-    """Print the answer of a job that grows, to the query of a command; as JSON `under` this key, if it is given.
+    """Print the growing answer of a job for a command's query; as JSON `under` this key, if it is given.
 
-    `plans` says whether the command answers for a server, too. What was known of it by then is printed, too, where it ends early;
-    raises why.
+    `plans` says whether the command also answers for a server. If the job ends early, print the partial answer and raise the
+    error.
     """
     from sizer.base.codec import encode
 
@@ -125,12 +124,12 @@ def print_growing(
     plain = encode(found)
     print_list(options, plain if under is None else {under: plain}, map(to_printable, lines(found, terminal_width())))
     if ended is not None:
-        raise_ended(ended, "the same command goes on from here")
+        raise_ended(ended, "the same command continues from here")
     return 0
 
 
 def raise_ended(ended: SizerError, found: str) -> NoReturn:
-    """Raise the error that ended a job after something was printed; `found` says what that is if time was the limit."""
+    """Raise the error that ended a job after something was printed; `found` describes the printed part if time was the limit."""
     if isinstance(ended, TimeLimitError):
         todo = f"{found}; {JOB_SECONDS.name} gives a job more seconds"
         raise TimeLimitError(ended.what, todo=todo) from ended
