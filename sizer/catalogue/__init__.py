@@ -1,1 +1,1 @@
-"""Plain rows with their sources: GPUs, what they tell of themselves, what a process holds on them, presets. No torch."""
+"""Plain rows with their sources: GPUs and their properties, the memory of a process on them, model presets. No torch."""

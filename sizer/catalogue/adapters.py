@@ -1,4 +1,4 @@
-"""Parts of a model to train: all of it, its head alone, or a PEFT adapter on frozen weights."""
+"""Parts of a model to train: all of it, only its head, or a PEFT adapter on frozen weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD, WITHOUT_TOWER = "head", "without-tower"
 # the values of `train=` with their titles
 TRAINS = {"all": "All of it", WITHOUT_TOWER: "All but its tower", HEAD: "Its head", "adapter": "An adapter"}
 _PARTS = {HEAD: "the head", WITHOUT_TOWER: "all but the tower"}
-PACKAGE = "peft"  # what makes adapters; Sizer runs without it, too
+PACKAGE = "peft"  # the package that makes adapters; optional
 IMPORT = "sizer.architecture.peft_adapters:import_peft"  # imports it without the compiler
 ALL_LINEAR = "all-linear"  # PEFT's word: every linear layer but the output embeddings (peft/utils/constants.py, 0.21)
 ATTENTION = "attention"
@@ -43,7 +43,7 @@ _OF_SCRIPTS = {
         *("txt_in.linear_1", "txt_in.linear_2", "time_embed.linear_1", "time_embed.linear_2", "time_mod_proj"),
     ),
 }
-# The script that trains FLUX.1 on quantised weights is another: examples/research_projects/flux_lora_quantization.
+# The script that trains FLUX.1 on quantized weights is another: examples/research_projects/flux_lora_quantization.
 _OF_QUANTIZED = {"FluxTransformer2DModel": _OF_DENOISERS}
 
 
@@ -51,9 +51,9 @@ _OF_QUANTIZED = {"FluxTransformer2DModel": _OF_DENOISERS}
 class Adapter:
     """One value of `adapter=`: `config_class` in peft, made with `options`.
 
-    `arguments` are the keys of a query that it takes, each with the argument of the config that it becomes. Those that learn
-    virtual tokens (`learns_prompt`) count them by `r`, and need a task that PEFT knows. `on_quantized` says whether one is traced
-    beside quantised weights.
+    `arguments` maps the query keys of the adapter to arguments of its config. Adapters that learn virtual tokens
+    (`learns_prompt`) count them with `r`, and need a task that PEFT knows. `on_quantized` says whether the adapter can be
+    traced on quantized weights.
     """
 
     key: str
@@ -116,21 +116,21 @@ _ROWS = (
     _row("hra", "HRA", "HRAConfig", _RANK),
     _row("oft", "OFT", "OFTConfig", _TARGETS | {"adapter_dropout": "module_dropout"}),  # in blocks of 32
     _row("beft", "BEFT", "BeftConfig", _TARGETS),
-    _row("ia3", "IA³", "IA3Config", {}),  # of the layers that PEFT lists for the model's type
+    _row("ia3", "IA³", "IA3Config", {}),  # on the layers that PEFT lists for the model's type
     _row("prompt", "Prompt tuning", "PromptTuningConfig", _TOKENS),
     _row("p-tuning", "P-tuning", "PromptEncoderConfig", _TOKENS),
     _row("prefix", "Prefix tuning", "PrefixTuningConfig", _TOKENS),
 )
 
 ADAPTERS: dict[str, Adapter] = {row.key: row for row in _ROWS}
-# Adapters whose compiled steps are compared with PyTorch's own (tests/null_driver/compiled_queries.py).
+# Adapters with a test of their compiled steps against PyTorch's own (tests/null_driver/compiled_queries.py).
 COMPILED_ADAPTERS = (
     *("lora", "rslora", "dora", "pissa", "olora", "loha", "lokr", "miss", "oft", "beft", "ia3", "prompt", "p-tuning"),
 )
 
 
 def trained_part(train: str, adapter: str, rank: int) -> str:
-    """Return what a headline calls the part of a model that is trained; nothing where all of it is."""
+    """Return the headline's name for the trained part of a model; empty if the whole model is trained."""
     if train == "all":
         return ""
     if train in _PARTS:
@@ -146,7 +146,7 @@ def targets_of_script(denoiser: str, *, quantized: bool) -> tuple[str, ...]:
 
     Args:
         denoiser: Class of the denoiser, such as "FluxTransformer2DModel".
-        quantized: True if its weights are quantised.
+        quantized: True if its weights are quantized.
     """
     of_scripts = _OF_SCRIPTS | _OF_QUANTIZED if quantized else _OF_SCRIPTS
     return of_scripts.get(denoiser, _OF_DENOISERS)

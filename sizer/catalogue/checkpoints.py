@@ -1,6 +1,6 @@
-"""Quantisation of published checkpoints: the methods that `quantization_config` may name, and the loaders of each.
+"""Quantization of published checkpoints: the values of `quant_method` in a `quantization_config`, and the loaders of each.
 
-What transformers does with each was read in its quantizers (transformers/quantizers/, 5.23).
+Source for each method: transformers' quantizers (transformers/quantizers/, 5.23).
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.weights import FP8_CAPABILITY
 
-# quantizer_mxfp4.py: below it, and where the package kernels is not installed, weights are made bfloat16
+# quantizer_mxfp4.py: on older devices, and if the package kernels is not installed, weights are converted to bfloat16
 MXFP4_CAPABILITY = (7, 5)
 FBGEMM_CAPABILITY = (9, 0)  # quantizer_fbgemm_fp8.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One value of `quant_method`. `traced` says whether transformers' own layers of it are traced; where they are not, their
-    weights are counted by the method's layout, and a product takes its result alone.
+    """One value of `quant_method`.
 
-    `adapts` says whether an adapter beside such weights is traced, `adapters` which if not all. `lowest` is the least
-    capability that computes with them, below which transformers makes them 16 bits while it loads them;
-    `decompresses` says that it does so in the first forward pass on every device.
-    `backends` are the kinds of devices whose kernels for them are known. `settings` are what of a
-    `quantization_config` transformers' own code is given.
+    - `traced`: transformers' own layers of the method are traced. Otherwise, weights are counted by the method's layout, and a
+      matrix product only allocates its result.
+    - `adapts`: an adapter on such weights is traced; `adapters` names these adapters if not all are.
+    - `lowest`: lowest capability that computes with such weights. On older devices, transformers converts them to 16 bits on
+      load.
+    - `decompresses`: transformers converts them in the first forward pass on every device.
+    - `backends`: device types with known kernels.
+    - `settings`: the keys of a `quantization_config` that are passed to transformers' own code.
     """
 
     key: str
@@ -81,5 +83,5 @@ METHODS: dict[str, Method] = {row.key: row for row in _ROWS}
 
 
 def title_of(method: str) -> str:
-    """Return what a `quant_method` is called: its own name where it has no row."""
+    """Return the title of a `quant_method`; the method's own name if it has no row."""
     return METHODS[method].title if method in METHODS else method

@@ -1,17 +1,19 @@
 """Memory of a CUDA process outside PyTorch's allocator: the driver's context, loaded kernels, library handles.
 
-Nobody documents it, and everybody's out-of-memory message measures it: the process' bytes less those that PyTorch allocated
-and reserved. `tests/measured/published/outside.csv` holds such messages, `python -m tests.benchmarks.bench_outside` prints what
-they say, and a test holds the numbers here to theirs. Two things explain them:
+The amount is undocumented, but each of PyTorch's out-of-memory messages contains it: the process' bytes minus those that
+PyTorch allocated and reserved. `tests/measured/published/outside.csv` holds such messages, `python -m
+tests.benchmarks.bench_outside` prints their statistics, and a test compares the numbers here with them. Two parts explain the
+amounts:
 
-- The driver sets aside 2 KiB for every thread that can be resident. Bare contexts: 426 MiB on an RTX 6000 Ada with 142 * 1,536
-  threads (exactly 2 KiB each), 386 on an RTX 4090, 414 on an A100, 516 on an H100. That is why an RTX 4060 holds a quarter
-  of what a 4090 does.
-- Libraries and the kernels that a run loads come on top: some 50 to 150 MiB by architecture in the middle, hundreds where a run
-  loads many or something else allocates for itself.
+- The driver reserves 2 KiB for every thread that can be resident. Bare contexts: 426 MiB on an RTX 6000 Ada with 142 * 1,536
+  threads (exactly 2 KiB each), 386 on an RTX 4090, 414 on an A100, 516 on an H100. An RTX 4060 therefore needs a quarter of an
+  RTX 4090's context.
+- Libraries and loaded kernels come on top: some 50 to 150 MiB in the median, depending on the architecture. Runs that load many
+  kernels, or in which other libraries allocate memory, need hundreds of MiB.
 
 Messages of torch 2.2 and newer, on Linux; kernels are loaded lazily there. With CUDA_MODULE_LOADING=EAGER it is over 1 GiB.
-Of AMD's and Intel's devices far less is known: CONTEXTS_BY_MAKER.
+
+Much less is known about AMD's and Intel's devices: CONTEXTS_BY_MAKER.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Libraries:
     messages: int
 
 
-# By major version of the capability, Ada (8.9) and Turing (7.5) by both. Held to the data by tests/catalogue/test_context.py.
+# By major version of the capability, Ada (8.9) and Turing (7.5) by both. tests/catalogue/test_context.py compares it with the
+# data.
 VOLTA = Libraries(architecture="Volta", median_mib=62, messages=12)
 TURING = Libraries(architecture="Turing", median_mib=55, messages=27)
 AMPERE = Libraries(architecture="Ampere", median_mib=76, messages=31)
@@ -49,14 +52,14 @@ HOPPER = Libraries(architecture="Hopper", median_mib=149, messages=15)
 BLACKWELL = Libraries(architecture="Blackwell", median_mib=83, messages=14)
 ANY = Libraries(architecture="all architectures together", median_mib=74, messages=123)
 
-# How far a run is from its architecture's median: 95 % of all messages, as many left out at both ends. The upper tail is not the
-# GPU's but the run's (libraries beside PyTorch that nobody mentioned), so it is one for all.
+# Distance of a run from its architecture's median: covers 95 % of all messages, with equal numbers left out at both ends. The
+# upper tail depends on the run (other libraries that the message does not mention), not on the GPU, so all GPUs share it.
 BELOW_MIB, ABOVE_MIB = 153, 589
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Bytes that a process holds outside the allocator: the middle, and the range of nineteen in twenty; `source` says why."""
+    """Bytes of a process outside the allocator: the median, and the range of nineteen in twenty; `source` explains it."""
 
     low_bytes: int
     typical_bytes: int
@@ -65,7 +68,7 @@ class Context:
 
 
 def libraries_of(capability: tuple[int, int] | None) -> Libraries:
-    """The libraries' share (MiB) on GPUs of a compute capability; that of all together where no message came from its like."""
+    """Return the libraries' share (MiB) on GPUs of a compute capability; the share over all GPUs if no message covers it."""
     if capability is None:
         return ANY
     by_both = {(7, 0): VOLTA, (7, 2): VOLTA, (7, 5): TURING, (8, 9): ADA}
@@ -74,7 +77,10 @@ def libraries_of(capability: tuple[int, int] | None) -> Libraries:
 
 
 def context_of(threads: int, capability: tuple[int, int] | None) -> Context:
-    """The context (bytes) of a CUDA process on a GPU with so many resident threads: multiprocessors by threads on each."""
+    """Return the context (bytes) of a CUDA process on a GPU with this number of resident threads.
+
+    The number is multiprocessors times threads on each.
+    """
     libraries = libraries_of(capability)
     typical = threads * BYTES_PER_THREAD + libraries.median_mib * MIB
     return Context(
@@ -86,7 +92,7 @@ def context_of(threads: int, capability: tuple[int, int] | None) -> Context:
 
 
 def context_between(contexts: Iterable[Context], source: str) -> Context:
-    """The context (bytes) of a GPU that may be any of several: the middle one's, from the least to the most of all."""
+    """Return the context (bytes) of a GPU that may be any of several: the median of all, from the smallest to the largest."""
     known = tuple(contexts)
     return Context(
         low_bytes=min(context.low_bytes for context in known),
@@ -96,8 +102,8 @@ def context_between(contexts: Iterable[Context], source: str) -> Context:
     )
 
 
-# What seven messages of PyTorch on ROCm leave beside allocated, unallocated and free memory (MiB); GPUs of 24 to 288 GB.
-# They do not say whether other processes hold some of it. From half of the least to twice the most is said of any of them.
+# Memory (MiB) outside of allocated, unallocated and free memory in seven messages of PyTorch on ROCm; GPUs of 24 to 288 GB. Other
+# processes may hold some of it: the messages do not say. The range is half of the smallest to twice the largest, for each GPU.
 _ROCM_MIB = (318, 342, 365, 461, 772, 838, 952)
 CONTEXTS_BY_MAKER = {
     "AMD": Context(

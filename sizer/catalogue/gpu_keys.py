@@ -1,10 +1,10 @@
-"""The device that a key names: one of the catalogue, or one of one's own, as in `custom:24GiB@8.9`.
+"""The device that a key names: one of the catalogue, or a custom device such as `custom:24GiB@8.9`.
 
-A device of one's own is CUDA's: its memory as PyTorch reports it, and its compute capability. The capability has no default, since
-kernels, their workspaces and what the process holds outside the allocator follow from it.
+A custom device is a CUDA device: its memory as PyTorch reports it, and its compute capability. The capability has no default,
+because kernels, their workspaces and the memory of the process outside the allocator depend on it.
 
-*Known limitations*: nothing tells how many multiprocessors it has, so what the process holds outside the allocator is a range over
-the catalogue's devices of its capability, and no library is asked for workspaces: they are modelled.
+*Known limitations*: its number of multiprocessors is unknown. The memory of the process outside the allocator is therefore a
+range over the catalogue's devices of the same capability. Workspaces are modelled, because no library can be queried for them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CAPABILITIES: tuple[tuple[int, int], ...] = tuple(
 )
 
 _MAKERS = ("", "nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "oam")
-_SAME_MEMORY, _SIMILAR_MEMORY = 0.003, 0.05  # shares by which a reported memory may differ
+_SAME_MEMORY, _SIMILAR_MEMORY = 0.003, 0.05  # maximum relative differences of a reported memory
 _UNITS = {"MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
-_PARTS = re.compile(r"sxm[0-9]?|pcie|hbm[0-9]e?|gpu|generation|edition|workstation|server|blackwell")  # of drivers' names
+_PARTS = re.compile(r"sxm[0-9]?|pcie|hbm[0-9]e?|gpu|generation|edition|workstation|server|blackwell")  # parts of drivers' names
 _COUNTED = re.compile(r"([0-9]{1,3})\s*[x×*]\s*(\S.*)|(\S*[0-9].*?)\s*[x×*]\s*([0-9]{1,3})", re.IGNORECASE)
 _MACHINE = re.compile(r"(cuda|gpu)(:?[0-9]+)?|mps|nvidia|amd|apple", re.IGNORECASE)  # devices of a machine, not a model
 _FORM = re.compile(
@@ -38,12 +38,11 @@ _SUGGESTIONS = 3
 
 
 def find_gpu(key: str) -> Gpu:
-    """The device with this key; case, separators and the maker's name before it do not count.
+    """Return the device with this key; case, separators and the maker's name in front are ignored.
 
-    The name that its driver prints, such as "NVIDIA A100-SXM4-80GB", is read, too. A custom device has the canonical form as its
-    `key`.
+    The driver's name, such as "NVIDIA A100-SXM4-80GB", is accepted too. A custom device has the canonical form as its `key`.
 
-    Raises RefusedValueError, with the keys that may have been meant, where there is none.
+    Raises RefusedValueError, with similar keys, if there is none.
     """
     if is_custom(key):
         return _custom_gpu(key)
@@ -75,9 +74,9 @@ def _by_printed_name() -> dict[str, list[str]]:
 
 
 def _key_of_name(name: str) -> str | None:
-    """Return the key of the one device that a driver, or the catalogue, prints by this name; None for another name.
+    """Return the key of the only device that a driver, or the catalogue, prints by this name; None for another name.
 
-    The name may say how the device is built, and its memory, which is then that of the device.
+    The name may contain the form factor, and the memory, which must match the device.
     """
     printed = _by_printed_name().get(letters(name), [])
     if len(printed) == 1:
@@ -95,7 +94,7 @@ def _key_of_name(name: str) -> str | None:
 
 
 def _of_many(text: str) -> str | None:
-    """Return what to write for several devices ("8xH100"), or for a device of a machine ("cuda:0"); None for another text."""
+    """Return a suggestion for several devices ("8xH100"), or for a device of a machine ("cuda:0"); None for another text."""
     if len(text) > GIVEN_LIMIT:
         return None
     if _MACHINE.fullmatch(text.strip()):
@@ -127,7 +126,7 @@ def key_of_driver(name: str, total_bytes: int | None = None) -> str | None:
 
 
 def _key_of_words(name: str, total_bytes: int | None) -> str | None:
-    """Return the key that the first words of a name are, alone or with its memory; of several sizes the nearest."""
+    """Return the key that equals the first words of a name, with or without its memory; of several sizes the nearest."""
     words = [word for word in re.split(r"[\s_-]+", name.lower()) if word not in _MAKERS]
     sizes = [word for word in words if re.fullmatch(r"[0-9]{1,4}gb", word)]
     begins = [words[:count] for count in range(len(words), 0, -1)]
@@ -143,7 +142,7 @@ def _key_of_words(name: str, total_bytes: int | None) -> str | None:
 
 
 def keys_of_memory(total_bytes: int) -> list[str]:
-    """Return the keys of NVIDIA's and AMD's devices whose memory is within 0.3 % of a size, the nearest first."""
+    """Return the keys of NVIDIA's and AMD's devices with a memory within 0.3 % of a size, the nearest first."""
     far = {key: abs(gpu.total_bytes / total_bytes - 1) for key, gpu in GPUS.items() if gpu.maker in ("NVIDIA", "AMD")}
     return sorted((key for key in far if far[key] <= _SAME_MEMORY), key=lambda key: far[key])
 
@@ -154,13 +153,13 @@ def is_custom(key: str) -> bool:
 
 
 def split_custom(key: str) -> tuple[str, str]:
-    """Memory ("24GiB") and capability ("8.9") of a device of one's own, as its key has them."""
+    """Return memory ("24GiB") and capability ("8.9") of a custom device, as in its key."""
     memory, _, capability = key.partition(":")[2].partition("@")
     return memory, capability
 
 
 def format_capability(capability: tuple[int, int]) -> str:
-    """A compute capability as NVIDIA writes it ("8.9")."""
+    """Return a compute capability in NVIDIA's notation ("8.9")."""
     return ".".join(map(str, capability))
 
 
@@ -192,7 +191,7 @@ def _unit(text: str) -> str:
 
 
 def _context(capability: tuple[int, int]) -> Context:
-    """Return what a process holds outside the allocator on any of the catalogue's devices of a capability."""
+    """Return the memory range of a process outside the allocator, over the catalogue's devices of a capability."""
     alike = [gpu for gpu in RANGED if gpu.maker == "NVIDIA" and gpu.capability == capability]
     contexts = [
         Context(
@@ -218,12 +217,12 @@ def _refused_custom() -> RefusedValueError:
 
 
 def _suggestion(text: str) -> str | None:
-    """The keys that may have been meant: those whose key or name holds the text, else those that look like it."""
+    """Return similar keys: those with the text in the key or name, else those with similar spelling."""
     return did_you_mean(_held(text)[:_SUGGESTIONS]) or suggest(text, GPUS, _SUGGESTIONS)
 
 
 def _held(text: str) -> list[str]:
-    """The keys that hold the text, or whose device's name does."""
+    """Return the keys of devices with the text in their key or name."""
     wanted = _MAKER.sub("", letters(text)) or letters(text)
     held = [
         key for key, gpu in GPUS.items() if wanted in letters(key) or wanted in letters(f"{gpu.maker} {gpu.name}")

@@ -1,22 +1,21 @@
-"""The catalogue of devices: how much memory PyTorch sees on each, and what a process holds outside the allocator.
+"""The catalogue of devices: the memory that PyTorch sees on each, and the memory of a process outside the allocator.
 
-The data is `gpus.csv` and `laptops.csv` beside this file, in display order, a device a row:
+The data is `gpus.csv` and `laptops.csv` in this folder, in display order, one device per row:
 
-| column | what it holds |
-|---|---|
+| column | content | |---|---|
 | key, name, maker | the key in links, the name with its nominal memory, NVIDIA, AMD, Intel, Apple or Host |
-| backend | whose allocator's rules are followed: cuda, mps or cpu |
+| backend | the allocator rules that apply: cuda, mps or cpu |
 | capability | NVIDIA's compute capability, or AMD's architecture ("gfx942") |
 | total_mib | memory in MiB, as torch.cuda.get_device_properties(0) prints it |
 | multiprocessors | NVIDIA's multiprocessors, AMD's compute units, Intel's Xe cores |
-| unified | "unified" where the memory is the host's, too |
-| driver_name, l2_kib, clock_mhz, memory_mhz | what else cuDNN is told of it (`sizer.catalogue.hardware`) |
-| known, source | "seen", what machines printed, or "believed", how it was derived |
-| address | of what was seen: a public page that prints the device's name and this total, or another of those in `source` |
+| unified | "unified" if the device shares the host's memory |
+| driver_name, l2_kib, clock_mhz, memory_mhz | further properties that are passed to cuDNN (`sizer.catalogue.hardware`) |
+| known, source | "seen": printed by real machines; or "believed": derived, and how |
+| address | for seen values, a public page that prints the device's name and this total, or another total in `source` |
 
-What was seen stands in published output, also as "has a total capacity of ... GiB" in an error message, or as the MiB that
-llama.cpp and Ultralytics print of the same property. Where several totals are known, a smaller one stands here: recent Linux
-drivers.
+Seen values appear in published output, also as "has a total capacity of ... GiB" in an error message, or as the MiB that
+llama.cpp and Ultralytics print of the same property. If several totals are known, a row has one of the smaller ones, of recent
+Linux drivers.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ MIB = 2**20
 DATA = Path(__file__).with_name("gpus.csv")
 LAPTOPS = Path(__file__).with_name("laptops.csv")  # the same columns
 
-# The capability whose kernels stand for those of AMD's and Intel's devices: like them an A100 has no flash attention by cuDNN, and
-# takes flash and memory-efficient attention, bfloat16 and tensor cores.
+# The capability whose kernels are used to model AMD's and Intel's devices: like them, an A100 has no flash attention by cuDNN,
+# and supports flash and memory-efficient attention, bfloat16 and tensor cores.
 STAND_IN = (8, 0)
 _NOT_COUNTED = Context(low_bytes=0, typical_bytes=0, high_bytes=0, source="")
-# AMD: c10/cuda/CUDACachingAllocator.cpp serves ROCm, too. cuda/CublasHandlePool.cpp (2.12 to 2.14) takes 32 MiB for hipBLAS, 128 on
-# gfx94 and gfx95, and 76 for hipBLASLt. Intel: c10/xpu/XPUCachingAllocator.cpp, before it had expandable segments, has
-# the constants of CUDA's.
+# AMD: c10/cuda/CUDACachingAllocator.cpp also serves ROCm. cuda/CublasHandlePool.cpp (2.12 to 2.14) takes 32 MiB for hipBLAS, 128
+# on gfx94 and gfx95, and 76 for hipBLASLt. Intel: c10/xpu/XPUCachingAllocator.cpp, before it had expandable segments, has the
+# same constants as CUDA's.
 _UNLIKE_CUDA = {
     "AMD": (
         "PyTorch's caching allocator on ROCm is that of CUDA, replayed exactly; kernels and the workspaces of MIOpen and of "
@@ -54,14 +53,13 @@ _UNLIKE_CUDA = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One device: its memory in bytes as PyTorch reports it, and what a process holds outside the allocator, as a range.
+    """One device: its memory in bytes as PyTorch reports it, and the memory of a process outside the allocator, as a range.
 
-    `total_bytes` is torch.cuda.get_device_properties(0).total_memory on CUDA and torch.mps.recommended_max_memory()
-    on MPS. It differs by some 0.1 GiB with driver, ECC and board; `source` says whether this entry's number was seen, with the
-    address of a page that prints it, or is believed, and what the context comes from (`sizer.catalogue.contexts`). `backend`
-    and `capability` are those whose rules are followed: AMD's and Intel's devices are estimated as CUDA devices of capability
-    8.0, which `cautions` says. `maker` is empty in records of versions that did not tell; `unified` is whether the memory is the
-    host's, too.
+    `total_bytes` is torch.cuda.get_device_properties(0).total_memory on CUDA and torch.mps.recommended_max_memory() on MPS. It
+    differs by some 0.1 GiB with driver, ECC and board. `source` says whether this value was seen, with the address of a page
+    that prints it, or is believed, and how the context was derived (`sizer.catalogue.contexts`). `backend` and `capability`
+    choose the rules: AMD's and Intel's devices are estimated as CUDA devices of capability 8.0, as `cautions` says. `maker` is
+    empty in records of versions that did not store it. `unified` says whether the device shares the host's memory.
     """
 
     key: str
@@ -78,20 +76,20 @@ class Gpu:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Return what to know of the device before its figures are read."""
+        """Warnings about the figures of this device."""
         said = []
         if self.maker in _UNLIKE_CUDA:
             major, minor = STAND_IN
-            said.append(f"{_UNLIKE_CUDA[self.maker]} are modelled on those of CUDA capability {major}.{minor}")
+            said.append(f"{_UNLIKE_CUDA[self.maker]} are modelled as for CUDA capability {major}.{minor}")
         if self.unified and self.backend == "cuda":
             said.append(
-                f"the {self.name} shares its memory with the host: what other programs hold of it is not counted"
+                f"the {self.name} shares its memory with the host: memory of other programs is not counted"
             )
         return tuple(said)
 
 
 def _gpu(row: Mapping[str, Any]) -> Gpu:
-    """The device of one row."""
+    """Return the device of one row."""
     capability, context = _rules(row)
     source = f"{row['known']}: {row['source']}" + (f", at {row['address']}" if row["address"] else "")
     return Gpu(
@@ -110,7 +108,7 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
 
 
 def _rules(row: Mapping[str, str]) -> tuple[tuple[int, int] | None, Context]:
-    """The capability and the context (bytes) of one row; without CUDA no context is counted."""
+    """Return the capability and the context (bytes) of one row; without CUDA no context is counted."""
     if row["backend"] != "cuda":
         return None, _NOT_COUNTED
     if row["maker"] != "NVIDIA":
@@ -121,7 +119,7 @@ def _rules(row: Mapping[str, str]) -> tuple[tuple[int, int] | None, Context]:
 
 
 def read_rows() -> list[dict[str, str]]:
-    """Return the rows of `gpus.csv` and `laptops.csv` as text, in display order: makers stand together."""
+    """Return the rows of `gpus.csv` and `laptops.csv` as text, in display order, grouped by maker."""
     rows = [*_read(DATA), *_read(LAPTOPS)]
     makers = list(dict.fromkeys(row["maker"] for row in rows))
     return sorted(rows, key=lambda row: makers.index(row["maker"]))
@@ -132,15 +130,15 @@ def _read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# What traces by the rules of a kind of device, of CUDA's those of a generation, take beside the replays on one device.
+# Cost of tracing one device type (for CUDA, one generation), in units of the replays on one device.
 TRACES_WORK = {"cuda": 20, "mps": 60, "cpu": 60}
 GPUS: dict[str, Gpu] = {row["key"]: _gpu(row) for row in read_rows()}
-# The devices that the range of a device of one's own is taken from: rows of `laptops.csv` came later and do not move it.
+# Devices from which a custom device's range is taken: rows of `laptops.csv` came later and do not change it.
 RANGED: tuple[Gpu, ...] = tuple(GPUS[row["key"]] for row in _read(DATA))
 
 
 def in_parts(parts: int) -> tuple[tuple[Gpu, ...], ...]:
-    """The devices in so many parts, each about as much work; those whose rules hardly differ are in one."""
+    """Return the devices in this number of parts of similar work; devices with nearly the same rules share a part."""
     groups: dict[tuple[Backend, int, bool], list[Gpu]] = {}
     for gpu in GPUS.values():
         major, minor = gpu.capability or (0, 0)

@@ -1,4 +1,4 @@
-"""Properties of CUDA devices other than their memory, by which cuDNN's heuristics choose engines and workspaces."""
+"""Properties of CUDA devices, apart from their memory, by which cuDNN's heuristics choose engines and workspaces."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SHARED_KIB = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One CUDA device: its name as the driver says it, then per multiprocessor its threads and shared memory in KiB;
-    the L2 cache in KiB, the highest clocks of multiprocessors and memory in kHz."""
+    """One CUDA device: its name as the driver says it, then per multiprocessor its threads and shared memory in KiB.
+
+    The L2 cache in KiB, the highest clocks of multiprocessors and memory in kHz.
+    """
 
     gpu: Gpu
     name: str
@@ -36,7 +38,7 @@ class Hardware:
 
     @property
     def reserved_kib(self) -> int:
-        """Shared memory of a block that the system keeps, in KiB: none before capability 8.0 (CUDA C programming guide)."""
+        """Shared memory of a block that the system reserves, in KiB: 0 before capability 8.0 (CUDA C programming guide)."""
         return 1 if self.capability >= (8, 0) else 0
 
     @property
@@ -45,7 +47,7 @@ class Hardware:
         return {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}.get(self.capability, 32)
 
     def as_cudnn(self) -> dict[str, object]:
-        """The device in the keys of cuDNN's device descriptor (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, cuDNN 9.8 on)."""
+        """Return the device in the keys of cuDNN's device descriptor (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, cuDNN 9.8 on)."""
         major, minor = self.capability
         return {
             "cudaDeviceId": 0, "deviceName": self.name, "deviceVer": major * 100 + minor * 10, "driverVer": 13000,
@@ -61,9 +63,9 @@ class Hardware:
 
 
 def _hardware(row: Mapping[str, str]) -> Hardware:
-    """The hardware of one row of `gpus.csv`."""
+    """Return the hardware of one row of `gpus.csv`."""
     gpu = GPUS[row["key"]]
-    assert gpu.capability is not None  # the rows are those of CUDA devices
+    assert gpu.capability is not None  # all rows are CUDA devices
     return Hardware(
         gpu=gpu,
         name=row["driver_name"],
@@ -76,6 +78,6 @@ def _hardware(row: Mapping[str, str]) -> Hardware:
     )
 
 
-# NVIDIA's data sheets and architecture white papers. A row without a driver's name is of a device that cuDNN 9 does not know, or
-# whose figures nobody looked up.
+# NVIDIA's data sheets and architecture white papers. A row has no driver's name if cuDNN 9 does not know the device, or if its
+# figures were not looked up.
 HARDWARE: dict[str, Hardware] = {row["key"]: _hardware(row) for row in read_rows() if row["driver_name"]}

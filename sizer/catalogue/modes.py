@@ -1,4 +1,4 @@
-"""The modes: what is done with a model, each with its phases and the words for it."""
+"""The modes (training, inference, ...), each with its phases and their names."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from dataclasses import dataclass
 
 TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
 GENERATION_KEYS = ("new", "cache")
-# The fields of a request that say how a server is started.
+# The fields of a request for the start of a server.
 SERVER_FIELDS = (
     *("engine", "engine_version", "util", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv", "dp", "ep"),
     *("server_weights", "enforce_eager", "api", "sampler", "prefix_caching", "kv_bytes", "used", "outside", "graphs", "want"),
     *("max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb", "dcp"),
 )
-OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
-QUANTIZED = "quantized"  # a cache in 4 bits but for the last tokens
-FREED, KEPT = OUTPUTS = ("freed", "kept")  # what a training loop does with the model's outputs during the backward pass
-ALL, TEXT = INPUTS = ("all", "text")  # what a model that reads images or sound is given: all that it reads, or text alone
-QUANTO = "optimum-quanto"  # the package that quantises it, which transformers takes where no other is asked for
+OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host, except the current layer's
+QUANTIZED = "quantized"  # a 4-bit cache, except the last tokens
+FREED, KEPT = OUTPUTS = ("freed", "kept")  # whether a training loop keeps the model's outputs during the backward pass
+ALL, TEXT = INPUTS = ("all", "text")  # inputs of a model that reads images or sound: all its modalities, or only text
+QUANTO = "optimum-quanto"  # the package that quantizes the cache, transformers' default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """One value of `mode=`.
+    """One value of `mode=`. `phases` are marked in this order.
 
-    `phases` are marked in this order. `trains` says whether there are gradients and an optimizer, `generates` whether tokens
-    are made one by one after a prompt, `serves` whether a server's scheduler is planned and no step is traced. `title` names the
-    work alone, `headline` before the model ("Training ResNet-50"), or before the tokens of a generation. `unused` are the keys of
-    the query that change nothing in this mode.
+    - `trains`: there are gradients and an optimizer. `generates`: tokens are generated one by one after a prompt. `serves`: a
+      server's scheduler is planned and no step is traced.
+    - `title`: the name of the work. `headline`: the text before the model ("Training ResNet-50"), or before the tokens of a
+      generation.
+    - `unused`: keys of the query without effect in this mode.
     """
 
     key: str
@@ -39,7 +40,7 @@ class Mode:
     unused: tuple[str, ...] = ()
 
     def phase_after(self, phase: str) -> str:
-        """The phase that begins when one has ended; the last one goes on."""
+        """Return the phase that begins when one has ended; the last phase continues."""
         if phase not in self.phases:  # an evaluation after the steps
             return phase
         place = self.phases.index(phase) + 1

@@ -1,7 +1,7 @@
-"""Names of models by source, known without importing the packages that build them: which source has a name, and what is close.
+"""Names of models by source, known without importing the packages that build them: the source of a name, and similar names.
 
-`vision_names.csv` has the names of torchvision 0.29 and timm 1.0.31. It only resolves and suggests names: packages themselves say
-what they build.
+`vision_names.csv` has the names of torchvision 0.29 and timm 1.0.31. It only resolves and suggests names: the packages
+themselves decide which models they build.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HF, DIFFUSERS, TORCHVISION, TIMM = "hf", "diffusers", "torchvision", "timm"
 
 
 def resolve(source: str, text: str) -> str | None:
-    """Return the name of a source that a text is, without regard to case and separators; None if the source has no such name.
+    """Return the source's name that equals a text except for case and separators; None if the source has no such name.
 
-    A name of timm may have a tag behind a dot, which stays as it is.
+    A name of timm may have a tag after a dot, which does not change.
     """
     if source == HF:
         try:
@@ -42,10 +42,12 @@ def resolve(source: str, text: str) -> str | None:
 
 
 def close_name(source: str, text: str) -> str | None:
-    """Return a suggestion for a name that a source does not have, such as "did you mean torchvision:resnet50?"; None without any.
+    """Return a suggestion for a name that a source does not have, such as "did you mean torchvision:resnet50?".
 
-    The name without regard to case and separators comes first: in the source itself, or in others. Close names follow: of the
-    source, or of the others if it has none.
+    None without any.
+
+    Names that differ only in case and separators come first, in the source itself or in other sources. Similar names follow,
+    from the source, or from other sources if it has none.
     """
     if own := _by_letters().get(source, {}).get(letters(text[:GIVEN_LIMIT])):
         return did_you_mean(own)
@@ -64,7 +66,7 @@ def _near(source: str, text: str, prefix: str = "") -> list[str]:
 
 @cache
 def _by_letters() -> Mapping[str, Mapping[str, list[str]]]:
-    """Return the names of each source by their letters and digits, in the order in which sources are asked."""
+    """Return the names of each source by their letters and digits, in the order in which sources are searched."""
     with DATA.open(encoding="utf-8", newline="") as file:
         rows = [(row["source"], row["name"]) for row in csv.DictReader(file)]
     names = {

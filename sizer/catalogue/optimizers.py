@@ -1,4 +1,4 @@
-"""The optimizers that can be asked for: their class, in torch.optim or that of another package, and its implementations."""
+"""The available optimizers: their class, in torch.optim or in another package, and its implementations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ IMPLEMENTATIONS = ("foreach", "fused", "loop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """One optimizer: `class_name` in `module` with the `options` it is made with; None where nothing steps.
+    """One optimizer: `class_name` in `module`, constructed with `options`; None for no optimizer.
 
-    `implementations` are the `foreach` and `fused` arguments of its __init__ in torch/optim, the same in PyTorch 2.11 and
-    2.15; "loop" is foreach=False, fused=False; where there are none there is but one. `no_fused_on` names the backends that have
-    no fused kernel of it. `paged_bytes` are those of the state, for each element, that lie in managed memory, which the host
-    holds, for parameters of at least PAGED_FROM elements. `compiled` says that it compiles its step.
+    - `implementations`: the `foreach` and `fused` arguments of its __init__ in torch/optim, the same in PyTorch 2.11 and 2.15;
+      "loop" is foreach=False, fused=False. Empty if the optimizer has a single implementation.
+    - `no_fused_on`: backends without a fused kernel.
+    - `paged_bytes`: state bytes per element in managed memory, on the host, for parameters of at least PAGED_FROM elements.
+    - `compiled`: the optimizer compiles its step.
     """
 
     key: str
@@ -34,16 +35,16 @@ class Optimizer:
 
     @property
     def package(self) -> str:
-        """The package that it comes from."""
+        """The package of its class."""
         return self.module.partition(".")[0]
 
     @property
     def has_kernels(self) -> bool:
-        """Return True if its step runs kernels of its package; others call operators of PyTorch, on any device."""
+        """Return True if its step runs kernels of its package; other steps call PyTorch's operators, on any device."""
         return self.package in (BITSANDBYTES, TORCHAO)
 
     def implementations_on(self, backend: str) -> tuple[str, ...]:
-        """The implementations that it has on a backend ("cuda", "mps", "cpu")."""
+        """Return the implementations on a backend ("cuda", "mps", "cpu")."""
         return tuple(one for one in self.implementations if one != "fused" or backend not in self.no_fused_on)
 
 
@@ -54,7 +55,7 @@ def _row(key: str, class_name: str | None, *implementations: str, no_fused_on: t
 
 
 def _of_bitsandbytes(key: str, class_name: str, *, paged_bytes: int = 0, **options: float) -> Optimizer:
-    """An optimizer of bitsandbytes (bitsandbytes/optim, 0.50), which has kernels for CUDA alone as far as Sizer follows it."""
+    """Return an optimizer of bitsandbytes (bitsandbytes/optim, 0.50); Sizer models only its CUDA kernels."""
     return Optimizer(
         key=key,
         class_name=class_name,
@@ -66,12 +67,15 @@ def _of_bitsandbytes(key: str, class_name: str, *, paged_bytes: int = 0, **optio
 
 
 def _of_torchao(key: str, class_name: str) -> Optimizer:
-    """An optimizer of torchao (torchao/optim/adam.py, 0.18), whose step torch.compile makes one kernel for each parameter."""
+    """Return an optimizer of torchao (torchao/optim/adam.py, 0.18).
+
+    torch.compile makes one kernel of its step for each parameter.
+    """
     return Optimizer(key=key, class_name=class_name, implementations=(), module=f"{TORCHAO}.optim", compiled=True)
 
 
 def _of_transformers(key: str, class_name: str, **options: float) -> Optimizer:
-    """An optimizer of transformers (transformers/optimization.py, 5.24), with the options that its Trainer passes."""
+    """Return an optimizer of transformers (transformers/optimization.py, 5.24), with the options that its Trainer passes."""
     return Optimizer(key=key, class_name=class_name, implementations=(), options=options, module="transformers.optimization")
 
 
@@ -106,7 +110,7 @@ _ROWS = (
 )
 
 OPTIMIZERS: dict[str, Optimizer] = {row.key: row for row in _ROWS}
-_OF_TRAINERS = {  # names in configs of trainers, and the items of a query that they stand for
+_OF_TRAINERS = {  # names in trainers' configs, and the corresponding items of a query
     "adamw": {"optimizer": "adamw"}, "adamw_torch": {"optimizer": "adamw"}, "adamw_hf": {"optimizer": "adamw"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"}, "adam": {"optimizer": "adam"},
     "adamw_8bit": {"optimizer": "adamw-8bit"}, "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},

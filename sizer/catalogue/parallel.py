@@ -8,7 +8,7 @@ from sizer.catalogue.gpus import Gpu
 
 PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
 
-# What one communicator of NCCL holds of a GPU's memory: the least, one of 8 H100, and a third of the 6 GB of three.
+# GPU memory of one NCCL communicator: the smallest, one of 8 H100, and a third of 6 GB measured for three.
 NCCL_OF_TWO_BYTES = 544 * 10**6
 NCCL_BYTES = (688 * 10**6, 1_060 * 10**6, 2_000 * 10**6)
 
@@ -17,10 +17,14 @@ PIPELINE_KEYS = ("pp", "schedule", "microbatch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
-    `keys` of a query that it takes, whether it is of use to inference, too (`infers`), whether models generate by it
-    (`generates`), whether it takes a model whose weights were quantised as they were loaded (`quantized`), whether it splits
-    FP8 weights (`splits_fp8`), and whether its ranks train by recipes of others' trainers (`takes_recipes`)."""
+    """One value of `parallel=`.
+
+    - `shards`: the weights are sharded over the ranks. `communicators`: NCCL communicators of each rank. `keys`: its query
+      keys.
+    - `infers`: it applies to inference too. `generates`: it applies to generation.
+    - `quantized`: it supports a model that was quantized on load. `splits_fp8`: it shards FP8 weights.
+    - `takes_recipes`: its ranks can train by recipes of other libraries' trainers.
+    """
 
     key: str
     title: str
@@ -34,7 +38,7 @@ class Parallel:
     keys: tuple[str, ...] = ("ranks", "rank")
 
 
-_SPLIT = ("tp", "sp", "lp")  # of tensor parallel: the degree, and whether sequence and loss are split, too
+_SPLIT = ("tp", "sp", "lp")  # keys of tensor parallel: the degree, and whether to split sequence and loss, too
 
 _ROWS = (
     Parallel(key="none", title="One GPU", quantized=True, takes_recipes=True, communicators=0, keys=()),
@@ -65,13 +69,13 @@ _ROWS = (
 
 
 def takes_weights(parallel: str, method: str) -> bool:
-    """Return True if this way of working together takes weights that are quantised by a method, a `quant_method`."""
+    """Return True if this way of working together takes weights that are quantized by a method, a `quant_method`."""
     row = PARALLELS[parallel]
     return row.quantized or (row.splits_fp8 and method == "fp8")
 
 
 def ways_to_split(*, sp: bool, lp: bool) -> str:
-    """Return what is split among the ranks that share a batch, in words."""
+    """Return the split dimensions of ranks that share a batch, in words."""
     ways = ["tensor", *(["sequence"] if sp else []), *(["loss"] if lp else [])]
     return f"{' and '.join((', '.join(ways[:-1]), ways[-1])) if ways[1:] else ways[0]} parallel"
 
@@ -79,7 +83,7 @@ def ways_to_split(*, sp: bool, lp: bool) -> str:
 PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", *PIPELINE_KEYS, "rank")
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
-# Names that people know for one of these or for what is not among them: what to ask for instead, and why.
+# Names of other libraries' methods: the equivalent key to use instead, and why.
 _DEEPSPEED = (
     "DeepSpeed runs in your own script: sizer run --gpu h100-80gb -- deepspeed --num_gpus 8 train.py --deepspeed config.json"
 )
@@ -87,25 +91,27 @@ OTHER_NAMES = {
     "fsdp1": "ask for fsdp, which is FSDP2; sizer.size_step takes code that has FSDP1",
     "fsdp2": "ask for fsdp",
     "zero2": f"{_DEEPSPEED}. The nearest is parallel=fsdp&reshard=0, which needs less: in its step DeepSpeed "
-    "keeps the whole 16-bit model beside float32 shards and buckets",
+    "keeps the whole 16-bit model in addition to float32 shards and buckets",
     "zero3": f"{_DEEPSPEED}. The nearest is parallel=fsdp, without float32 copies of 16-bit weights and buckets",
     "deepspeed": f"{_DEEPSPEED}. The nearest are zero1 and fsdp, which have no float32 copies of 16-bit weights and no buckets",
-    "ep": "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code that has it: a range",
-    "sp": "ask for tp=8&sp=1 beside a way of parallel training",
-    "cp": "ask for cp=4 beside ddp, fsdp or hsdp",
+    "ep": "the values of a token determine its rank; use tp or fsdp, or pass your code to sizer.size_step for a range",
+    "sp": "use tp=8&sp=1 with a kind of parallel training",
+    "cp": "use cp=4 with ddp, fsdp or hsdp",
 }
 
 
 def nccl_bytes(
     parallel: str, ranks: int, *, reshard: int = 1, tp: int = 1, cp: int = 1, pp: int = 1
 ) -> tuple[int, int, int]:
-    """Return what NCCL holds of the memory of one of so many ranks, in bytes: the least, the usual, the most.
+    """Return NCCL's memory on each rank, in bytes: the smallest, the usual, the largest.
 
-    FSDP2 gathers over a communicator of its own where `reshard` is the size of a smaller group; so do `tp` ranks that split
-    matrices, `cp` that share sequences, and `pp` that are the stages of a pipeline. Source: what others measured. 544 MB for a
-    group of 2 and 688 for larger ones on A100 (github.com/NVIDIA/nccl/issues/964); 1.06 GB for one of 8 H100 (1685), about 1.6 for
-    one communicator and 6 for three (864).
-    *Known limitation*: which algorithms and protocols NCCL takes, over how many channels, is not known.
+    FSDP2 uses a separate communicator for `reshard`, the size of a smaller group. So do `tp` ranks that split matrices, `cp`
+    ranks that share sequences, and `pp` stages of a pipeline.
+    Source: published measurements. 544 MB for a group of 2 and 688 for larger groups on A100
+    (github.com/NVIDIA/nccl/issues/964); 1.06 GB for a group of 8 H100 (1685), about 1.6 for one communicator and 6 for three
+    (864).
+
+    *Known limitation*: NCCL's choice of algorithms, protocols and number of channels is not known.
     """
     beside = (reshard > 1, tp > 1 and parallel != "tp", cp > 1, pp > 1 and parallel != "pp")
     communicators = PARALLELS[parallel].communicators + sum(beside)
@@ -116,7 +122,7 @@ def nccl_bytes(
 
 
 def beside_nccl(gpu: Gpu, held: tuple[int, int, int]) -> Gpu:
-    """A GPU as a rank has it: what NCCL has `held` of it is a part of what a process holds outside the allocator."""
+    """Return a rank's GPU: adds NCCL's memory, `held`, to the memory of a process outside the allocator."""
     low, usual, high = held
     return replace(
         gpu,

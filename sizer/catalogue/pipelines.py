@@ -1,4 +1,4 @@
-"""Diffusion pipelines: what a query can ask of a call of diffusers' pipelines."""
+"""Diffusion pipelines: the arguments of a diffusers pipeline call that a query can set."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ PART_WEIGHTS = ("nf4", "nf4-dq", "int8", CAST)
 PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 TRAINS_OF_DENOISERS = ("all", "adapter")
 DENOISERS = ("transformer", "unet")  # the names of the part that denoises
-SECOND_DENOISER = "transformer_2"  # which denoises the last steps where there are two, as in Wan 2.2
+SECOND_DENOISER = "transformer_2"  # denoises the last steps if there are two denoisers, as in Wan 2.2
 OFFLOADS = ("none", "model", "sequential", "group-leaf")  # and "group-block:N"
-MAX_BLOCKS = 999  # of a group
+MAX_BLOCKS = 999  # per group
 VAES = ("tiling", "slicing")
 PIPELINE_OUTPUTS = ("image", "video", "latent")
 OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", SECOND_DENOISER)
 MAX_FRAMES = 1_000
-FRAMES = ("frames", "video_length", "num_frames")  # what calls name the frames of a video
-# What diffusers' example scripts encode before the training: all, prompts (the VAE stays), latents (the text encoders stay), none.
+FRAMES = ("frames", "video_length", "num_frames")  # names of a call's argument for the frames of a video
+# Inputs that diffusers' example scripts encode before training: all, prompts (the VAE stays), latents (the text encoders stay),
+# none.
 CACHED = ALL_CACHED, PROMPTS_CACHED, LATENTS_CACHED, NOTHING_CACHED = ("all", "prompts", "latents", "none")
 
 
@@ -38,7 +39,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def pipeline_preset_of(repository: str) -> str | None:
-    """Return the preset of a repository of the hub, or of a copy by another owner; of several the one with the shortest name."""
+    """Return the preset of a hub repository, or of a copy by another owner; if there are several, the shortest name."""
     known = _repositories()
     copies = {name.rpartition("/")[2]: preset for name, preset in known.items()}
     asked = repository.lower()

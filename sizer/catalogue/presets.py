@@ -1,9 +1,9 @@
-"""Well-known transformers models by name, each with its config and the parameter count that was published for it.
+"""Well-known transformers models by name, each with its config and its published parameter count.
 
-The data is `presets.json` beside this file, read at first use. A config holds the keys of the model's own config.json that
-shape the architecture, in the words of transformers 5: where a hub config still says `rope_theta` and `rope_scaling`, it
-says `rope_parameters`, and classes are `num_labels` instead of a table of their names. Where the checkpoint's weights are
-quantised it has their `quantization_config`, too.
+The data is `presets.json` in this folder, read at first use. A config holds the keys of the model's own config.json that affect
+the architecture, in the format of transformers 5: it has `rope_parameters` instead of a hub config's `rope_theta` and
+`rope_scaling`, and `num_labels` instead of a table of class names. If the checkpoint's weights are quantized, it also has their
+`quantization_config`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ PRESETS: Mapping[str, Preset]  # key -> Preset in display order; made by __getat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One well-known model: its architecture, and how many parameters others say that it has.
+    """One well-known model: its architecture, and its published parameter count.
 
-    `published_parameters` is somebody else's count, never ours; `published_as` says whose. It is exact where
+    `published_parameters` was counted by others, never by Sizer; `published_as` names the source. The count is exact if
     `published_precision` is 1, else rounded to that many parameters ("6.7B" is 6_700_000_000 with a precision of 10**8).
-    Checkpoints hold what is no parameter (masks, position ids, quantisation scales), store tied weights twice, or carry a
-    head that the class lacks: `difference` is what to add to the published count to get the count of `head`, and
-    `difference_reason` says why. `hub_id` is for reference; nothing is fetched.
+
+    Checkpoints contain tensors that are not parameters (masks, position ids, quantization scales), store tied weights twice, or
+    have a head that the class lacks. `difference` is the number to add to the published count to get the count of `head`, and
+    `difference_reason` explains it. `hub_id` is for reference; nothing is downloaded.
     """
 
     key: str
@@ -52,7 +53,7 @@ class Preset:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config.json of the model, as a new dict at each access: transformers writes into what it is given."""
+        """The config.json of the model, as a new dict at each access, because transformers modifies its argument."""
         return json.loads(self.config_text)
 
     @property
@@ -67,9 +68,10 @@ class Preset:
 
 
 def find_preset(key: str) -> Preset:
-    """The preset with this key, such as "llama-3.1-8b", or with this hub name; case and separators do not count.
+    """Return the preset with this key, such as "llama-3.1-8b", or with this hub name; case and separators are ignored.
 
-    Raises RequestError, naming close keys, where there is none."""
+    Raises RequestError, with similar keys, if there is none.
+    """
     presets = _load()
     key = key if key in presets else _by_letters().get(_TUNED.sub("", letters(key)), key)
     if key not in presets:
@@ -91,7 +93,7 @@ def _by_letters() -> Mapping[str, str]:
 
 
 def list_presets() -> tuple[Preset, ...]:
-    """All presets in display order: language models, encoders, sequence to sequence, images, several modalities, audio."""
+    """Return all presets in display order: language models, encoders, sequence to sequence, images, several modalities, audio."""
     return tuple(_load().values())
 
 
@@ -103,7 +105,7 @@ def __getattr__(name: str) -> Mapping[str, Preset]:
 
 @cache
 def _load() -> Mapping[str, Preset]:
-    """All presets by key, read-only, in the order of the file."""
+    """Return all presets by key, read-only, in the order of the file."""
     rows = json.loads(DATA.read_text(encoding="utf-8"))
     presets = [Preset(config_text=json.dumps(row.pop("config")), **row) for row in rows]
     return MappingProxyType({preset.key: preset for preset in presets})

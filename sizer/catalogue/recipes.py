@@ -1,4 +1,4 @@
-"""Training recipes as plain rows: how a step computes its loss, where its optimizer steps, and what an evaluation keeps."""
+"""Training recipes as plain rows: losses, the place of the optimizer step, and the tensors that an evaluation keeps."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
 CHECKPOINT_OFFLOAD = "checkpoint-offload"  # another spelling of OFFLOAD with checkpointing=1
 LM, DPO, KTO, ORPO, REWARD, GRPO, CONTRASTIVE = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward", "grpo", "contrastive")
 _RUN = "run the script: sizer run --gpu h100-80gb -- python train.py"
-# Names that people know for an objective, or for a trainer that has no key: what to ask for instead.
+# Other names for an objective, or for a trainer without a key: the key to use instead.
 OTHER_OBJECTIVES = {
     "sft": "ask for objective=lm with loss=trl",
     "rloo": "ask for objective=grpo, with reference=none if beta is 0",
-    "ipo": "ask for objective=dpo, whose loss has the same tensors",
-    **dict.fromkeys(("gkd", "distillation", "minillm"), f"a teacher beside the model has no key; {_RUN}"),
+    "ipo": "use objective=dpo: its loss has the same tensors",
+    **dict.fromkeys(("gkd", "distillation", "minillm"), f"a teacher model has no key; {_RUN}"),
     **dict.fromkeys(("ppo", "online-dpo", "nash-md", "xpo"), f"models of rewards and values have no key; {_RUN}"),
     **dict.fromkeys(("cpo", "simpo", "prm"), f"this loss has no key; {_RUN}"),
 }
 WITH_REFERENCE = (DPO, KTO, GRPO)
-WITH_LIGER = (LM, *WITH_REFERENCE)  # with others its loss, which these trainers of TRL switch off, fails or differs
+WITH_LIGER = (LM, *WITH_REFERENCE)  # with other objectives Liger's loss fails or differs; TRL's trainers of these switch it off
 NONE, LOSS, LOGITS = "none", "loss", "logits"
 MODEL, ADAPTER, PRECOMPUTED, _ = REFERENCES = ("model", "adapter", "precomputed", NONE)
-AUTO = "AutoModel()"  # for the class without a head, which embeddings are of; the key `head` takes no such text
-TRANSFORMERS, COLOCATED = "transformers", "colocated"  # what makes completions
+AUTO = "AutoModel()"  # for the class without a head, used for embeddings; the key `head` does not accept this text
+TRANSFORMERS, COLOCATED = "transformers", "colocated"  # engines that make completions
 GROUP, NEW = 8, 256  # completions for each prompt, tokens of each: TRL's own are 8 and 512
 MIN_GROUP, MAX_GROUP = 2, 1024
-# How a step accumulates passes: a backward pass after each, whose gradients FSDP2 reduces; the same under `no_sync`, so that they
-# stay whole until the last; or one backward pass of the summed losses.
+# Gradient accumulation in a step: a backward pass after each forward pass, whose gradients FSDP2 reduces; the same under
+# `no_sync`, so that gradients stay unsharded until the last pass; or one backward pass of the summed losses.
 EACH, NO_SYNC, SUMMED = ACCUMULATES = ("each", "no_sync", "summed")
 CACHED = 32  # texts of a mini-batch of sentence-transformers' cached loss
 MAX_CHUNKS, MAX_EVALUATED, MAX_CACHED = 4096, 65_536, 65_536
@@ -41,7 +41,7 @@ MAX_CHUNKS, MAX_EVALUATED, MAX_CACHED = 4096, 65_536, 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One value of `loss=` with a name of its own. A library's loss needs `module` of the package `package`."""
+    """One named value of `loss=`. A library's loss needs `module` of the package `package`."""
 
     key: str
     title: str
@@ -70,7 +70,7 @@ def chunks_of(loss: str) -> int | None:
 
 
 def evaluated_batches(evaluate: str) -> int:
-    """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
+    """Return the number of batches of an evaluation: N for `logits:N`, 1 for `loss`, 0 for `none`."""
     kind, _, batches = evaluate.partition(":")
     return int(batches) if kind == LOGITS else int(kind == LOSS)
 
@@ -91,7 +91,7 @@ def cached_texts(objective: str) -> int | None:
 
 
 def server_share(rollout: str) -> float:
-    """Return the share of the device's memory that a server has beside the trainer: that of `colocated:SHARE`, else 0."""
+    """Return the share of the device's memory that a server uses next to the trainer: SHARE of `colocated:SHARE`, else 0."""
     kind, _, share = rollout.partition(":")
     return float(share) if kind == COLOCATED else 0.0
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One value of `schedule=`: its title, the name of its class in torch.distributed.pipelining, how many `stages` each rank has,
-    and whether it `fills` the pipeline: it takes no fewer microbatches than there are stages."""
+    """One value of `schedule=`: its title, and the name of its class in torch.distributed.pipelining.
+
+    `stages` is the number of stages of each rank. `fills` says that there are at least as many microbatches as stages.
+    """
 
     key: str
     title: str
@@ -17,9 +19,9 @@ class Schedule:
     fills: bool = False
 
     def takes(self, microbatches: int, ranks: int) -> bool:
-        """Return whether it can be made for so many microbatches over so many ranks.
+        """Return whether the schedule supports these numbers of microbatches and ranks.
 
-        Source: what the classes' constructors raise (torch/distributed/pipelining/schedules.py, 2.11 and 2.15).
+        Source: errors of the classes' constructors (torch/distributed/pipelining/schedules.py, 2.11 and 2.15).
         """
         if self.fills:
             return microbatches >= ranks

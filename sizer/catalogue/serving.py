@@ -9,7 +9,7 @@ KV_DTYPES = (AUTO, "fp8")
 APIS = ("server", "offline")
 SAMPLERS = (AUTO, "sort", "triton", "flashinfer")
 SWITCHES = (AUTO, "0", "1")
-# Layouts that a server quantises to, or finds in a checkpoint; "checkpoint" and "full" are values of sizer.catalogue.weights.
+# Layouts that a server quantizes to, or finds in a checkpoint; "checkpoint" and "full" are values of sizer.catalogue.weights.
 LAYOUTS = ("awq", "gptq", "fp8", "w8a8", "mxfp4")
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
@@ -22,8 +22,8 @@ MAX_TOKENS = 4_194_304
 class Engine:
     """One value of `engine=`.
 
-    `oldest` and `newest` bound the versions whose rules are known, None if the engine has no version here. `backends` are those of
-    the devices on which its rules are known. `takes` are the keys of a query that it has, beside those that every engine has.
+    `oldest` and `newest` bound the versions with known rules, None if the engine has no version here. `backends` are the device
+    types with known rules. `takes` are its query keys, in addition to the keys of every engine.
     """
 
     key: str
@@ -61,5 +61,5 @@ ENGINES: dict[str, Engine] = {row.key: row for row in _ROWS}
 
 
 def format_release(release: tuple[int, int, int]) -> str:
-    """A version of an engine as text: (0, 9, 2) is "0.9.2"."""
+    """Return a version of an engine as text: (0, 9, 2) is "0.9.2"."""
     return ".".join(map(str, release))

@@ -1,6 +1,6 @@
-"""Sources of architectures: one row for each way to write `arch=<source>:<value>`, with all that depends on it.
+"""Sources of architectures: one row for each way to write `arch=<source>:<value>`, with everything that depends on it.
 
-A row names what imports torch as text, MODULE:FUNCTION, which is imported when it is called.
+A row names functions that import torch as text, MODULE:FUNCTION, which is imported when it is called.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ EXAMPLE = "write for example arch=torchvision:resnet50"
 class Source:
     """One source of architectures.
 
-    `usage` is how it is written behind `arch=`, `title` what the form calls it, `entry` how the form asks for a name. `read`
-    makes the Request's `name`, `revision` and `config` of a value; it raises RefusedValueError. `title_of` is what a headline calls
-    a name; None where the name may be a stranger's.
-    `blueprint` is the function (request, config) -> Blueprint. `names` is the function that lists what `package` builds by
-    "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
-    beside `package` and the blueprint's.
-    `count` and `trace` are the functions that do the work of a source that names several modules, except for training, which is
-    of one of them; `script` is the function (request, config, estimate) -> str that writes a program of that work. They are None
-    for other sources. `defaults` are fields of Request that have other defaults with this source.
-    `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetch` is the function
-    (repository, revision) -> bytes that gets a config from the hub, if a name is a repository; `required` says that the package is
-    installed wherever Sizer is.
+    - `usage`: syntax after `arch=`. `title`: name in the form. `entry`: how the form asks for a name.
+    - `read`: returns the Request's `name`, `revision` and `config` of a value; raises RefusedValueError.
+    - `title_of`: returns a name's title for the headline; None if names are untrusted input.
+    - `blueprint`: the function (request, config) -> Blueprint.
+    - `names`: the function that lists the models of `package` by "name" and "family"; None if no package lists them.
+    - `preload`: modules that the job server imports ahead, in addition to `package` and the blueprint's module.
+    - `count`, `trace`: functions for a source that names several modules, except for training, which uses one of them.
+      `script`: the function (request, config, estimate) -> str that writes a program of that work. None for other sources.
+    - `defaults`: fields of Request with other defaults for this source.
+    - `refuses`: query keys that its models do not support. `refuses_modes`: unsupported values of `mode`.
+    - `fetch`: the function (repository, revision) -> bytes that gets a config from the hub, if a name is a repository.
+    - `required`: the package is installed wherever Sizer is.
     """
 
     key: str
@@ -77,12 +77,12 @@ class Source:
 
 
 def offered_sources() -> tuple[Source, ...]:
-    """The sources that can be built here: those whose package is required, or installed all the same."""
+    """Return the sources that can be built here: their package is required, or installed."""
     return tuple(row for row in SOURCES.values() if row.required or find_spec(row.package))
 
 
 def import_function(path: str) -> Callable[..., Any]:
-    """The function that MODULE:FUNCTION names. Raises ImportError."""
+    """Return the function that MODULE:FUNCTION names. Raises ImportError."""
     module, function = path.split(":")
     return getattr(importlib.import_module(module), function)
 
@@ -111,13 +111,14 @@ def fetch(source: str, name: str, revision: str | None) -> bytes:
 
 
 def find_source(text: str) -> tuple[str, str] | None:
-    """Source and value of an architecture that is written without its source; None where it can be none.
+    """Return source and value of an architecture that is written without its source; None if it is not an architecture.
 
-    An address of the hub is a repository, as is <org/name>; a preset's key or hub name is that preset, in any case, as is that of a
-    diffusion pipeline; a name of timm alone, or with a tag, is timm's, any other torchvision's.
+    - An address of the hub, or <org/name>, is a repository.
+    - A preset's key or hub name is that preset, in any case. The same holds for a diffusion pipeline.
+    - A name that only timm has, or with a tag, is timm's; any other name is torchvision's.
 
-    *Known limitations*: packages are not asked which names they have, since this is read where none of them is imported. A name
-    that is newer than `vision_names.csv` is taken for torchvision's.
+    *Known limitations*: packages are not queried for their names, because this runs where none of them is imported. A name that
+    is newer than `vision_names.csv` is taken as torchvision's.
     """
     if HUB_ADDRESS.fullmatch(text) or REPO_ID.fullmatch(text.partition("@")[0]):
         return "hub", text
@@ -132,9 +133,9 @@ def find_source(text: str) -> tuple[str, str] | None:
 
 
 def arch_of(repository: str) -> str | None:
-    """Return the architecture of a repository as a query names it: a preset if it has one; None for another text.
+    """Return the architecture of a repository as a query names it, a preset if it has one; None for another text.
 
-    A folder is a preset if its name is that of the preset's repository, also with the layout of quantised weights at its end.
+    A folder is a preset if its name is the name of the preset's repository, also with a quantization layout at its end.
     """
     known = {preset.hub_id.lower(): preset.key for preset in list_presets()}
     if (cached := re.search(r"models--([\w.-]{1,96}?)--([\w.-]{1,96})(?:/|$)", repository)) is not None:
@@ -190,7 +191,7 @@ def _read_hub(value: str, example: str = "hub:openai-community/gpt2") -> dict[st
 
 
 def _repository(value: str) -> str:
-    """<org/name>[@revision] of an address of the hub; any other value as it is."""
+    """Return <org/name>[@revision] for an address of the hub; any other value unchanged."""
     address = HUB_ADDRESS.fullmatch(value)
     if address is None:
         return value
@@ -274,7 +275,8 @@ _ROWS = (
         preload=(
             "transformers.modeling_utils",
             "transformers.models.auto.modeling_auto",
-            "transformers.models.llama.modeling_llama",  # brings what most language models share: caches, masks, generation
+            # imports modules that most language models share: caches, masks, generation
+            "transformers.models.llama.modeling_llama",
         ),
     ),
     Source(

@@ -1,4 +1,4 @@
-"""The tasks that the form offers, in its order: each is a mode, and in training what is trained.
+"""The tasks of the form, in its order: each is a mode, and in training also the trained part.
 
 A mode of `sizer.catalogue.modes` without a row here is offered under its own title, at the end.
 """
@@ -38,6 +38,6 @@ TASKS: dict[str, Task] = {
 
 
 def task_of(mode: str, train: str) -> str:
-    """Return the key of the task of a mode and of what it trains."""
+    """Return the key of the task of a mode and of the trained part."""
     rows = [row for row in TASKS.values() if row.mode == mode]
     return next((row.key for row in rows if train in row.trains), rows[0].key)

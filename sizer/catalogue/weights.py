@@ -1,4 +1,4 @@
-"""Formats of a language model's weights: as its config has them, or quantised while they are loaded."""
+"""Formats of a language model's weights: as its config has them, or quantized while they are loaded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import MappingProxyType
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import BITSANDBYTES
 
-FP8_CAPABILITY = (8, 9)  # transformers/quantizers/quantizer_finegrained_fp8.py, 5.23: below it loads unquantised
+FP8_CAPABILITY = (8, 9)  # transformers/quantizers/quantizer_finegrained_fp8.py, 5.23: below it loads unquantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """One value of `weights=`: the `quantization_config`, as a config.json has it, by which `from_pretrained` quantises.
+    """One value of `weights=`: the `quantization_config`, as in a config.json, with which `from_pretrained` quantizes.
 
-    Where it is empty nothing is quantised. `package` is what it needs beside transformers; `lowest` the least capability of a
-    GPU that computes with such weights, below which they are loaded as they were.
+    Weights are not quantized if it is empty. `package` is needed in addition to transformers. `lowest` is the lowest capability
+    of a GPU that computes with such weights; on older GPUs they are loaded unquantized.
     """
 
     key: str
@@ -28,16 +28,16 @@ class Weights:
 
     @property
     def has_4_bits(self) -> bool:
-        """Return True for bitsandbytes' 4-bit layers, which compute in a dtype of their own."""
+        """Return True for bitsandbytes' 4-bit layers, which have a separate compute dtype."""
         return bool(self.config.get("load_in_4bit"))
 
     @property
     def quantizes(self) -> bool:
-        """Return whether weights are quantised as they are loaded."""
+        """Whether weights are quantized on load."""
         return bool(self.config)
 
     def quantizes_on(self, gpu: Gpu) -> bool:
-        """Return whether they are on this device."""
+        """Return whether weights are quantized on this device."""
         return self.quantizes and (
             self.lowest is None or (gpu.capability is not None and gpu.capability >= self.lowest)
         )
