@@ -19,25 +19,25 @@ from sizer.catalogue.pipelines import DENOISERS
 from sizer.diffusion.bundle import GUIDER, INDEX, SCHEDULER, TOKENIZER, Bundle, Part, needs_inputs
 from sizer.diffusion.tokens import UnknownImages, UnknownWords, UnknownWordsAndImages
 
-WORDS = 60  # tokens of a prompt for which nothing else is known
-LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
+WORDS = 60  # default number of tokens of a prompt
+LONGEST = 4096  # tokenizers without a limit name 10^30
 IMAGES = ("image", "mask_image", "control_image", "control_mask")  # arguments of a call that are given images
 _GIVEN = ("self", "prompt", *IMAGES)
 _TEXT = "text_encoder"
 GUARDRAIL = "CosmosSafetyChecker"
-_NOT_NULL = (*DENOISERS, "vae", "controlnet", SCHEDULER)  # parts that a pipeline needs unless its class says that they are optional
+_NOT_NULL = (*DENOISERS, "vae", "controlnet", SCHEDULER)  # parts that a pipeline needs unless its class marks them as optional
 
 
 def build_pipeline(
     bundle: Bundle, dtype: torch.dtype, *, without: Collection[str] = (), tokens: int | None = None
 ) -> Any:
-    """Return a DiffusionPipeline whose parts are on the current default device; `without` are parts that are None.
+    """Return a DiffusionPipeline with parts on the current default device; `without` are parts that are None.
 
-    `tokens` is how many tokens a prompt has, None for the usual number.
+    `tokens` is the number of tokens of a prompt, None for the usual number.
 
     Raises:
         BuildError: diffusers is missing or has no such pipeline, or a part or its config is refused by its class.
-        ConfigError: The pipeline's call needs inputs that are not made here, or a part that its index says is null.
+        ConfigError: The pipeline's call needs inputs that are not made here, or a part that is null in its index.
     """
     kind = pipeline_class(bundle)
     _check_parts(kind, bundle)
@@ -45,7 +45,7 @@ def build_pipeline(
     if required:
         raise needs_inputs(bundle.pipeline, f"{', '.join(required)}, which are not made here")
     _do_without_ftfy(kind)
-    absent = (*getattr(kind, "_optional_components", ()), *bundle.absent, *bundle.left_out)  # as `from_pretrained` reads an index
+    absent = (*getattr(kind, "_optional_components", ()), *bundle.absent, *bundle.left_out)  # as in `from_pretrained`
     made: dict[str, Any] = dict.fromkeys(absent) | dict(bundle.options)
     for part in bundle.parts:
         if part.name in without:
@@ -86,7 +86,7 @@ def pipeline_class(bundle: Bundle) -> Any:
     lacks_package = hasattr(kind, "_backends")  # diffusers' placeholder of a class, which names the package when it is made
     if not lacks_package and (not _is_class(kind, diffusers.DiffusionPipeline) or kind is diffusers.DiffusionPipeline):
         raise BuildError(
-            f"{bundle.pipeline} is no pipeline with parts of its own",
+            f"{bundle.pipeline} is not a pipeline with parts",
             given=quote(bundle.pipeline),
             todo=f"write the _class_name of the pipeline's repository into {INDEX}, such as FluxPipeline",
         )
@@ -98,11 +98,7 @@ def _is_class(kind: object, base: type) -> bool:
 
 
 def _check_parts(kind: Any, bundle: Bundle) -> None:
-    """Refuse files whose index lacks a part that the pipeline needs, or says of it that it is null.
-
-    Raises:
-        ConfigError: There is such a part.
-    """
+    """Raise ConfigError if the index lacks a part that the pipeline needs, or if the part is null."""
     accepted, optional = inspect.signature(kind.__init__).parameters, getattr(kind, "_optional_components", ())
     needed = [name for name, one in accepted.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     for name in (one for one in needed if one != "self"):
@@ -186,7 +182,7 @@ def _without_guardrail(kind: type) -> Iterator[None]:
 
 
 def has_guardrail(pipe: Any) -> bool:
-    """Return True for a pipeline of Cosmos, whose safety checker is left out here."""
+    """Return True for a pipeline of Cosmos: its safety checker is left out here."""
     return hasattr(sys.modules[type(pipe).__module__], GUARDRAIL)
 
 
@@ -202,7 +198,7 @@ def _class(library: Any, name: str, what: str) -> Any:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Return the errors by which classes of diffusers and transformers refuse a config."""
+    """Return the errors that classes of diffusers and transformers raise for an invalid config."""
     from huggingface_hub.errors import StrictDataclassError
 
     return (
@@ -240,7 +236,7 @@ def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
     kind = _class(_library(part.library), part.kind, f"class for {part.name}")
     if not _is_class(kind, nn.Module) and not hasattr(kind, "_backends"):
         raise BuildError(
-            f"{part.kind} of {part.name} is no model",
+            f"{part.kind} of {part.name} is not a model",
             given=quote(part.kind),
             todo=f"write the class of {part.name} from the pipeline's repository into {INDEX}",
         )
@@ -319,8 +315,8 @@ def is_of_transformers(module: nn.Module) -> bool:
 def as_loaded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast a module in place as `from_pretrained(torch_dtype=dtype)` does, and return it; tied weights stay tied.
 
-    Both libraries keep some weights in float32: diffusers in any dtype, transformers in float16 alone. transformers leaves buffers
-    that no checkpoint holds as they were made (diffusers 0.42 and transformers 5.24, modeling_utils.py).
+    Both libraries keep some weights in float32: diffusers in any dtype, transformers only in float16. transformers does not
+    cast buffers that no checkpoint holds (diffusers 0.42 and transformers 5.24, modeling_utils.py).
     """
     from_diffusers = not is_of_transformers(module)
     kept = set(getattr(module, "_keep_in_fp32_modules", None) or ())

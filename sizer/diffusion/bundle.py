@@ -15,7 +15,7 @@ from sizer.catalogue.names import close_name, resolve
 from sizer.catalogue.pipelines import DENOISERS, PRESETS
 
 INDEX = "model_index.json"
-# What an index names as a part's library: a package, or a folder of diffusers' pipelines with classes of its own.
+# Values for a part's library in an index: a package, or a folder of diffusers' pipelines with its own classes.
 LIBRARIES = (
     *("diffusers", "transformers", "ace_step", "audioldm2", "deepfloyd_if", "kandinsky", "kolors", "latent_diffusion", "ltx"),
     *("ltx2", "shap_e", "stable_audio", "stable_audio_3", "stable_diffusion", "wuerstchen"),
@@ -25,7 +25,7 @@ PRESETS_ALLOWED = "a pipeline that `python -m sizer models` lists, a hub id org/
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
 GUIDER = "Guidance"
 _NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler", GUIDER)
-# In the names of pipelines whose calls are given images, even if they take none; and of those that need a video or other inputs.
+# In the names of pipelines that accept images in a call, even optionally; and of pipelines that need a video or other inputs.
 _READS_IMAGES = (
     *("Img2Img", "ImageToVideo", "Image2Video", "Control", "Adapter", "Inpaint", "Edit", "Kontext", "FluxFill"),
 )
@@ -35,7 +35,7 @@ _NOT_CALLED = (
     *("DiffEdit", "HunyuanVideoImageToVideo", "VisualCloze", "OmniGen", "SuperResolution", "Upsample", "BriaFiboEdit"),
     *("ShapE", "AudioLDM"),
 )
-CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
+CHECKER = "safety_checker"  # in the first pipelines: its class belongs to one of diffusers' pipelines, not to diffusers itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,10 @@ def file_of(name: str, kind: str) -> str | None:
 class Bundle:
     """A pipeline as its files describe it.
 
-    `options` are what its class is constructed with beside its parts, `call` arguments of a usual call, `float32` the parts that
-    are loaded in float32 whatever the dtype, `prompt_tokens` how many tokens a prompt has, by tokenizer. `absent` are parts
-    without a class, which pipelines accept as None; `left_out` are parts that are not built here.
+    - `options`: constructor arguments of its class other than its parts. `call`: arguments of a usual call.
+    - `float32`: parts that are loaded in float32 for any dtype.
+    - `prompt_tokens`: number of tokens of a prompt, by tokenizer.
+    - `absent`: parts without a class, which pipelines accept as None. `left_out`: parts that are not built here.
     """
 
     title: str
@@ -123,7 +124,7 @@ def find_preset(name: str) -> str:
 
 @functools.cache
 def preset_data(name: str) -> dict[str, Any]:
-    """Return the JSON of a preset, with all files: those of the preset that it is made `of`, whose keys it changes."""
+    """Return the JSON of a preset, with all files. A preset made `of` another inherits its files and changes their keys."""
     data = json.loads((PRESETS / f"{name}.json").read_text(encoding="utf-8"))
     if "of" not in data:
         return data
@@ -186,7 +187,7 @@ def read_bundle(files: Mapping[str, Any], *, title: str = "", **usual: Any) -> B
 
 
 def needs_inputs(pipeline: str, inputs: str) -> ConfigError:
-    """Return the error for a pipeline whose call needs other inputs than a prompt, an image and a mask."""
+    """Return the error for a pipeline call that needs inputs other than a prompt, an image and a mask."""
     return ConfigError(
         f"{pipeline} needs {inputs}",
         given=quote(pipeline),
@@ -196,7 +197,7 @@ def needs_inputs(pipeline: str, inputs: str) -> ConfigError:
 
 
 def _with_floats(value: object) -> object:
-    """Return a JSON value with infinity and NaN in place of the objects by which `read_config` writes them."""
+    """Return a JSON value with infinity and NaN instead of `read_config`'s tagged objects."""
     if isinstance(value, dict):
         if value.keys() == {FLOAT_TAG} and value[FLOAT_TAG] in TAGGED_FLOATS:
             return TAGGED_FLOATS[value[FLOAT_TAG]]

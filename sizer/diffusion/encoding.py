@@ -1,7 +1,7 @@
-"""Frozen encoders beside a denoiser that trains: what diffusers' example scripts encode in each step.
+"""Frozen encoders of a pipeline whose denoiser trains: the inputs that diffusers' example scripts encode in each step.
 
-Prompts are encoded by the pipeline's own call, which ends where it reaches the denoiser. Images are encoded by the VAE, as the
-scripts do it, by pipeline: `_ROWS`. Both run outside of autocast, which accelerate puts around the denoiser alone.
+Prompts are encoded by the pipeline's own call, which ends when it reaches the denoiser. Images are encoded by the VAE, as in
+the scripts, by pipeline: `_ROWS`. Both run outside of autocast: accelerate applies it only to the denoiser.
 Sources: examples/dreambooth/train_dreambooth_lora{,_sdxl,_sd3,_flux,_qwen_image,_z_image}.py and
 examples/text_to_image/train_text_to_image_lora{,_sdxl}.py (diffusers 0.42).
 """
@@ -39,7 +39,7 @@ class _ReachedError(Exception):
 
 
 def arguments_before(denoiser: nn.Module, call: Callable[[], object]) -> dict[str, Any] | None:
-    """Return the arguments with which a call reaches a denoiser, where it ends; None if it does not reach it."""
+    """Return the arguments with which a call reaches a denoiser, and end the call there; None if it does not reach it."""
 
     def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         raise _ReachedError(dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments))
@@ -86,7 +86,7 @@ def _qwen_packed(latents: Tensor) -> Tensor:
 class _Row:
     """Encoding of a script's images: whether its VAE stays in float32, reads a frame of a video, and is sampled from.
 
-    `scale` brings what the VAE returns to latents, `pack` latents to the form that the denoiser takes.
+    `scale` converts the VAE's output to latents, `pack` converts latents to the denoiser's input format.
     """
 
     in_float32: bool = False
@@ -125,7 +125,7 @@ class Encoding:
     encodes_images: bool
 
     def build(self) -> WithFrozenParts:
-        """Return the denoiser in float32 with the parts beside it, on the default device."""
+        """Return the denoiser in float32 with the frozen parts, on the default device."""
         bundle = self.bundle
         pipe = build_pipeline(bundle, torch.float32, tokens=self.tokens)
         pipe.set_progress_bar_config(disable=True)
@@ -133,10 +133,11 @@ class Encoding:
         for name in bundle.with_weights:
             if name not in parts:
                 setattr(pipe, name, None)
-        ordered = {name: parts[name] for name in (_VAE, bundle.denoiser, *self.names) if name in parts}  # as scripts move them
+        # in the order of the scripts
+        ordered = {name: parts[name] for name in (_VAE, bundle.denoiser, *self.names) if name in parts}
         module = WithFrozenParts(bundle.denoiser, ordered, in_float32=(_VAE,) if self.row.in_float32 else ())
         module.trained.requires_grad_(False)
-        object.__setattr__(module, "pipe", pipe)  # which is no module, and holds the same ones
+        object.__setattr__(module, "pipe", pipe)  # not a module, but it references the same modules
         return module
 
     def example(self, arguments: dict[str, Any], batch: int) -> Example:
@@ -187,10 +188,10 @@ class Encoding:
 
 
 def encoding_of(bundle: Bundle, request: Request, called: Mapping[str, Any], latents: str) -> Encoding | None:
-    """Return what a step encodes; None if everything is encoded before the training.
+    """Return the encoding of a step; None if everything is encoded before the training.
 
     Raises:
-        RequestError: No script of diffusers trains this pipeline so.
+        RequestError: No script of diffusers trains this pipeline like that.
     """
     if request.cached == ALL_CACHED:
         return None

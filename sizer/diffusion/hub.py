@@ -52,13 +52,13 @@ def fetch_bundle(
     text = json.dumps(files, ensure_ascii=False)
     if len(text.encode()) > MAX_CONFIG_BYTES:
         raise HubError(
-            f"the files of {repo_id} are too large together", allowed=f"at most {MAX_CONFIG_BYTES:,} bytes", todo=_PASTE
+            f"the files of {repo_id} exceed the size limit in total", allowed=f"at most {MAX_CONFIG_BYTES:,} bytes", todo=_PASTE
         )
     return text.encode()
 
 
 def _read(repo_id: str, path: str, data: bytes) -> dict:
-    """Return the JSON object of a file, a tokenizer's with its `model_max_length` alone."""
+    """Return the JSON object of a file; for a tokenizer only its `model_max_length`."""
     try:
         if path.endswith("tokenizer_config.json"):
             return _of_tokenizer(data)

@@ -1,6 +1,6 @@
-"""Placement of a pipeline: moved, offloaded, cast to 8 bits or quantised, by the libraries' own functions.
+"""Placement of a pipeline: moved, offloaded, cast to 8 bits or quantized, by the libraries' own functions.
 
-Called within a trace, whose tensors on meta answer as tensors of the host and of a CUDA device.
+Called within a trace, where tensors on meta behave as tensors of the host and of a CUDA device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     INT8: {"load_in_8bit": True},
 }
 NONE, MODEL, SEQUENTIAL, LEAVES, BLOCKS = "none", "model", "sequential", "group-leaf", "group-block"
-# Named here: in a trace, where this module's code names a device, that is meta.
+# Defined here, because a device that this module's code names within a trace becomes meta.
 _CUDA, _HOST = torch.device("cuda", 0), torch.device("cpu")
 
 
@@ -36,10 +36,10 @@ def place(
     vae: tuple[str, ...] = (),
     weights: dict[str, str],
 ) -> None:
-    """Bring a pipeline to the device; `weights` are how single parts are held, by name.
+    """Move a pipeline to the device; `weights` are the formats of single parts' weights, by name.
 
     Raises:
-        RequestError: The pipeline has no such part, or its VAE or offloading does not take what is asked for.
+        RequestError: The pipeline has no such part, or its VAE or offloading does not support the request.
         BuildError: A package is missing.
     """
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
@@ -109,7 +109,7 @@ def _quantised(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
 
 
 def _keep_in_float32(part: nn.Module, paths: list[str]) -> None:
-    """Cast the parameters back that a checkpoint is read into in float32, as T5's `wo` in float16, unless they are quantised."""
+    """Cast the parameters back that a checkpoint is read into in float32, as T5's `wo` in float16, unless they are quantized."""
     for path in paths:
         parent, _, name = path.rpartition(".")
         module = part.get_submodule(parent)
@@ -147,8 +147,8 @@ def replace_layers(
     Args:
         part: A model of diffusers in `dtype`.
         options: Arguments of diffusers' BitsAndBytesConfig.
-        dtype: What is not quantised.
-        compute: What 4-bit layers compute in; `dtype` by default.
+        dtype: The dtype of unquantized parameters.
+        compute: The compute dtype of 4-bit layers; `dtype` by default.
     """
     from diffusers import BitsAndBytesConfig
     from diffusers.quantizers.auto import DiffusersAutoQuantizer
@@ -158,7 +158,7 @@ def replace_layers(
     in_float32 = list(getattr(part, "_keep_in_fp32_modules", None) or [])
     kept = in_float32 if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # of the weights that will be read into the layers made here
+    torch.set_default_dtype(dtype)  # dtype of the weights that will be loaded into the layers made here
     try:
         quantizer.preprocess_model(model=part, device_map={"": _CUDA}, keep_in_fp32_modules=kept)
     finally:
@@ -168,7 +168,7 @@ def replace_layers(
 
 
 def load_replaced(module: nn.Module, device: str = "meta") -> nn.Module:
-    """Return a module with the part of `replace_layers` on a device: each weight arrives, and is quantised there."""
+    """Return a module with the part of `replace_layers` on a device: each weight arrives, and is quantized there."""
     from sizer.architecture.quantizers import load_weight, move_buffers
 
     part = trained_part(module)
@@ -185,7 +185,7 @@ def load_replaced(module: nn.Module, device: str = "meta") -> nn.Module:
 
 
 def _warm_up(part: nn.Module, device: torch.device) -> None:
-    """Take and free what a part is going to need, as diffusers does before it loads weights to a device (ModelMixin, 0.42)."""
+    """Allocate and free a part's future memory, as diffusers does before it loads weights to a device (ModelMixin, 0.42)."""
     from diffusers.models.model_loading_utils import _caching_allocator_warmup
 
     names = [name for name, _ in part.named_parameters()]
@@ -193,7 +193,7 @@ def _warm_up(part: nn.Module, device: torch.device) -> None:
 
 
 def _fill_table(device: str) -> None:
-    """Have bitsandbytes' table of quantised scales on the device; it is made of values, on the host."""
+    """Have bitsandbytes' table of quantized scales on the device; it is made of values, on the host."""
     from bitsandbytes import functional
 
     with torch.device("cpu"):
@@ -205,7 +205,7 @@ def denoiser_of(parts: Any) -> str:
     """Return the name of the part that denoises.
 
     Raises:
-        RequestError: There is none, so that a value for it must name its part.
+        RequestError: There is none, so a value for it must name its part.
     """
     found = next((name for name in DENOISERS if name in parts), None)
     if found is None:
@@ -219,6 +219,6 @@ def denoisers_of(parts: Any) -> tuple[str, ...]:
     """Return the names of the parts that denoise: one, or two that share the steps.
 
     Raises:
-        RequestError: There is none, so that a value for it must name its part.
+        RequestError: There is none, so a value for it must name its part.
     """
     return (denoiser_of(parts), *([SECOND_DENOISER] if SECOND_DENOISER in parts else []))

@@ -1,4 +1,4 @@
-"""A program that loads a pipeline with its weights, calls it once, and prints the memory beside the estimate. It needs no Sizer."""
+"""A program that loads a pipeline with its weights, calls it once, and prints its memory and the estimate. It needs no Sizer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def write_script(request: Request, config: dict | None, estimate: Estimate) -> s
     """Return the program for the one dtype and batch size of a request.
 
     Raises:
-        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not take what is asked for.
+        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not support the request.
     """
     (dtype,), (batch,) = request.dtypes, request.batches
     bundle = bundle_of(request, config)
@@ -133,7 +133,7 @@ def write_script(request: Request, config: dict | None, estimate: Estimate) -> s
 
 
 def figures(estimate: Estimate) -> dict[str, int]:
-    """Return what the program prints, as it was estimated, in bytes."""
+    """Return the estimates of the program's printed figures, in bytes."""
     load, *others = estimate.phases
     return {
         "allocated after loading": load.allocated_bytes,
@@ -157,7 +157,7 @@ def _usual(request: Request) -> str:
 def _arguments(
     request: Request, pipe: Any, bundle: Bundle, parts: dict[str, nn.Module], quantised: dict[str, str]
 ) -> list[str]:
-    """Return the arguments of `from_pretrained`: dtypes, quantised parts, and None for the parts that are not counted."""
+    """Return the arguments of `from_pretrained`: dtypes, quantized parts, and None for the parts that are not counted."""
     (dtype,) = request.dtypes
     in_float32 = [name for name in bundle.float32 if name in parts] if dtype != "float32" else []
     dtypes = "".join(f', "{name}": torch.float32' for name in in_float32)

@@ -10,9 +10,10 @@ from transformers import BatchEncoding, BatchFeature
 
 
 class UnknownWords:
-    """A tokenizer of transformers for a prompt of `words` tokens; the rest up to the asked length is padding.
+    """A tokenizer of transformers for a prompt of `words` tokens; the rest up to the requested length is padding.
 
-    `vocabulary` is the size of the embedding that reads the tokens. Token ids are int64 of shape (prompts, tokens), on the host.
+    `vocabulary` is the size of the embedding that reads the tokens. Token ids are int64 of shape (prompts, tokens), on the
+    host.
     """
 
     padding_side = "right"
@@ -94,7 +95,7 @@ class UnknownImages:
             return BatchFeature({"pixel_values": torch.zeros(count, 3, self.side, self.side)})
 
     def preprocess(self, images: Any, **options: Any) -> BatchFeature:
-        """Return what a call returns."""
+        """Return the same as a call."""
         return self(images, **options)
 
 

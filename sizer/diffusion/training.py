@@ -1,7 +1,8 @@
-"""Training of a pipeline's denoiser, as diffusers' example scripts do it: noise is added to latents, and a model predicts it.
+"""Training of a pipeline's denoiser, as in diffusers' example scripts: noise is added to latents, and the model predicts it.
 
-The denoiser's inputs are those that the pipeline's own call passes to it, without guidance. With cached=all latents and prompts
-were encoded before, and neither VAE nor text encoders are on the device; `encoding` says what else the scripts do.
+The denoiser's inputs are those that the pipeline's own call passes to it, without guidance. With cached=all, latents and
+prompts are encoded in advance, and neither VAE nor text encoders are on the device. `encoding` covers the other modes of the
+scripts.
 Sources: examples/dreambooth/train_dreambooth_lora_flux.py, examples/text_to_image/train_text_to_image_lora_sdxl.py,
 examples/cogvideo/train_cogvideox_lora.py (diffusers 0.39 to 0.42).
 """
@@ -39,7 +40,7 @@ from sizer.tracing.trace import explained, recording, repeatable
 if TYPE_CHECKING:
     from sizer.query.request import Request
 
-_TIMES = ("timestep", "timesteps", "t")  # names of the argument that says how much noise there is
+_TIMES = ("timestep", "timesteps", "t")  # names of the argument for the amount of noise
 _CALLED_ON = "h100-80gb"  # the shapes of a denoiser's arguments are the same on each device
 
 
@@ -47,7 +48,7 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
     """Return the blueprint of a pipeline's denoiser with the training step of diffusers' example scripts.
 
     Raises:
-        RequestError: The question is about a call of the pipeline, or the pipeline does not take what is asked for.
+        RequestError: The question is about a call of the pipeline, or the pipeline does not support the request.
         ConfigError, BuildError: The pipeline cannot be built; diffusers is not installed.
         TraceError: Its call does not reach the denoiser.
     """
@@ -120,7 +121,7 @@ def _with_tables_on_host(module: nn.Module) -> nn.Module:
 
 
 def _quantised(request: Request) -> dict[str, Any]:
-    """Return the functions of a Blueprint that put quantised layers into a denoiser and load them, if weights are quantised."""
+    """Return the functions of a Blueprint that put quantized layers into a denoiser and load them, if weights are quantized."""
     row = WEIGHTS[request.weights]
     if not row.quantizes:
         return {}
@@ -171,7 +172,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
 
 
 def _on_host(value: Any) -> Any:
-    """Return an argument with each tensor as one number on the host that stands for all elements: 1, or 0.0 in float32."""
+    """Return an argument with each tensor replaced by one number on the host, expanded to its shape: 1, or 0.0 in float32."""
     if isinstance(value, Tensor):
         dtype = torch.float32 if value.dtype.is_floating_point else value.dtype
         return torch.tensor(0 if dtype.is_floating_point else 1, dtype=dtype, device="cpu").expand(value.shape)
@@ -183,7 +184,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _scaled(one: Any, two: Any, batch: int) -> Any:
-    """Return an argument for a batch size, from those of one sample and of two, between which sizes grow by a line."""
+    """Return an argument for a batch size, interpolated linearly from the arguments of one sample and of two."""
     if isinstance(one, Tensor):
         sizes = (first + (second - first) * (batch - 1) for first, second in zip(one.shape, two.shape, strict=True))
         return one[(0,) * one.dim()].expand(tuple(sizes))
@@ -204,8 +205,9 @@ def _first_parameter(denoiser: nn.Module) -> str:
 def _loss_of(part: Part | None, latents: str, encoding: Encoding | None) -> Callable[[nn.Module, Example], Tensor]:
     """Return the loss of a denoiser whose argument `latents` are noisy latents (a tensor, or a list with one for each sample).
 
-    Flow matching adds noise by a line and predicts noise minus latents. For another scheduler `part`, DDPMScheduler adds noise by
-    its table, and the denoiser predicts the noise or the velocity. accelerate returns the prediction in float32.
+    Flow matching interpolates linearly between latents and noise, and predicts noise minus latents. For another scheduler
+    `part`, DDPMScheduler adds noise by its table, and the denoiser predicts the noise or the velocity. accelerate returns the
+    prediction in float32.
     """
     kind = diffusers_installed().DDPMScheduler
     matches_flow = part is None or part.kind.startswith("FlowMatch") or bool(part.config.get("use_flow_sigmas"))
@@ -218,7 +220,7 @@ def _loss_of(part: Part | None, latents: str, encoding: Encoding | None) -> Call
         return (1.0 - sigmas) * clean + sigmas * noise, noise - clean
 
     def diffusion(clean: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-        noise, own = torch.randn_like(clean), copy.copy(scheduler)  # which keeps its table where it was used last
+        noise, own = torch.randn_like(clean), copy.copy(scheduler)  # the scheduler keeps its table where it was last used
         noisy = own.add_noise(clean, noise, times)
         if scheduler.config.prediction_type == "v_prediction":
             return noisy, own.get_velocity(clean, noise, times)

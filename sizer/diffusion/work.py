@@ -1,4 +1,4 @@
-"""A pipeline's call, traced: the load, each part from its first use on, and what is left after the call."""
+"""A pipeline's call, traced: the load, each part from its first use on, and the memory after the call."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from sizer.tracing.watch import StepWatcher
 if TYPE_CHECKING:
     from sizer.query.request import Request
 
-_USUAL_SIZE = (512, 512)  # of an image for a pipeline that tells none
-DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
+_USUAL_SIZE = (512, 512)  # of an image for a pipeline without a default
+DENOISING_STEPS = 2  # the first may keep tensors, the second repeats; further steps are identical to it
 _SIZES = ("height", "width")
 _TEXT = "text_encoder"
-# The key of a query that sets an argument of a call, by words in what a pipeline says of it.
+# The query key for an argument of a call, by words in a pipeline's messages.
 _KEY_OF = {"max_sequence_length": "seq", "height": "image", "width": "image", "num_frames": "frames", "video_length": "frames"}
-# Pipelines whose calls set num_videos_per_prompt to 1, or repeat what they encode of an image for each prompt, and not for each
-# video of a prompt (pipelines/cogvideo, pipelines/wan/pipeline_wan_i2v.py, diffusers 0.42).
+# Pipelines whose calls set num_videos_per_prompt to 1, or repeat an image's encoding for each prompt and not for each video of a
+# prompt (pipelines/cogvideo, pipelines/wan/pipeline_wan_i2v.py, diffusers 0.42).
 _SEVERAL_PROMPTS = ("CogVideoX", "WanImageToVideo")
-_CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
+_CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # methods that pipelines call in addition to `forward`
 
 
 def count(
     request: Request, config: dict | None = None
 ) -> tuple[Census, tuple[str, ...], dict[str, int | tuple[int, int] | None]]:
-    """Return what a pipeline's parts hold, notes on its call, and the call's `image_size` and `frames`.
+    """Return the census of a pipeline's parts, notes on its call, and the call's `image_size` and `frames`.
 
     Raises:
-        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not take what is asked for.
+        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not support the request.
     """
     bundle = bundle_of(request, config)
     with torch.device("meta"):
@@ -75,15 +75,15 @@ def count(
     notes = [
         f"{bundle.pipeline} is called with {told}.",
         *rounding_notes(pipe, call, taken),
-        f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
+        f"{DENOISING_STEPS} denoising steps are traced: further steps repeat them.",
     ]
     notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
     if has_guardrail(pipe):
-        notes.append("The safety checker is left out: its weights are those of the package cosmos_guardrail.")
+        notes.append("The safety checker is left out: its weights are in the package cosmos_guardrail.")
     if "image_encoder" in parts and not reads_images(bundle):
         notes.append("image_encoder is built, and not called: it is of an IP-Adapter, which is not built.")
     if INT8 in weights.values():
-        notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
+        notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, and their number depends on the data.")
     return census, tuple(notes), taken
 
 
@@ -102,7 +102,7 @@ def trace(
     Its phases are "load", each part by name, and "after". Size queries are not resolved.
 
     Raises:
-        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not take what is asked for.
+        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not support the request.
         TraceError: The call cannot be traced.
     """
     bundle = bundle_of(request, config)
@@ -168,7 +168,7 @@ def list_names() -> list[dict[str, str]]:
 
 
 def bundle_of(request: Request, config: dict | None) -> Bundle:
-    """Return the pipeline that a request names, or whose files it holds.
+    """Return the pipeline that a request names, or the one in its files.
 
     Raises:
         ConfigError: A file is missing or has another form, or a class is neither diffusers' nor transformers'.
@@ -208,7 +208,7 @@ def weights_of(request: Request, parts: Any) -> dict[str, str]:
 
 
 def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str, Any]:
-    """Return the arguments of the call: those of a usual one, and what the request asks for.
+    """Return the arguments of the call: the usual ones, and those of the request.
 
     Raises:
         RequestError: The pipeline has no such argument, or its VAE does not divide the size.
@@ -233,7 +233,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
     if request.image_size is not None:
         sizes = dict(zip(_SIZES, request.image_size, strict=True))
         if reads_images(bundle) and not set(_SIZES) & taken.keys():
-            call |= sizes  # the image tells
+            call |= sizes  # the image sets them
         else:
             ask("image", "x".join(map(str, request.image_size)), **sizes)
         _check_size(pipe, request.image_size)
@@ -261,7 +261,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
 def _images(pipe: Any, taken: Any, call: dict[str, Any]) -> dict[str, Any]:
     """Return images of the call's size for each argument that takes them, and enough steps that two are denoised.
 
-    An image that is changed a little takes the last of the steps alone, their share `strength`.
+    With `strength`, an image call only runs that share of the steps, the last ones.
     """
     from PIL import Image  # diffusers needs it
 
@@ -275,14 +275,15 @@ def _images(pipe: Any, taken: Any, call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(prompts, list) and type(pipe).__name__.startswith("CogVideoX"):
         images = [image] * len(prompts)  # it reads an image for each prompt
     given: dict[str, Any] = dict.fromkeys((name for name in IMAGES if name in taken), images)
-    if steps != DENOISING_STEPS and "intermediate_timesteps" in taken:  # of SCM, for two steps alone (pipelines/sana, 0.42)
+    # for SCM, which only supports two steps (pipelines/sana, 0.42)
+    if steps != DENOISING_STEPS and "intermediate_timesteps" in taken:
         given["intermediate_timesteps"] = None
     return given | {"num_inference_steps": steps}
 
 
 def _guidance(taken: Any, guided: bool, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which a pipeline denoises a second, negative prompt, or does not."""
-    if "true_cfg_scale" in taken:  # whose guidance_scale is an input of the model
+    """Return the arguments that switch guidance by a second, negative prompt on or off."""
+    if "true_cfg_scale" in taken:  # in these pipelines, guidance_scale is an input of the model
         return {"true_cfg_scale": 4.0 if guided else 1.0, "negative_prompt": " " if guided else None}
     usual = call.get("guidance_scale", 0)
     return {"guidance_scale": max(usual, 5.0) if guided else min(usual, 1.0)}
@@ -320,12 +321,12 @@ def sizes_taken(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any
 
 
 def rounding_notes(pipe: Any, call: dict[str, Any], taken: dict[str, int | tuple[int, int] | None]) -> list[str]:
-    """Return a note on each size of a call that its pipeline rounds, with the size asked for and the size taken."""
+    """Return a note on each size of a call that its pipeline rounds, with the requested and the used size."""
     asked, kind = sizes_of(pipe, call), type(pipe).__name__
     notes = []
     if asked["image_size"] != taken["image_size"]:
         given, found = (_text_of(sizes["image_size"]) for sizes in (asked, taken))
-        notes.append(f"image={given} is traced as image={found}: the call of {kind} changes other sizes to those that it takes.")
+        notes.append(f"image={given} is traced as image={found}: the call of {kind} rounds other sizes.")
     if asked["frames"] != taken["frames"]:
         notes.append(
             f"frames={asked['frames']} is traced as frames={taken['frames']}: the VAE of {kind} takes "
@@ -338,8 +339,8 @@ def _text_of(size: object) -> str:
     return "x".join(map(str, size)) if isinstance(size, tuple) else "no size"
 
 
-# Pipelines that round the number of frames before they divide it: `num_frames // factor * factor + 1`; and those whose VAE does
-# not take factor × n + 1 frames (pipelines/allegro, diffusers 0.42).
+# Pipelines that round the number of frames before they divide it: `num_frames // factor * factor + 1`; and pipelines with a VAE
+# that does not take factor × n + 1 frames (pipelines/allegro, diffusers 0.42).
 _ROUNDS_FRAMES = ("Wan", "SkyReels", "AnyFlow", "ChronoEdit", "Kandinsky5", "LucyEdit")
 _OTHER_FRAMES = ("Allegro",)
 _TIME_FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
@@ -353,7 +354,7 @@ def _time_factor(pipe: Any) -> int:
 
 
 def _frames_taken(pipe: Any, frames: int) -> int:
-    """Return the smallest number of frames that has as many latents as the asked number has in a pipeline's call."""
+    """Return the smallest number of frames with the same number of latents as the requested number in a pipeline's call."""
     factor = _time_factor(pipe)
     if type(pipe).__name__.startswith(_ROUNDS_FRAMES) and frames % factor != 1 % factor:
         frames = frames // factor * factor + 1
@@ -377,7 +378,7 @@ def _patched_factor(pipe: Any, bundle: Bundle) -> int:
 
 
 def _fitting(size: tuple[int, int], factor: int) -> str:
-    """Return the next smaller size whose sides a number divides, as a query has it."""
+    """Return the next smaller size that divides by `factor` on each side, in a query's format."""
     return "x".join(str(max(side // factor, 1) * factor) for side in size)
 
 
@@ -387,7 +388,7 @@ def _check_size(pipe: Any, size: tuple[int, int]) -> None:
         raise RequestError(
             "image",
             given="x".join(map(str, size)),
-            allowed=f"sides that {factor} divides, by which its VAE makes them smaller",
+            allowed=f"multiples of {factor}, the factor of its VAE",
             todo=f"ask for image={_fitting(size, factor)}",
         )
 
@@ -396,20 +397,20 @@ def _check_frames(pipe: Any, bundle: Bundle, frames: int) -> None:
     """Refuse other numbers of frames if the denoiser has a table of positions for one number (LatteTransformer3DModel)."""
     fixed = getattr(getattr(pipe, bundle.denoiser or "unet", None), "config", {}).get("video_length")
     if isinstance(fixed, int) and frames != fixed:
-        raise RequestError("frames", given=str(frames), allowed=f"{fixed}, for which it has positions", todo="remove it")
+        raise RequestError("frames", given=str(frames), allowed=f"{fixed}, its number of positions", todo="remove it")
 
 
 def _check_length(pipe: Any, taken: Any, tokens: int) -> None:
     """Refuse prompts that are longer than a pipeline's tokenizers cut them to, or that its denoiser has no positions for."""
     limits = [one.model_max_length for one in pipe.components.values() if isinstance(one, UnknownWords)]
     if "max_sequence_length" not in taken and limits and tokens > max(limits) and max(limits) < LONGEST:
-        allowed = f"at most {max(limits)} tokens, to which its tokenizers cut a prompt"
+        allowed = f"at most {max(limits)} tokens: its tokenizers truncate a prompt to them"
         raise RequestError("seq", given=str(tokens), allowed=allowed, todo=f"ask for seq={max(limits)}")
     config = getattr(getattr(pipe, "transformer", None), "config", {})
     rotary = config.get("use_rotary_positional_embeddings", True) and not config.get("use_learned_positional_embeddings")
     fixed = None if rotary else config.get("max_text_seq_length")
     if isinstance(fixed, int) and tokens != fixed:  # CogVideoX-2B, CogVideoX-5B-I2V
-        raise RequestError("seq", given=str(tokens), allowed=f"{fixed}, for which it has positions", todo="remove it")
+        raise RequestError("seq", given=str(tokens), allowed=f"{fixed}, its number of positions", todo="remove it")
 
 
 def _check_parts(bundle: Bundle, request: Request) -> None:
@@ -432,13 +433,13 @@ class _Warnings(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the text of a warning."""
+        """Store the text of a warning."""
         self.texts.append(record.getMessage())
 
 
 @contextmanager
 def _warnings_of_diffusers() -> Iterator[list[str]]:
-    """Return a context that yields the texts of what diffusers warns of within it."""
+    """Return a context that yields the texts of diffusers' warnings within it."""
     logger, handler = logging.getLogger("diffusers"), _Warnings()
     level = logger.level
     logger.addHandler(handler)
@@ -454,9 +455,9 @@ _DIVIDED = re.compile(r"have to be divisible by (\d+) but are .* resized accordi
 
 
 def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any]) -> dict[str, int]:
-    """Have a pipeline check the arguments of a call by its own `check_inputs`, where the call ends.
+    """Run a pipeline's own `check_inputs` on the arguments of a call, and end the call there.
 
-    Return the height and the width that it checked, rounded down to the multiple that it warns of. Empty if it checks neither.
+    Return the height and the width that it checked, rounded down to the multiple in its warning. Empty if it checks neither.
 
     Raises:
         RequestError: It refuses an argument.
@@ -483,7 +484,7 @@ def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any
     except _CheckedError as error:
         reason = str(error)
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError, AssertionError):
-        reason = ""  # it fails before it checks them: its trace says why
+        reason = ""  # it fails before it checks them: its trace has the reason
     finally:
         del pipe.check_inputs
     if not reason:
@@ -496,7 +497,7 @@ def _check_call(pipe: Any, bundle: Bundle, request: Request, call: dict[str, Any
         given = "x".join(map(str, request.image_size))
         if (fitting := _fitting(request.image_size, _patched_factor(pipe, bundle))) != given:
             todo = f"ask for image={fitting}"
-    raise RequestError(key, given=given, allowed=f"what the call of {bundle.pipeline} takes: {reason.rstrip('.')}", todo=todo)
+    raise RequestError(key, given=given, allowed=f"valid values of {bundle.pipeline}'s call: {reason.rstrip('.')}", todo=todo)
 
 
 @contextmanager
@@ -581,7 +582,7 @@ def _blending_twice(pipe: Any) -> Iterator[None]:
 
 @contextmanager
 def _remedied(bundle: Bundle, request: Request, pipe: Any, call: dict[str, Any], recorder: Recorder) -> Iterator[None]:
-    """Say of a call that fails what to ask for: tiling of a VAE that needs it, or other inputs than those that are made here.
+    """Explain the failure of a call by the inputs to request instead: tiling of the VAE, or inputs that are not made here.
 
     Raises:
         RequestError: A text encoder that the call needs was left out or cast to 8 bits, or patches do not divide the size.
@@ -615,7 +616,7 @@ def _refuse_left_out(bundle: Bundle, request: Request, error: TraceError) -> Non
 
 
 def _refuse_absent(bundle: Bundle, pipe: Any, error: TraceError) -> None:
-    """Refuse files without a part that the call turns out to need: one that is null or missing, and that was read as None."""
+    """Raise ConfigError if the call needs a part that is null or missing in the files, and was read as None."""
     none = [name for name, part in pipe.components.items() if part is None and name not in bundle.left_out]
     encoders = [name for name in none if name.startswith(_TEXT) and name in bundle.absent]
     named = encoders or (none if "NoneType" in str(error) else [])
@@ -629,13 +630,13 @@ def _refuse_absent(bundle: Bundle, pipe: Any, error: TraceError) -> None:
 
 
 def _refuse_cast_encoder(request: Request, error: TraceError) -> None:
-    """Refuse 8-bit floats of a text encoder whose dtype the call reads, and casts to it what the denoiser is given."""
+    """Raise RequestError for 8-bit floats of a text encoder if the call casts the denoiser's inputs to its dtype."""
     cast = [name for name, how in request.part_weights if how == CAST and name.startswith(_TEXT)]
     if cast and "float8" in str(error):
         raise RequestError(
             "weights",
             given=f"{cast[0]}:{CAST}",
-            allowed=f"{CAST} of the denoiser: this call casts prompts to the dtype of {cast[0]}, in which nothing can be computed",
+            allowed=f"{CAST} of the denoiser: this call casts prompts to the dtype of {cast[0]}, which has no arithmetic",
             todo=f"ask for {cast[0]}:{NF4}, or remove it",
         ) from error
 
@@ -652,7 +653,7 @@ def _refuse_patches(bundle: Bundle, request: Request, pipe: Any, error: TraceErr
 
 
 def _refuse_resolution(bundle: Bundle, request: Request, error: TraceError) -> None:
-    """Refuse a size that a denoiser refuses in its own words, such as one with learned positions of a single size (CogVideoX)."""
+    """Raise RequestError for a size that a denoiser refuses, such as one with learned positions of a single size (CogVideoX)."""
     if request.image_size is not None and "ValueError" in str(error) and "resolution" in str(error):
         raise RequestError(
             "image",
@@ -700,9 +701,10 @@ def _watch(
 
 
 class _Starts:
-    """When the phase of a part begins: at its call, or with model offload as soon as the part before it has left the device.
+    """Start of a part's phase: at its call, or with model offload as soon as the previous part has left the device.
 
-    A hook of accelerate moves that part away, and then this one to the device, in one call (accelerate/hooks.py, CpuOffload).
+    A hook of accelerate moves the previous part away, and then this part to the device, in one call (accelerate/hooks.py,
+    CpuOffload).
     """
 
     def __init__(self, stack: ExitStack, part: nn.Module, host: HostMemory) -> None:
@@ -728,7 +730,7 @@ class _Starts:
 
 
 def accelerator(gpu: Gpu) -> Any:
-    """Return a context in which torch.cuda answers as with this GPU."""
+    """Return a context in which torch.cuda answers for this GPU."""
     return devices_answer(accelerator_of(gpu), count=1)
 
 
