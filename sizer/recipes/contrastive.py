@@ -1,7 +1,7 @@
-"""Contrastive training of embeddings by sentence-transformers' own losses: pairs whose other texts are negatives.
+"""Contrastive training of embeddings by sentence-transformers' own losses: pairs, with other pairs' texts as negatives.
 
 MultipleNegativesRankingLoss, or CachedMultipleNegativesRankingLoss (sentence_transformer/losses, 6.2), runs over a model of
-transformers and sentence-transformers' mean pooling. Re-implemented are the model around both, and the batch
+transformers and sentence-transformers' mean pooling. The model around both, and the batch, are re-implemented
 (sizer.recipes.preferences).
 """
 
@@ -34,7 +34,7 @@ class Embedder(nn.Module):
         self._inputs: tuple[str, ...] = ()
 
     def __getitem__(self, number: int) -> nn.Module:
-        """Return the module that reads the inputs, or the one behind it."""
+        """Return the module that reads the inputs (0), or the pooling after it (1)."""
         return (self.model, self.pooling)[number]
 
     def forward(self, features: dict[str, Any], **others: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Embedder(nn.Module):
                 key="objective",
                 given=f"{CONTRASTIVE!r} with {type(base_of(self.model)).__name__}",
                 allowed=f"a class that returns hidden states: this one returns {type(outputs).__name__}",
-                todo="choose a model of text alone, such as BertModel",
+                todo="choose a text model, such as BertModel",
             )
             raise RequestError(refusals=[refusal])
         features["token_embeddings"] = states
@@ -81,5 +81,5 @@ class PairLoss:
         else:
             loss = losses.CachedMultipleNegativesRankingLoss(embedder, mini_batch_size=self._size)
         if inner(module) is embedder:
-            loss.model = module  # what DDP is around, as `override_model_in_loss` of the trainer does
+            loss.model = module  # the module inside DDP, as in the trainer's `override_model_in_loss`
         return loss([dict(example.kwargs[column]) for column in COLUMNS], None)

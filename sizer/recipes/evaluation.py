@@ -35,17 +35,17 @@ def run_evaluation(
     """Run the forward passes of an evaluation, without gradients.
 
     With `loss` a batch's outputs are dropped after it. With `logits:N` the logits of N batches stay on the device, concatenated
-    batch by batch, as the Trainer keeps them for `compute_metrics` if `eval_accumulation_steps` is not set. Each of several ranks
-    keeps the logits of all ranks.
+    batch by batch, as the Trainer keeps them for `compute_metrics` if `eval_accumulation_steps` is not set. Each of several
+    ranks keeps the logits of all ranks.
 
     Args:
         evaluate: A value of the key `evaluate`.
-        module: The model, which is put back into training mode. A model that DDP is around runs without DDP (`_wrap_model`).
+        module: The model, which is put back into training mode. A model wrapped by DDP runs without DDP (`_wrap_model`).
         example: The inputs of one batch, with labels.
         cast: A function that returns the autocast context, with which Accelerate returns outputs in float32.
         predict: A function that runs the module.
-        loss_of: The function that computes the loss, None for that of the model's outputs.
-        scores_first: Whether logits are those of a second pass, as in TRL's `SFTTrainer.prediction_step` (1.16).
+        loss_of: The function that computes the loss, None to use the loss in the model's outputs.
+        scores_first: Whether logits come from a second pass, as in TRL's `SFTTrainer.prediction_step` (1.16).
     """
     keeps = evaluate.startswith(LOGITS)
     module = inner(module)
@@ -76,14 +76,14 @@ def run_evaluation(
 def _outputs(
     module: nn.Module, example: Example, cast: Callable[[], AbstractContextManager], predict: Callable[[nn.Module, Example], Any]
 ) -> Any:
-    """Return a module's outputs as Accelerate prepares them, those of 16 bits in float32 under autocast (`prepare_model`, 1.15)."""
+    """Return a module's outputs as Accelerate prepares them: 16-bit outputs in float32 under autocast (`prepare_model`, 1.15)."""
     with cast():
         outputs = predict(module, example)
     return outputs if cast is nullcontext else _in_float32(outputs)
 
 
 def _in_float32(value: Any) -> Any:
-    """Return what `convert_to_fp32` does of outputs (accelerate/utils/operations.py, 1.15)."""
+    """Return outputs in float32, as `convert_to_fp32` does (accelerate/utils/operations.py, 1.15)."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     if isinstance(value, Mapping):
@@ -96,7 +96,10 @@ def _unlabelled(example: Example) -> Example:
 
 
 def _of_all_ranks(tensor: Tensor | None) -> Tensor | None:
-    """Return what `_gpu_gather` does of a tensor [samples, …] (accelerate/utils/operations.py, 1.15); it itself on one device."""
+    """Return a tensor [samples, …] gathered from all ranks, as `_gpu_gather` does (accelerate/utils/operations.py, 1.15).
+
+    On one device, return it unchanged.
+    """
     if tensor is None or not dist.is_initialized():
         return tensor
     gathered = tensor.new_empty(dist.get_world_size() * tensor.numel())
@@ -116,7 +119,7 @@ def check_evaluation(evaluate: str, module: nn.Module) -> None:
 
 
 def _joined(before: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """Return what `nested_concat` does of tensors of one length (trainer_pt_utils.py, 5.24)."""
+    """Return tensors of one length concatenated, as `nested_concat` does (trainer_pt_utils.py, 5.24)."""
     return new if before is None or new is None else torch.cat((before, new), dim=0)
 
 

@@ -1,8 +1,14 @@
-"""Group-relative policy optimization by TRL's own trainer (trl/trainer/grpo_trainer.py, 1.16): completions, advantages, the loss.
+"""Group-relative policy optimization by TRL's own trainer: completions, advantages, the loss.
 
-`_prepare_inputs`, `_generate_and_score_completions` and `_compute_loss` of GRPOTrainer run, without its constructor.
-Re-implemented are the branch of `_generate_single_turn` that calls transformers, rewards, which are those of a Python function,
-log-probabilities of a server, and what the constructor and Accelerate do to the forward functions of models.
+Source: trl/trainer/grpo_trainer.py, 1.16.
+
+`_prepare_inputs`, `_generate_and_score_completions` and `_compute_loss` of GRPOTrainer run, without its constructor. These
+parts are re-implemented:
+
+- the branch of `_generate_single_turn` that calls transformers;
+- rewards, as from a Python function;
+- log-probabilities from a server;
+- the changes by the constructor and Accelerate to the forward functions of models.
 """
 
 from __future__ import annotations
@@ -26,8 +32,8 @@ from sizer.catalogue.recipes import TRANSFORMERS
 from sizer.recipes.losses import fused_head, prepared, unfrozen
 from sizer.recipes.preferences import balances_experts
 
-BETA = 0.04  # of a reference; any other than 0 takes the same
-PADDING, END, WORD = 0, 1, 2  # tokens of completions, none of which ends early
+BETA = 0.04  # weight of a reference; any value other than 0 takes the same memory
+PADDING, END, WORD = 0, 1, 2  # tokens of completions; no completion ends early
 
 
 class GroupSteps:
@@ -35,15 +41,15 @@ class GroupSteps:
 
     Args:
         policy: The model that trains, on its device.
-        reference: The frozen model beside it, None if there is none.
-        example: What `sizer.recipes.preferences.prompts_of` returned.
+        reference: The frozen reference model, None if there is none.
+        example: The result of `sizer.recipes.preferences.prompts_of`.
         group: The number of completions for each prompt.
         new: The number of tokens of a completion.
         passes: The number of accumulated passes, each with as many completions as the example, which are made at once.
-        by: A value of the key `rollout`: transformers' generate, or a server that has a part of the device for itself.
+        by: A value of the key `rollout`: transformers' generate, or a server with a share of the device.
         compares: Whether the loss compares with a reference; TRL's beta is 0 if not.
         cast: A function that returns the autocast context within which Accelerate calls the models; None if there is none.
-        on_token: Told of each token of a rollout, as `sizer.architecture.greedy_generation.generate` tells it.
+        on_token: Called for each token of a rollout, as in `sizer.architecture.greedy_generation.generate`.
     """
 
     def __init__(
@@ -98,11 +104,11 @@ class GroupSteps:
         """
         self._ended = ended
         self._trainer._step = number - 1
-        with mock.patch("trl.trainer.grpo_trainer.gather_object", lambda objects: objects):  # of one process
+        with mock.patch("trl.trainer.grpo_trainer.gather_object", lambda objects: objects):  # gathers from one process
             return Example(kwargs=self._trainer._prepare_inputs([{"prompt": ""} for _ in self._prompts]))
 
     def loss(self, module: nn.Module, example: Example) -> Tensor:
-        """Compute the loss of completions with what the trainer's metrics compute beside it."""
+        """Compute the loss of completions, including the tensors of the trainer's metrics."""
         return self._trainer._compute_loss(self._policy, example.kwargs)
 
     def close(self) -> None:
@@ -110,7 +116,7 @@ class GroupSteps:
         self._hooks.close()
 
     def _complete(self, texts: list[str], trainer: Any) -> dict[str, Any]:
-        """Return prompts and completions as lists of tokens, with the log-probabilities that a server tells."""
+        """Return prompts and completions as lists of tokens, with a server's log-probabilities."""
         told = None if self._generates else [[0.0] * self._new for _ in texts]
         if self._generates:
             self._generate(trainer)
@@ -134,23 +140,23 @@ class GroupSteps:
                 model, Example(kwargs=inputs), new=new, cache="dynamic", on_token=self._on_token, options=options
             )
         completions = tokens[:, inputs["input_ids"].size(1) :]
-        if completions.size(1) < new:  # a trace that leaves out steps that follow from others
+        if completions.size(1) < new:  # a trace that skips steps that repeat others
             completions = completions[:, -1:].expand(-1, new)
         is_eos = torch.isin(completions, torch.tensor([END], device=device))
         ends = torch.full((is_eos.size(0),), is_eos.size(1), dtype=torch.long, device=device)
         ends[is_eos.any(dim=1)] = is_eos.int().argmax(dim=1)[is_eos.any(dim=1)]
         indices = torch.arange(is_eos.size(1), device=device).expand(is_eos.size(0), -1)
         kept = (indices <= ends.unsqueeze(1)).int()
-        completions.cpu(), kept.bool().cpu()  # which are made lists there
+        completions.cpu(), kept.bool().cpu()  # TRL converts them to lists there
 
 
 def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any:
-    """Return a GRPOTrainer of one process that has what its steps read, with the defaults of GRPOConfig.
+    """Return a GRPOTrainer of one process with the attributes that its steps read, with the defaults of GRPOConfig.
 
     Args:
-        device: Where the policy is.
-        config: The policy's config of text.
-        own: Attributes that are no defaults, by name.
+        device: The policy's device.
+        config: The policy's text config.
+        own: Attributes that differ from the defaults, by name.
     """
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -167,7 +173,7 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     args = defaults | own | {
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "pad_to_multiple_of": None,  # what "auto" is on CUDA
+        "pad_to_multiple_of": None,  # the value of "auto" on CUDA
         "report_to": [],
     }  # fmt: skip
     balance = getattr(config, "router_aux_loss_coef", 0.0)

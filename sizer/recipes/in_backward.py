@@ -1,7 +1,7 @@
 """An optimizer that steps in the backward pass, parameter by parameter, so that gradients never exist all at once.
 
-Source: torchtune's OptimizerInBackwardWrapper and the tutorial "How to save memory by fusing the optimizer step into the backward
-pass" (docs.pytorch.org), which register the same hooks.
+Source: torchtune's OptimizerInBackwardWrapper and the tutorial "How to save memory by fusing the optimizer step into the
+backward pass" (docs.pytorch.org). Both register the same hooks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class StepsInBackward:
-    """One optimizer for each parameter that trains; it steps and drops the gradient as soon as that gradient is there.
+    """One optimizer for each trained parameter; it steps and frees the gradient as soon as that gradient is computed.
 
     `on_gradient` is called with each gradient before its parameter's step.
     """

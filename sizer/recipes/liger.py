@@ -24,16 +24,16 @@ from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, Refusal, RequestError, suggest
 
 PACKAGE, MODULE = "liger-kernel", "liger_kernel"
-_CHANGED = ("transformers.models.", "transformers.loss.")  # prefixes of modules whose functions and classes Liger replaces
+_CHANGED = ("transformers.models.", "transformers.loss.")  # prefixes of modules with functions and classes that Liger replaces
 _LOSS = {"fused_linear_cross_entropy": False}
 _ABSENT = object()
 
 
 @cache
 def _types() -> tuple[str, ...]:
-    """Return the types of models that the installed Liger has layers for, none if it is not installed.
+    """Return the model types for which the installed Liger has layers, none if it is not installed.
 
-    The table is read as text: what Liger imports reads which device there is.
+    The table is read as text, because Liger's imports query the device.
     """
     if (spec := find_spec(MODULE)) is None:
         return ()
@@ -48,7 +48,7 @@ def has_layers(module: nn.Module) -> bool:
 
 
 def check_liger(asked: bool, module: nn.Module) -> None:
-    """Check that a model can have Liger's layers here, if they are asked for.
+    """Check that a model supports Liger's layers here, if they are requested.
 
     Raises:
         BuildError: liger-kernel is not installed.
@@ -62,7 +62,7 @@ def check_liger(asked: bool, module: nn.Module) -> None:
     raise RequestError(
         f"liger: the installed {PACKAGE} has no layers for the type {kind}",
         given="1",
-        allowed="types of transformers that it has, such as llama",
+        allowed="model types that it supports, such as llama",
         todo=suggest(kind, _types()) or "remove it",
     )
 
@@ -84,9 +84,9 @@ def _explained(kind: str) -> Iterator[None]:
 
 
 def _check_adapted(model: nn.Module, changed: list[tuple[dict[str, Any], str, object]]) -> None:
-    """Raise RequestError if Liger has replaced the forward function of a layer that PEFT has put around the model's own.
+    """Raise RequestError if Liger has replaced the forward function of a PEFT layer around the model's own layer.
 
-    Liger's function reads attributes of the model's layer, which the one around does not have.
+    Liger's function reads attributes of the model's layer, which PEFT's layer does not have.
     """
     places = {id(place) for place, name, _ in changed if name == "forward"}
     for path, part in model.named_modules():
@@ -102,10 +102,10 @@ def _check_adapted(model: nn.Module, changed: list[tuple[dict[str, Any], str, ob
 
 @contextmanager
 def liger_layers(module: nn.Module) -> Iterator[None]:
-    """Within the context a model, which may have an adapter, has Liger's layers.
+    """Give a model, which may have an adapter, Liger's layers within the context.
 
     Raises:
-        RequestError: Liger cannot change the model, or replaces a layer that the adapter is around.
+        RequestError: Liger cannot change the model, or replaces a layer inside an adapter.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN, _apply_liger_kernel_to_instance
 
@@ -113,12 +113,13 @@ def liger_layers(module: nn.Module) -> Iterator[None]:
     function = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
     switches = [name for name, one in inspect.signature(function).parameters.items() if isinstance(one.default, bool)]
     with _explained(model.config.model_type):
-        function(**dict.fromkeys(switches, False))  # changes nothing, but imports what it would change
+        function(**dict.fromkeys(switches, False))  # changes nothing, but imports the modules that it would change
     changed = [nn, nn.functional, *(one for name, one in sys.modules.items() if name.startswith(_CHANGED))]
     places = [*map(vars, changed), *(place for one in model.modules() for place in (vars(one), one._modules))]
     before = [dict(place) for place in places]
     undo: list[tuple[dict[str, Any], str, object]] = []
-    log = logging.getLogger(MODULE)  # of other backends that are not installed, whose errors keep the tensors of their calls
+    # warnings about other backends that are not installed; their errors keep the tensors of their calls alive
+    log = logging.getLogger(MODULE)
     level = log.level
     log.setLevel(logging.ERROR)
     try:

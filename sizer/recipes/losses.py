@@ -20,13 +20,13 @@ from sizer.base.errors import BuildError, Refusal, RequestError
 from sizer.catalogue.recipes import CCE, FULL, LIGER, LOSSES, TORCH, TRL, chunks_of
 
 IGNORED = -100  # transformers' label of tokens without a loss
-# What some models do to logits after the head (transformers 5.24): a loss that computes its own logits leaves it out.
-# TRL's does the same to its logits (add_fused_lm_head in trl/trainer/utils.py, 1.16), and the libraries' kernels cap them.
-# States are multiplied in the place of logits: in Liger's models that it has such a loss for (falcon_h1.py, muse_glimmer.py in
-# liger_kernel/transformers/model, 0.8; it has none for Granite), and in Axolotl's patches of cut cross-entropy.
+# Changes that some models make to logits after the head (transformers 5.24). A loss that computes its own logits leaves them out.
+# TRL's loss applies them to its logits (add_fused_lm_head in trl/trainer/utils.py, 1.16), and the libraries' kernels cap logits.
+# States are multiplied instead of logits in two places: Liger's models with such a loss (falcon_h1.py, muse_glimmer.py in
+# liger_kernel/transformers/model, 0.8; it has none for Granite), and Axolotl's patches of cut cross-entropy.
 _CAP = "final_logit_softcapping"
 _BY_LIGER = ("output_multiplier", "lm_head_multiplier")
-_SCALES = ("logit_scale", *_BY_LIGER, "logits_scaling")  # in the order in which TRL looks for them
+_SCALES = ("logit_scale", *_BY_LIGER, "logits_scaling")  # in the order of TRL's lookup
 _CHANGES = (_CAP, *_SCALES, "logits_soft_cap", "output_logit_soft_cap")  # the last two of RecurrentGemma and xLSTM
 
 _TAKES = {LIGER: (_CAP, *_BY_LIGER), CCE: (_CAP, *_SCALES)}  # changes that losses of libraries are given
@@ -39,7 +39,7 @@ def loss_of(loss: str, blueprint: Blueprint) -> LossOf:
 
     Args:
         loss: A value of the key `loss`.
-        blueprint: The architecture, whose own loss is `full`.
+        blueprint: The architecture, which has the loss for `full`.
     """
     if loss == FULL:
         return blueprint.loss
@@ -47,7 +47,7 @@ def loss_of(loss: str, blueprint: Blueprint) -> LossOf:
 
 
 def _within(compute: LossOf) -> LossOf:
-    """Return a loss whose module computes it in its forward pass if the module is one of several ranks.
+    """Return a loss that a module computes in its forward pass if the module is one of several ranks.
 
     DDP and FSDP2 begin and end a pass there; Liger's and Axolotl's models compute their losses there, too.
     """
@@ -110,26 +110,26 @@ def vocabulary_of(module: nn.Module) -> int | None:
 
 
 def losses_beside(loss: str, vocabulary: int | None) -> Iterator[str]:
-    """Yield what to know of a loss over all logits of a language model, which is not every trainer's."""
+    """Yield notes on a loss over all logits of a language model, which not every trainer computes."""
     if vocabulary is not None and loss == FULL:
         yield "the loss is computed from all logits, as by transformers' Trainer; TRL's SFTTrainer computes it in chunks (loss=trl)"
 
 
 def change_of(module: nn.Module) -> str | None:
-    """Return the name of what a causal language model does to its logits after the head, None if it leaves them or is another."""
+    """Return the config's name of a causal language model's change to its logits after the head, None without one."""
     model = base_of(module)
     return next(iter(_changes_of(model)), None) if is_causal(model) else None
 
 
 def _changes_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names in a config of what a causal language model does to its logits after the head."""
+    """Return the config's names of a causal language model's changes to its logits after the head."""
     text = model.config.get_text_config()
     values = {name: getattr(text, name, None) for name in _CHANGES}
     return tuple(name for name, value in values.items() if isinstance(value, int | float) and value != 1)
 
 
 def _scale_of(model: nn.Module) -> float | None:
-    """Return what a causal language model multiplies its logits by, None if it leaves their scale."""
+    """Return the factor by which a causal language model scales its logits, None without one."""
     text = model.config.get_text_config()
     name = next((name for name in _SCALES if getattr(text, name, None) is not None), None)
     if name is None or (scale := getattr(text, name)) == 1:
@@ -165,8 +165,8 @@ def _head_of(model: nn.Module) -> nn.Module:
 def _of_states(compute: Callable[..., Tensor]) -> LossOf:
     """Return a loss from the head, the backbone's last hidden states [batch, tokens, H] and labels [batch, tokens].
 
-    States are multiplied by the scale of the logits, and `compute` is also given their cap, if the model has them: `check_loss`
-    allows that for the losses of _TAKES alone.
+    States are multiplied by the scale of the logits, and `compute` also gets their cap, if the model has them: `check_loss`
+    only allows that for the losses of _TAKES.
     """
 
     def loss(model: nn.Module, example: Example) -> Tensor:
@@ -176,7 +176,7 @@ def _of_states(compute: Callable[..., Tensor]) -> LossOf:
             states = states * scale
         head, labels = _head_of(model), example.kwargs["labels"]
         if states.dtype == torch.float32 and head.weight.itemsize == 2 and not torch.is_autocast_enabled("cuda"):
-            states = states.to(head.weight.dtype)  # as models with float32 residuals do before their head (Mamba)
+            states = states.to(head.weight.dtype)  # as in models with float32 residuals before their head (Mamba)
         cap = getattr(model.config.get_text_config(), _CAP, None)
         return compute(head, states, labels) if cap is None else compute(head, states, labels, cap)
 
@@ -220,7 +220,7 @@ def _cce(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = No
         refusal = Refusal(
             key="loss",
             given=f"{CCE!r} with hidden states in float32",
-            allowed="hidden states in bfloat16 or float16: its backward pass takes no others",
+            allowed="hidden states in bfloat16 or float16: its backward pass supports no other dtype",
             todo=f"ask for dtype=bfloat16, for prepare=0 if weights are quantised, or for loss={TRL}",
         )
         raise RequestError(refusals=[refusal])
@@ -231,7 +231,7 @@ _STATES = {TORCH: _torch, LIGER: _liger, CCE: _cce}
 
 
 def _trl(module: nn.Module, example: Example) -> Tensor:
-    """Compute the loss of SFTTrainer.compute_loss with what its metrics keep (trl/trainer/sft_trainer.py, 1.16)."""
+    """Compute the loss of SFTTrainer.compute_loss, including the tensors of its metrics (trl/trainer/sft_trainer.py, 1.16)."""
     with fused_head(base_of(module), ("log_probs", "entropy", "is_top1")):
         outputs = module(**example.kwargs, fused_lm_head=True)
     return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
@@ -250,10 +250,10 @@ def prepared(forward: Callable[..., Any], cast: Callable[[], AbstractContextMana
 
 
 def unfrozen(model: nn.Module, cast: Callable[[], AbstractContextManager]) -> Callable[[], AbstractContextManager]:
-    """Return a function like `cast` within whose context the weights of a frozen model require gradients.
+    """Return a function like `cast`; within its context the weights of a frozen model require gradients.
 
-    TRL does not freeze a reference, so that autocast keeps the casts of its weights until the end of a forward pass
-    (can_try_cache in ATen/autocast_mode.cpp, 2.15).
+    TRL does not freeze a reference, so autocast keeps the casts of its weights until the end of a forward pass (can_try_cache
+    in ATen/autocast_mode.cpp, 2.15).
     """
 
     @contextmanager
@@ -273,7 +273,7 @@ def unfrozen(model: nn.Module, cast: Callable[[], AbstractContextManager]) -> Ca
 
 @contextmanager
 def fused_head(model: nn.Module, outputs: tuple[str, ...]) -> Iterator[None]:
-    """Within the context a model's forward pass can compute log-probabilities in chunks by TRL's add_fused_lm_head."""
+    """Let a model's forward pass compute log-probabilities in chunks by TRL's add_fused_lm_head, within the context."""
     from trl.trainer.utils import add_fused_lm_head
 
     forward = vars(model).get("forward")

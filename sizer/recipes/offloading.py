@@ -29,7 +29,7 @@ class OffloadedActivations:
     def __call__(self) -> AbstractContextManager[object]:
         """Return the context of a pass."""
         if self._context is None:
-            # As TRL's trainers do. PEFT brings bitsandbytes where it is installed, and TRL then empties the cache at each step.
+            # As in TRL's trainers. PEFT imports bitsandbytes if it is installed, and TRL then empties the cache at each step.
             import peft  # noqa: F401
             from trl.models.activation_offloading import get_act_offloading_ctx_manager
 
@@ -37,7 +37,7 @@ class OffloadedActivations:
                 for hooks in (part._forward_pre_hooks, part._forward_hooks, part._forward_hooks_always_called):
                     self._hooks.callback(_restore(hooks))
             self._context = get_act_offloading_ctx_manager(self._module, warn_if_no_head=False)
-            self._context.virtual_memory_safe_pct = 100  # it warns by the memory of the computer that it runs on
+            self._context.virtual_memory_safe_pct = 100  # it warns depending on the memory of the computer on which it runs
         return self._context
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ def check_offloading(activations: str, *, of_optimizer: bool) -> None:
 
 @contextmanager
 def hooks_removed(module: nn.Module) -> Iterator[None]:
-    """After the context the parameters of a module have no hooks of accumulated gradients but those that they had before."""
+    """Remove hooks of accumulated gradients that were added to a module's parameters within the context."""
     before = [(parameter, dict(parameter._post_accumulate_grad_hooks or {})) for parameter in module.parameters()]
     try:
         yield

@@ -1,8 +1,8 @@
-"""Preference training by TRL's own losses: completions that are compared, and log-probabilities of a reference.
+"""Preference training by TRL's own losses: compared completions, and log-probabilities of a reference.
 
-`_compute_loss` of DPOTrainer and KTOTrainer, `compute_loss` of RewardTrainer (trl/trainer, 1.16) and `get_batch_loss_metrics` of
-ORPOTrainer (trl/experimental) run with a stand-in for the trainer. Re-implemented are the batch, the reference model and what the
-constructors do to models: no dropout, a fused LM head.
+`_compute_loss` of DPOTrainer and KTOTrainer, `compute_loss` of RewardTrainer (trl/trainer, 1.16) and `get_batch_loss_metrics`
+of ORPOTrainer (trl/experimental) run with a stand-in for the trainer. The batch, the reference model and the constructors'
+changes to models (no dropout, a fused LM head) are re-implemented.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sizer.catalogue.recipes import (
 )
 from sizer.recipes.losses import fused_head, is_causal, prepared, reads_pictures, unfrozen
 
-# What the heads of the trainers' policies compute.
+# Outputs of the heads of the trainers' policies.
 _OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
 
 
@@ -54,7 +54,7 @@ _REWARDS = "ForSequenceClassification"
 
 
 def with_objective(blueprint: Blueprint, objective: str, reference: str | None) -> Blueprint:
-    """Return a blueprint whose step is that of an objective.
+    """Return a blueprint with the step of an objective.
 
     Args:
         blueprint: The architecture, a causal language model.
@@ -88,7 +88,7 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
 
     def describe(module: nn.Module) -> tuple[str, ...]:
         policy = policy_of(module)
-        pictures = "; sequences have text alone, no pictures" if reads_pictures(base_of(policy)) else ""
+        pictures = "; sequences only have text, no images" if reads_pictures(base_of(policy)) else ""
         return *blueprint.describe(policy), f"{_TITLES[objective]}{_TOLD[reference]}: {_SAMPLES[objective]}{pictures}"
 
     return replace(
@@ -101,7 +101,10 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
 
 
 def _with_columns(blueprint: Blueprint, objective: str) -> Blueprint:
-    """Return a blueprint whose step compares texts by their embeddings; the loss is of its steps (sizer.recipes.contrastive)."""
+    """Return a blueprint with a step that compares texts by their embeddings.
+
+    Its steps set the loss (sizer.recipes.contrastive).
+    """
     size = cached_texts(objective)
     cached = f", {size:,} texts at once, with cached gradients" if size else ""
     told = f"Embeddings by sentence-transformers' loss of pairs{cached}: a sample is a pair of texts; mean pooling"
@@ -127,15 +130,15 @@ _TITLES = {
 }
 _TOLD = {
     None: "",
-    MODEL: ", beside a frozen reference model of the same weights",
+    MODEL: ", with a frozen reference model of the same weights",
     ADAPTER: "; the reference is the model without the adapter",
     PRECOMPUTED: "; the reference's log-probabilities were computed before the training",
     NONE: ", without a reference (beta=0)",
 }
 _SAMPLES = {
-    DPO: "a sample is a pair of sequences, whose first half is the prompt",
-    KTO: "a sample is a sequence, whose first half is the prompt, and another of the batch's completions for the same prompt",
-    ORPO: "a sample is a pair of sequences, whose first half is the prompt; there is no reference",
+    DPO: "a sample is a pair of sequences; their first half is the prompt",
+    KTO: "a sample is a sequence, with the prompt as its first half, and another completion of the batch for the same prompt",
+    ORPO: "a sample is a pair of sequences; their first half is the prompt; there is no reference",
     REWARD: "a sample is a pair of sequences",
     GRPO: "a sample is a completion of a prompt; rewards are a Python function's",
 }
@@ -149,7 +152,7 @@ def check_objective(objective: str, module: nn.Module) -> None:
             f"objective: {type(model).__name__} does not return hidden states of a text alone",
             given=repr(objective),
             allowed="a class without a head that reads input_ids, such as BertModel",
-            todo="leave head out, or choose a model of text without a decoder of its own",
+            todo="leave head out, or choose a text model without a separate decoder",
         )
     if objective in (*WITH_REFERENCE, ORPO) and not is_causal(model):
         raise RequestError(
@@ -162,7 +165,7 @@ def check_objective(objective: str, module: nn.Module) -> None:
         raise RequestError(
             f"objective: TRL's loss that balances experts reads num_experts, which {type(config).__name__} does not have",
             given=repr(objective),
-            allowed="models whose config has num_experts, such as Qwen3MoeForCausalLM",
+            allowed="models with num_experts in their config, such as Qwen3MoeForCausalLM",
             todo="ask for objective=lm or dpo",
         )
     if objective == REWARD and not (type(model).__name__.endswith(_REWARDS) and model.config.num_labels == 1):
@@ -248,7 +251,7 @@ _BATCHES = {DPO: pairs_of, KTO: completions_of, ORPO: odds_pairs_of, REWARD: rew
 
 
 def _dpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
-    """Compute DPO's loss with what the trainer's metrics compute beside it."""
+    """Compute DPO's loss, including the tensors of the trainer's metrics."""
     from trl.trainer.dpo_trainer import DPOTrainer
 
     own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "use_weighting": False}
@@ -257,7 +260,7 @@ def _dpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
 
 
 def _kto(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
-    """Compute KTO's loss with what the trainer's metrics compute beside it."""
+    """Compute KTO's loss, including the tensors of the trainer's metrics."""
     from trl.trainer.kto_trainer import KTOTrainer
 
     own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
@@ -267,7 +270,7 @@ def _kto(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
 
 
 def _reward(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
-    """Compute the loss of a reward model with what the trainer's metrics compute beside it."""
+    """Compute the loss of a reward model, including the tensors of the trainer's metrics."""
     from trl.trainer.reward_trainer import RewardTrainer
 
     with _trainer(module, example, REWARD, cast) as (trainer, inputs):
@@ -275,9 +278,9 @@ def _reward(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
 
 
 def _orpo(module: nn.Module, example: Example, cast: Cast = None) -> Tensor:
-    """Compute ORPO's loss with what the trainer's metrics compute beside it."""
+    """Compute ORPO's loss, including the tensors of the trainer's metrics."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental, TRL says
+        warnings.simplefilter("ignore")  # TRL calls it experimental
         from trl.experimental.orpo.orpo_trainer import ORPOTrainer
 
     own = {"is_encoder_decoder": False, "padding_value": 0}
@@ -293,7 +296,7 @@ _LOSSES = {DPO: _dpo, KTO: _kto, ORPO: _orpo, REWARD: _reward}
 
 
 def loss_under(cast: Cast, objective: str) -> Callable[[nn.Module, Example], Tensor]:
-    """Return the loss of an objective of TRL whose models enter an autocast context by themselves, if there is one."""
+    """Return the loss of a TRL objective; its models enter an autocast context by themselves, if there is one."""
     return partial(_LOSSES[objective], cast=cast)
 
 
@@ -301,9 +304,9 @@ def loss_under(cast: Cast, objective: str) -> Callable[[nn.Module, Example], Ten
 def _trainer(
     module: nn.Module, example: Example, objective: str, cast: Cast, **own: Any
 ) -> Iterator[tuple[SimpleNamespace, dict[str, Any]]]:
-    """Yield what a loss reads of its trainer, with the defaults of its config and one process, and the batch.
+    """Yield the trainer attributes that a loss reads, with the defaults of its config and one process, and the batch.
 
-    Within the context the models have the heads that the trainer's constructor gives them, and enter the autocast context `cast` by
+    Within the context the models have the heads that the trainer's constructor adds. They enter the autocast context `cast` by
     themselves, as Accelerate prepares them: the loss is computed outside of it, from outputs in float32.
     """
     policy = policy_of(module)
