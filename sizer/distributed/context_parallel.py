@@ -1,10 +1,11 @@
-"""Context parallel: each sequence lies over several ranks, and attention goes round them, by PyTorch's own `context_parallel`.
+"""Context parallel: each sequence is sharded over several ranks, with ring attention by PyTorch's own `context_parallel`.
 
-A batch is shared as transformers' Trainer shares it (`Trainer._prepare_context_parallel_inputs`, read in 5.17 and 5.23): labels are
-shifted before, the tokens' positions and a mask of all of them stand beside, and each rank takes its part of all these. Sequences
-are cut in twice as many pieces as there are ranks, of which each has one from the front and one from the back.
+A batch is sharded as in transformers' Trainer (`Trainer._prepare_context_parallel_inputs`, read in 5.17 and 5.23): labels are
+shifted first, position ids and an all-ones mask are added, and each rank takes its part of all of these. Sequences are cut into
+twice as many pieces as there are ranks. Each rank has one piece from the front and one from the back.
 
-*Known limitation*: PyTorch's own fails over efficient attention, which float32 takes, where a piece is no multiple of 32 tokens.
+*Known limitation*: PyTorch's own code fails with efficient attention, which float32 uses, if a piece is not a multiple of 32
+tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from sizer.base.errors import RequestError
 from sizer.distributed.tensor_parallel import shortest_window
 
 BUFFERS = ("input_ids", "attention_mask", "position_ids", "labels", "shift_labels")
-PIECES = 2  # of a sequence, for each rank
-BLOCK = 32  # tokens whose logarithms efficient attention keeps together
-IGNORED = -100  # the label of what has no next token
+PIECES = 2  # per rank, of a sequence
+BLOCK = 32  # tokens per block of log-sum-exp values in efficient attention
+IGNORED = -100  # label of a token without a next token
 
 
 def check_context(module: nn.Module, degree: int, length: int | None) -> None:
-    """Raise RequestError where a model of transformers does not attend to all earlier tokens of a text, and learn the next one by
-    its own loss, or so many tokens do not divide among the ranks."""
+    """Raise RequestError unless a model and a sequence length support context parallel over `degree` ranks.
+
+    The model must be a causal language model of transformers with sdpa attention over all earlier tokens, trained with its own
+    loss. The tokens must divide among the ranks.
+    """
     config: Any = getattr(module, "config", None)
     if getattr(module, "loss_type", None) != "ForCausalLM" or config._attn_implementation != "sdpa":
         raise RequestError(
@@ -50,14 +54,14 @@ def check_context(module: nn.Module, degree: int, length: int | None) -> None:
     if window is not None and window <= length:
         raise RequestError(
             "cp",
-            given=f"{degree} for {config.model_type}, whose layers look back {window:,} tokens",
+            given=f"{degree} for {config.model_type}, with attention windows of {window:,} tokens",
             allowed="attention to all earlier tokens, which is what PyTorch has context parallel for",
             todo=f"ask for seq={(window - 1) // step * step}" if window > step else "leave cp out",
         )
 
 
 def whole_sequences(example: Example) -> Example:
-    """A batch for a language model, with what must be cut beside its tokens: int64 of shape [batch, tokens] each."""
+    """Return a batch for a language model with the further inputs that are sharded: int64 of shape [batch, tokens] each."""
     tokens, labels = example.kwargs["input_ids"], example.kwargs["labels"]
     beside = {
         "attention_mask": torch.ones_like(tokens),
@@ -71,7 +75,7 @@ def whole_sequences(example: Example) -> Example:
 
 @contextmanager
 def shared_sequences(example: Example, mesh: DeviceMesh) -> Iterator[None]:
-    """Within the context the tensors of a batch are a rank's part of them, and attention goes round the ranks of a mesh."""
+    """Shard the tensors of a batch over the ranks of a mesh within the context, with ring attention."""
     from torch.distributed.tensor.experimental import context_parallel
 
     buffers = [example.kwargs[name] for name in BUFFERS]

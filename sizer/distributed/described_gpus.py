@@ -1,4 +1,4 @@
-"""torch.cuda as it answers on a machine with GPUs, where there is none."""
+"""torch.cuda as it answers on a machine with GPUs, on a machine without."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Accelerator:
 
 
 def accelerator_of(gpu: Gpu) -> Accelerator:
-    """Return what a GPU of CUDA's answers."""
+    """Return the answers of torch.cuda for a CUDA GPU."""
     assert gpu.capability is not None  # a device of CUDA's has one
     hardware = HARDWARE.get(gpu.key)
     processors = None if hardware is None else hardware.processors
@@ -65,9 +65,9 @@ def accelerator_of(gpu: Gpu) -> Accelerator:
     )
 
 
-# Of every capability from 7.0 on (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
+# For every capability from 7.0 on (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
 _REGISTERS, _BLOCK_THREADS, _WARP, _BLOCK_SHARED = 65536, 1024, 32, 48 * 1024
-# A device of its own, on no known bus; its UUID is that of no device.
+# A separate device on no known bus; its UUID is zero.
 _OF_ONE: dict[str, Any] = {
     "uuid": UUID(int=0), "pci_bus_id": 0, "pci_device_id": 0, "pci_domain_id": 0, "is_integrated": 0, "is_multi_gpu_board": 0,
 }  # fmt: skip
@@ -125,7 +125,7 @@ def statistics(device: Any = None) -> dict[str, int]:
 
 
 class RawMemory:
-    """Memory that code asks of the allocator itself: blocks by their addresses, which are numbers of no meaning."""
+    """Memory that code requests directly from the allocator: blocks by address; addresses are arbitrary numbers."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, torch.Tensor] = {}
@@ -167,12 +167,11 @@ def work_outside(*args: Any) -> None:
 
 @contextmanager
 def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HOST) -> Iterator[None]:
-    """Within the context torch.cuda and torch.accelerator answer for a host with `count` GPUs of a kind.
+    """Make torch.cuda and torch.accelerator answer for a host with `count` GPUs of a kind, within the context.
 
-    Streams are the trace's own. The allocator's statistics are 0: a trace has no allocator until it is replayed.
-
-    `torch.meta`, which PyTorch looks for as the module of the devices of a mesh over meta tensors (`_get_device_handle` of
-    torch/distributed/device_mesh.py), is torch.cuda.
+    Streams are the trace's own. The allocator's statistics are 0, because a trace has no allocator until it is replayed.
+    `torch.meta` is torch.cuda: PyTorch looks it up as the device module of a mesh over meta tensors (`_get_device_handle` of
+    torch/distributed/device_mesh.py).
     """
     device = torch.device("cuda", local_rank)
 
@@ -200,7 +199,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
             raise RuntimeError("CUDA error: invalid device ordinal")
 
     def index_of(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
-        """Stand in for torch.cuda._utils._get_device_index, which would ask for the name that a trace gives a device."""
+        """Stand in for torch.cuda._utils._get_device_index, which would query the name that a trace gives a device."""
         if isinstance(device, int):
             return device
         return -1 if allow_cpu and str(device) == "cpu" else local_rank
@@ -244,7 +243,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "memory_snapshot": lambda *args, **kwargs: [],
     }
     of_cuda |= {name: nothing() for name in _RESETS}
-    # what `torch.cuda.device` and `torch.accelerator.device_index` call as contexts
+    # functions that `torch.cuda.device` and `torch.accelerator.device_index` call as contexts
     of_cuda |= {"_exchange_device": lambda index: local_rank, "_maybe_exchange_device": lambda index: local_rank}
     of_bindings = {
         "_get_accelerator": lambda *args: device,
@@ -252,7 +251,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "_accelerator_maybeExchangeDevice": lambda index: local_rank,
     }
     with ExitStack() as stack:
-        # code asks the modules in which torch.cuda's functions are defined, too
+        # code also calls the modules in which torch.cuda's functions are defined
         defining: list[tuple[Any, dict[str, Any]]] = [
             (module, {name: answer for name, answer in of_cuda.items() if vars(module).get(name) is getattr(torch.cuda, name)})
             for module in (torch.cuda.random, torch.cuda.memory, torch.cuda._utils)
@@ -267,6 +266,6 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
         stack.enter_context(mock.patch.object(nn.DataParallel, "forward", run_on_one))
         stack.enter_context(mock.patch.object(workers, "_worker_loop", work_outside))
-        # a DataLoader pins in another thread, in which the trace's modes are inactive
+        # a DataLoader pins in another thread, where the trace's modes are inactive
         stack.enter_context(mock.patch.object(pinning, "pin_memory", lambda data, device=None: data))
         yield

@@ -10,15 +10,18 @@ from sizer.catalogue.schedules import SCHEDULES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`parallel` is a key of PARALLELS but "none"; `ranks` share one copy of what is sharded, of which there are `replicate`.
+    """How a module is split over ranks.
 
-    `reshard` is FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group; `offload` its
-    CPUOffloadPolicy. `tp` ranks each are in the place of one of these: each has a part of the matrices, and the same samples;
-    with `sp` also a part of the sequence between the matrices (sequence parallel), with `lp` of the logits (loss parallel).
-    `cp` ranks each share every sequence, and attention to it (context parallel): what `ranks` replicate or shard they do, too.
-    `pp` of these are the stages of a pipeline each time, which work by `schedule`, a key of SCHEDULES, on `microbatch` samples at
-    a time. `rank` is the one that is looked at, None for the one that needs most. With `by_accelerate` FSDP2 shards as
-    Accelerate has it.
+    - `parallel`: a key of PARALLELS except "none". `ranks`: ranks that shard one copy. `replicate`: number of such copies.
+    - `reshard`: FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group. `offload`: its
+      CPUOffloadPolicy.
+    - `tp`: tensor-parallel size; tensor-parallel ranks have the same samples. `sp`: also shard the sequence between the
+      matrices (sequence parallel). `lp`: also shard the logits (loss parallel).
+    - `cp`: ranks that share every sequence and its attention (context parallel). Weights are replicated or sharded over them as
+      over `ranks`.
+    - `pp`: number of ranks of a pipeline. `schedule`: a key of SCHEDULES. `microbatch`: samples per microbatch.
+    - `rank`: the rank to report, None for the rank with the largest memory.
+    - `by_accelerate`: FSDP2 shards as in Accelerate.
     """
 
     parallel: str
@@ -48,15 +51,15 @@ class Plan:
 
     @property
     def splits(self) -> bool:
-        """Return whether no rank ever holds the whole model."""
+        """Whether no rank ever holds the whole model."""
         return self.shards or self.tp > 1 or self.pp > 1
 
     @property
     def replicates(self) -> bool:
-        """Return whether DDP reduces the gradients of what each rank has."""
+        """Whether DDP reduces the gradients of each rank's parameters."""
         return self.parallel in ("ddp", "zero1")
 
     @property
     def shards(self) -> bool:
-        """Return whether the weights lie over the ranks."""
+        """Whether the weights are sharded over the ranks."""
         return PARALLELS[self.parallel].shards

@@ -1,4 +1,4 @@
-"""A forward and a backward pass as a rank does them: what its model is given, and within which contexts of PyTorch's it runs."""
+"""A rank's forward and backward pass: the inputs of its model, and the PyTorch contexts around it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Pass = Callable[[], AbstractContextManager[None]]
 
 
 def rank_example(example: Example, plan: Plan | None) -> Example:
-    """The inputs of a batch as a rank's model takes them: with the tokens' positions where their embeddings, from which
-    transformers would count them, lie over the ranks."""
+    """Return the inputs of a batch for a rank's model.
+
+    With sequence parallel they include position ids, because transformers would derive these from embeddings that are sharded.
+    """
     if plan is None:
         return example
     if plan.cp > 1:
@@ -31,8 +33,7 @@ def rank_example(example: Example, plan: Plan | None) -> Example:
 
 
 def rank_pass(plan: Plan | None, example: Example, kind: str) -> Pass:
-    """A function that returns the context of a forward pass over a batch, and of the backward pass that belongs to it, on a rank
-    that is a device of a `kind`."""
+    """Return a function that makes the context of a forward and backward pass over a batch, on a rank's device of `kind`."""
     if plan is None or not (plan.lp or plan.cp > 1):
         return nullcontext
     mesh = _sequence_mesh(plan, kind) if plan.cp > 1 else None
@@ -53,8 +54,10 @@ def rank_pass(plan: Plan | None, example: Example, kind: str) -> Pass:
 
 @contextmanager
 def _always_left(context: AbstractContextManager[None]) -> Iterator[None]:
-    """Within a context that is left in order even where something fails: PyTorch's loss_parallel, and in 2.11 its context_parallel,
-    would else leave behind what they have put in its functions' place."""
+    """Leave a context in order even if an error occurs.
+
+    Otherwise PyTorch's loss_parallel, and in 2.11 its context_parallel, would leave their replaced functions behind.
+    """
     context.__enter__()
     try:
         yield
@@ -63,6 +66,6 @@ def _always_left(context: AbstractContextManager[None]) -> Iterator[None]:
 
 
 def _sequence_mesh(plan: Plan, kind: str) -> DeviceMesh:
-    """The ranks that share the sequences of one."""
+    """Return the mesh of the ranks that share this rank's sequences."""
     sizes = plan.ranks * plan.replicate, plan.cp, plan.tp
     return dist.init_device_mesh(kind, sizes, mesh_dim_names=("data", "cp", "tp"))["cp"]

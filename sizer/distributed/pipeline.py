@@ -1,7 +1,7 @@
-"""A model as the stages of a pipeline, by torch.distributed.pipelining: which layers each rank has, and in which order it works.
+"""A model as the stages of a pipeline, by torch.distributed.pipelining: the layers of each rank, and the order of its passes.
 
-Read in PyTorch 2.11 and 2.15. Its recipes cut a model so (torchtitan's pipeline_parallel.py): each stage is the whole model
-without the layers of the others; the first keeps the embedding, the last the norm and the head.
+Read in PyTorch 2.11 and 2.15. Its recipes split a model like this (torchtitan's pipeline_parallel.py): each stage is the whole
+model without the layers of the others; the first keeps the embedding, the last the norm and the head.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sizer.distributed.parallel_plan import Plan
 class Stage(nn.Module):
     """One stage of a language model of transformers.
 
-    It takes tokens, (batch, length), where it is the first, else hidden states, (batch, length, width), and returns hidden states,
-    or logits, (batch, length, words), where it is the last.
+    The first stage takes tokens (batch, length), other stages hidden states (batch, length, width). The last stage returns
+    logits (batch, length, words), other stages hidden states.
 
-    *Known limitation*: what a model does to embeddings outside of its modules (Granite multiplies them) is done in each stage.
+    *Known limitation*: a model's operations on embeddings outside of its modules (Granite scales them) are done in each stage.
     """
 
     def __init__(self, model: nn.Module, number: int, stages: int) -> None:
@@ -36,20 +36,20 @@ class Stage(nn.Module):
         self.first, self.last = number == 0, number == stages - 1
 
     def forward(self, inputs: Tensor, **others: Tensor) -> Tensor:
-        """Run the layers that are there on a microbatch."""
+        """Run the stage's layers on a microbatch."""
         given = {"input_ids" if self.first else "inputs_embeds": inputs, "use_cache": False, **others}
         if self.last:
             return self.model(**given).logits
         return self.model.base_model(**given).last_hidden_state
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The model's own loss, a scalar."""
+        """Return the model's own loss, a scalar."""
         words = self.model.config.get_text_config().vocab_size
         return self.model.loss_function(logits=logits, labels=labels, vocab_size=words)
 
 
 class Stages(nn.ModuleList):
-    """The stages that one rank has of a pipeline over the dimension "pp" of a mesh; DDP may be around each."""
+    """The stages of one rank of a pipeline over the dimension "pp" of a mesh; DDP may wrap each."""
 
     def __init__(self, stages: list[Stage], mesh: DeviceMesh) -> None:
         super().__init__(stages)
@@ -57,7 +57,7 @@ class Stages(nn.ModuleList):
 
 
 def check_pipeline(module: nn.Module, plan: Plan) -> None:
-    """Raise RequestError where a module is no language model of transformers with a plan for a pipeline of so many stages."""
+    """Raise RequestError unless a module is a language model of transformers with a pipeline plan for this number of stages."""
     name, given = type(module).__name__, f"{plan.pp} for {type(module).__name__}"
     if not getattr(type(module), "_pp_plan", None) or not _base_plan(module):
         raise RequestError(
@@ -76,13 +76,16 @@ def check_pipeline(module: nn.Module, plan: Plan) -> None:
     most = (len(layers_of(module)) + 2) // SCHEDULES[plan.schedule].stages
     if plan.pp > most:
         raise RequestError(
-            "pp", given=given, allowed=f"at most {most}, so that no stage is empty", todo=f"ask for pp={most}"
+            "pp", given=given, allowed=f"at most {most}, else a stage is empty", todo=f"ask for pp={most}"
         )
 
 
 def layers_by_stage(layers: int, stages: int) -> list[range]:
-    """The numbers of the layers that each stage has. The embedding and the head count as one layer each, and of what is left over
-    the first stages have one more: torchtitan's `generate_llm_fqn_per_model_part`."""
+    """Return the numbers of the layers of each stage.
+
+    The embedding and the head count as one layer each, and the first stages get the remaining layers: torchtitan's
+    `generate_llm_fqn_per_model_part`.
+    """
     each, more = divmod(layers + 2, stages)
     ends = [each * number + min(number, more) - 1 for number in range(stages + 1)]
     ends[0], ends[-1] = 0, layers
@@ -90,9 +93,9 @@ def layers_by_stage(layers: int, stages: int) -> list[range]:
 
 
 def cut(module: nn.Module, number: int, stages: int) -> Stage:
-    """The stage of a number that is left of a model without what others have, by its plan.
+    """Return the stage of a number: the model without the parts of other stages, by its plan.
 
-    Layers keep their numbers, which some models ask for: transformers' own stand-in is in the place of those that are gone.
+    Layers keep their numbers, which some models read: transformers' own identity layer replaces the removed ones.
     """
     from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
 
@@ -108,7 +111,7 @@ def cut(module: nn.Module, number: int, stages: int) -> Stage:
 
 
 def parts_at_ends(module: nn.Module) -> tuple[list[str], str, list[str]]:
-    """The dotted paths of what the first stage of a model alone has, of its layers, and of what the last stage alone has."""
+    """Return the dotted paths of the parts of the first stage only, of the layers, and of the parts of the last stage only."""
     layers, prefix = layers_of(module), module.base_model_prefix
     names = list(_base_plan(module))
     position = next(at for at, name in enumerate(names) if getattr(module.base_model, name) is layers)
@@ -117,7 +120,7 @@ def parts_at_ends(module: nn.Module) -> tuple[list[str], str, list[str]]:
 
 
 def _base_plan(module: nn.Module) -> dict[str, object]:
-    """The parts of a model's base in the order in which they work, by the plan in its config; empty where it has none.
+    """Return the parts of a model's base in order of execution, by the plan in its config; empty without a plan.
 
     Source: `base_model_pp_plan` of transformers/configuration_utils.py, read in 5.17 and 5.23.
     """
@@ -126,27 +129,30 @@ def _base_plan(module: nn.Module) -> dict[str, object]:
 
 
 def layers_of(module: nn.Module) -> nn.ModuleList:
-    """The layers that a model with a plan is a stack of."""
+    """Return the layer stack of a model with a plan."""
     parts = (getattr(module.base_model, name) for name in _base_plan(module))
     return next(part for part in parts if isinstance(part, nn.ModuleList))
 
 
 class Passes:
-    """The passes of a schedule as they go: `told("forward")` is called where forward passes end and a backward one begins,
-    `told("backward")` where that ends; `context` is what each forward pass is within, autocast for example."""
+    """The running passes of a schedule.
+
+    `told("forward")` is called when forward passes end and a backward pass begins, `told("backward")` when that ends. `context`
+    wraps each forward pass, for example autocast.
+    """
 
     def __init__(self, told: Callable[[str], None], context: Callable[[], AbstractContextManager]) -> None:
         self.told, self.context, self.ahead = told, context, False
 
     def turn(self) -> None:
-        """Say that forward passes end, where there were any since the last backward one."""
+        """Report that forward passes end, if there were any since the last backward pass."""
         if self.ahead:
             self.ahead = False
             self.told("forward")
 
 
 class _ToldStage(pipelining.PipelineStage):
-    """PyTorch's stage, whose passes are told."""
+    """PyTorch's stage, which reports its passes."""
 
     def __init__(self, *args: Any, passes: Passes, output_args: Tensor, **others: Any) -> None:
         super().__init__(*args, output_args=output_args, **others)
@@ -176,9 +182,10 @@ class _ToldStage(pipelining.PipelineStage):
 def make_schedule(
     stages: Stages, plan: Plan, tokens: Tensor, dtype: torch.dtype, logits_dtype: torch.dtype, passes: Passes
 ) -> Any:
-    """PyTorch's schedule of the stages that a rank has for a batch of `tokens`, (batch, length), on their device.
+    """Return PyTorch's schedule of a rank's stages for a batch of `tokens`, (batch, length), on their device.
 
-    Hidden states are of `dtype`, logits of `logits_dtype`: what stages send each other is told beforehand, so that nobody asks.
+    Hidden states have `dtype`, logits `logits_dtype`. The shapes that stages send each other are given in advance, so that no
+    stage queries another.
     """
     length, row = tokens.shape[1], SCHEDULES[plan.schedule]
 
@@ -214,5 +221,5 @@ def make_schedule(
 
 
 def stage_of(part: nn.Module) -> Stage:
-    """The stage that DDP is around; any other is itself."""
+    """Return the stage inside DDP; any other module unchanged."""
     return part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part

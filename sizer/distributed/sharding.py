@@ -1,5 +1,4 @@
-"""A module as each rank of a world has it: by DDP, by FSDP2 over the blocks that the model is a stack of, by tensor parallel, as
-the stages of a pipeline."""
+"""Each rank's part of a module: by DDP, by FSDP2 over its repeated blocks, by tensor parallel, or as stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from sizer.distributed.context_parallel import check_context
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.tensor_parallel import check_degree, check_sequence, split_matrices, styles
 
-_SHARDED = ("replicate", "shard")  # the dimensions of a mesh over which FSDP2 works
+_SHARDED = ("replicate", "shard")  # the mesh dimensions of FSDP2
 
 
 def check_plan(module: nn.Module, plan: Plan, length: int | None) -> None:
-    """Raise RequestError where a model that reads so many tokens cannot be split as planned."""
+    """Raise RequestError if a model with this sequence length cannot be split as planned."""
     if plan.tp > 1:
         check_degree(module, plan.tp)
     if plan.sp:
@@ -33,16 +32,20 @@ def check_plan(module: nn.Module, plan: Plan, length: int | None) -> None:
     if plan.cp > 1:
         check_context(module, plan.cp, length)
     if plan.pp > 1:
-        from sizer.distributed.pipeline import check_pipeline  # imports much of PyTorch that others do not need
+        from sizer.distributed.pipeline import (
+            check_pipeline,  # imports many modules of PyTorch that other plans do not need
+        )
 
         check_pipeline(module, plan)
 
 
 def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> nn.Module:
-    """Return what a rank has of a module on meta: of its layers by pipeline parallel, of its matrices by tensor parallel, then
-    of all parameters by FSDP2. It is the module itself, unless it is the stages of a pipeline.
+    """Return a rank's part of a module on meta.
 
-    It stays on meta: `to_empty` then makes what a rank holds, and no rank ever holds the whole. Ranks are devices of a `kind`.
+    Pipeline parallel selects its stages, tensor parallel splits its matrices, and then FSDP2 shards it.
+
+    The result is the module itself, unless it is the stages of a pipeline. It stays on meta: `to_empty` then allocates only the
+    rank's part. Ranks are devices of `kind`.
     """
     replicates = {"hsdp": plan.replicate, "ddp": plan.ranks}
     sizes = {"pp": plan.pp, "replicate": replicates.get(plan.parallel), "shard": plan.ranks * plan.cp, "tp": plan.tp}
@@ -50,13 +53,13 @@ def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> n
     names = tuple(name for name, there in zip(sizes, wanted, strict=True) if there)
     mesh = dist.init_device_mesh(kind, tuple(sizes[name] for name in names), mesh_dim_names=names)
     if isinstance(module, WithReference):
-        # As prepare_fsdp in trl/models/utils.py (1.16), which shards a reference as a single group
+        # As prepare_fsdp in trl/models/utils.py (1.16): a reference is sharded as a single group
         shard(module.reference, (), plan, mesh, dtype)
         module.policy = _part(module.policy, plan, mesh, dtype)
         return module
     if plan.pp == 1:
         return _part(module, plan, mesh, dtype)
-    from sizer.distributed.pipeline import Stages  # imports much of PyTorch that others do not need
+    from sizer.distributed.pipeline import Stages  # imports many modules of PyTorch that other plans do not need
 
     own = range(mesh["pp"].get_local_rank(), plan.stages, plan.pp)
     stages = [_part(copy.deepcopy(module), plan, mesh, dtype, number) for number in own]
@@ -64,7 +67,7 @@ def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> n
 
 
 def _part(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str, number: int | None = None) -> nn.Module:
-    """Return what a rank has of a module, or of its stage of that number, by tensor parallel and by FSDP2."""
+    """Return a rank's part of a module, or of its stage of that number, by tensor parallel and FSDP2."""
     if plan.tp > 1:
         split_matrices(module, mesh["tp"], sequence=plan.sp, loss=plan.lp)
     blocks = repeated_blocks(module)
@@ -80,10 +83,11 @@ def _part(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str, number: i
 
 
 def shard(module: nn.Module, blocks: Collection[nn.Module], plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
-    """Shard a module's parameters by `fully_shard`: each of its blocks, then what is left, as one group.
+    """Shard a module's parameters by `fully_shard`: each of its blocks, then the remaining parameters as one group.
 
-    A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
-    float32, or in it by Accelerate, which groups the parameters beside the blocks in its own way, too.
+    A dtype of mixed precision ("amp-bfloat16") uses FSDP2's own policy: parameters are gathered and used in that dtype,
+    gradients are reduced in float32. With Accelerate gradients are reduced in that dtype, and the remaining parameters are
+    grouped differently.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -109,7 +113,7 @@ def shard(module: nn.Module, blocks: Collection[nn.Module], plan: Plan, mesh: De
 def _shard_by_accelerate(module: nn.Module, blocks: Collection[nn.Module], options: Mapping[str, Any]) -> None:
     """Shard a module by `fsdp2_prepare_model` with a stand-in for the accelerator (accelerate/utils/fsdp_utils.py, 1.15).
 
-    The embedding is a group of its own. The last norm and the head are a group that stays whole after the forward pass.
+    The embedding is a separate group. The last norm and the head are a group that stays unsharded after the forward pass.
     """
     from accelerate.utils import fsdp2_prepare_model
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -136,8 +140,10 @@ def _shard_by_accelerate(module: nn.Module, blocks: Collection[nn.Module], optio
 
 
 def replicate(module: nn.Module, plan: Plan, *, find_unused: bool = False) -> nn.Module:
-    """Return a module that is on its device with DDP around it, or around each of its stages, at its defaults; with `find_unused`
-    DDP looks for the parameters that a forward pass has not used. A reference beside a policy has none."""
+    """Return a module on its device wrapped by DDP, or with each of its stages wrapped, at DDP's defaults.
+
+    With `find_unused` DDP searches the parameters that a forward pass has not used. The reference of a policy is not wrapped.
+    """
     if isinstance(module, WithReference):
         module.policy = replicate(module.policy, plan, find_unused=find_unused)
         return module
@@ -155,10 +161,10 @@ def refuses_unused(error: Exception) -> bool:
 
 
 def tell_whether_last(module: nn.Module, last: bool, *, sync: bool = True) -> None:
-    """Tell a module whether the pass that begins is the last of those that a step accumulates.
+    """Set on a module whether the next pass is the last accumulated pass of a step.
 
-    DDP reduces gradients only then, as within `no_sync`. FSDP2 reduces them after every pass, or without `sync` only then, as
-    Accelerate's `accumulate` has it.
+    DDP reduces gradients only then, as with `no_sync`. FSDP2 reduces them after every pass; without `sync` only then, as in
+    Accelerate's `accumulate`.
     """
     module = policy_of(module)
     if isinstance(module, nn.parallel.DistributedDataParallel):

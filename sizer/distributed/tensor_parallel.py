@@ -1,10 +1,10 @@
-"""Tensor, sequence and loss parallel: PyTorch's styles around the matrices that transformers' own plans split by columns or rows.
+"""Tensor, sequence and loss parallel: PyTorch's styles around matrices that transformers' own plans split by columns or rows.
 
     embedding ─► [norm ─► attention ─► + ─► norm ─► MLP ─► +] × layers ─► norm ─► head ─► loss
       by tokens    by tokens   by heads   by tokens  by columns  by tokens       by words
 
-transformers has none for what is between the matrices (`DistributedConfig.enable_sequence_parallel`, "not wired up yet" in 5.17 and
-5.23). It is as PyTorch has it for its own Llama: docs.pytorch.org/tutorials/intermediate/TP_tutorial.html.
+transformers has no styles for activations between the matrices (`DistributedConfig.enable_sequence_parallel`, "not wired up
+yet" in 5.17 and 5.23). They are those of PyTorch's own Llama example: docs.pytorch.org/tutorials/intermediate/TP_tutorial.html.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ SHAPE = "models of Llama's shape: layers of attention, MLP and norms, and a head
 
 
 def check_sequence(module: nn.Module, degree: int, length: int | None) -> None:
-    """Raise RequestError where a sequence of so many tokens cannot lie over so many ranks, or attention takes a mask, which would
-    be made for one rank's part."""
+    """Raise RequestError if the sequence length does not divide by the ranks, or if attention takes a mask.
+
+    A mask would be made for one rank's part of the sequence.
+    """
     config = module.config.get_text_config()
     if length is not None and length % degree:
         nearest = max(degree, round(length / degree) * degree)
@@ -42,13 +44,13 @@ def check_sequence(module: nn.Module, degree: int, length: int | None) -> None:
             "sp",
             given=f"1 with {config._attn_implementation} attention",
             allowed="sdpa, which takes no mask: transformers makes masks for the tokens of one rank",
-            todo="ask for attention=sdpa, where the model has it, or leave sp out",
+            todo="use attention=sdpa if the model supports it, or leave sp out",
         )
     window = shortest_window(module)
     if window is not None and (length is None or window <= length):
         raise RequestError(
             "sp",
-            given=f"1 for {config.model_type}, whose layers look back {window:,} tokens",
+            given=f"1 for {config.model_type}, with attention windows of {window:,} tokens",
             allowed="attention to all tokens: transformers makes the window's mask for the tokens of one rank",
             todo=f"ask for seq={(window - 1) // degree * degree}, or leave sp out"
             if window > degree
@@ -73,7 +75,7 @@ class Style:
     options: dict[str, Any]
 
     def make(self) -> object:
-        """The style itself."""
+        """Return the style itself."""
         from torch.distributed.tensor import parallel
 
         return getattr(parallel, self.name)(**self.options)
@@ -83,10 +85,11 @@ class Style:
 
 
 def styles(module: nn.Module, *, sequence: bool, loss: bool) -> dict[str, Style]:
-    """PyTorch's parallel style for each part of a model of transformers that takes part, by name ("*" for each of the layers).
+    """Return PyTorch's parallel style for each split part of a model of transformers, by name ("*" for each of the layers).
 
-    With `sequence` what is between matrices lies over the ranks by tokens, with `loss` the logits by words. Raises RequestError
-    where the model's parts are not those of a Llama.
+    With `sequence`, shard activations between the matrices along the sequence; with `loss`, shard the logits along the
+    vocabulary.
+    Raises RequestError if the model's parts differ from a Llama's.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -98,7 +101,7 @@ def styles(module: nn.Module, *, sequence: bool, loss: bool) -> dict[str, Style]
         COLUMNS: Style(name="ColwiseParallel", options={}),
         ROWS: Style(name="RowwiseParallel", options={"output_layouts": between}),
         WORDS: Style(name="RowwiseParallel", options={"input_layouts": Replicate(), "output_layouts": between}),
-        HEADS: _norm(sequence_dim=2),  # of each head, of which a rank has some
+        HEADS: _norm(sequence_dim=2),  # per head; a rank has some of the heads
     }
     split = {name: known[rule] for name, rule in rules.items() if name != head and rule in known}
     if head not in rules or len(split) < len(rules) - 1:
@@ -111,7 +114,7 @@ def styles(module: nn.Module, *, sequence: bool, loss: bool) -> dict[str, Style]
 
 
 def _between(module: nn.Module, split: dict[str, Style]) -> dict[str, Style]:
-    """The styles of what is between the matrices: norms work on a rank's tokens, attention and MLP gather all of them."""
+    """Return the styles of the parts between the matrices: norms use a rank's tokens, attention and MLP gather all of them."""
     found: dict[str, Style] = {}
     for name, part in _parts(module, split):
         parameters = list(part.parameters())
@@ -129,7 +132,7 @@ def _norm(*, sequence_dim: int) -> Style:
 
 
 def _gathering(part: nn.Module) -> Style:
-    """The style of a part that is given a rank's tokens and takes all of them: by name, where it has other arguments."""
+    """Return the style of a part that gets a rank's tokens and gathers all of them: by name, if it has other arguments."""
     from torch.distributed.tensor import Replicate, Shard
 
     first, *others = signature(part.forward).parameters
@@ -142,7 +145,7 @@ def _gathering(part: nn.Module) -> Style:
 
 
 def _parts(module: nn.Module, split: dict[str, Style]) -> Iterator[tuple[str, nn.Module]]:
-    """The parts of a model's decoder that are no matrix of the plan, and those of each of its layers, by name."""
+    """Yield the parts of a model's decoder that are not matrices of the plan, and those of each of its layers, by name."""
     decoder = _name_of(module, module.base_model)
     for name, part in module.base_model.named_children():
         path = f"{decoder}.{name}" if decoder else name
@@ -165,7 +168,7 @@ def _refused(module: nn.Module, key: str) -> RequestError:
 
 
 def check_degree(module: nn.Module, degree: int) -> None:
-    """Raise RequestError where a model of transformers has no plan for its layers, or its heads do not divide by the degree."""
+    """Raise RequestError if a model of transformers has no plan for its layers, or its heads do not divide by the degree."""
     plan = getattr(module, "tp_plan", None) or {}
     if not any("*" in rule for rule in plan):
         raise RequestError(
@@ -181,17 +184,17 @@ def check_degree(module: nn.Module, degree: int) -> None:
         raise RequestError(
             "tp",
             given=f"{degree} for {type(module).__name__}",
-            allowed=f"divisors of {heads}, by which its heads and key heads divide",
+            allowed=f"divisors of {heads}, the common divisor of its heads and key heads",
             todo=f"ask for tp={nearest}" if nearest > 1 else "leave tp out",
         )
 
 
 def split_matrices(module: nn.Module, mesh: DeviceMesh, *, sequence: bool = False, loss: bool = False) -> None:
-    """Leave a model of transformers on meta its rank's part of each matrix that its plan names, and let its modules communicate.
+    """Replace each matrix in the plan of a model on meta by its rank's part, and add communication to its modules.
 
-    With `sequence` what is between the matrices is split, too, with `loss` the logits: by PyTorch's styles for the same matrices
-    (sizer.distributed.tensor_parallel). As `from_pretrained` does, tied parameters are tied after that.
-    Source: transformers/distributed/tensor_parallel.py, read in 5.17 and 5.23, where plans come expanded.
+    With `sequence` activations between the matrices are split too, with `loss` the logits: by PyTorch's styles for the same
+    matrices (sizer.distributed.tensor_parallel). As in `from_pretrained`, tied parameters are tied afterwards.
+    Source: transformers/distributed/tensor_parallel.py, read in 5.17 and 5.23; plans are expanded there.
     """
     from torch.distributed.tensor.parallel import parallelize_module
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -208,7 +211,7 @@ def split_matrices(module: nn.Module, mesh: DeviceMesh, *, sequence: bool = Fals
 
 
 def _untie(module: nn.Module) -> None:
-    """Give each module parameters of its own."""
+    """Give each module separate parameters."""
     seen: set[nn.Parameter] = set()
     for child in module.modules():
         for name, parameter in child._parameters.items():

@@ -1,6 +1,6 @@
-"""A world of ranks of which one is there: a fake process group, and what torch.distributed and FSDP1 ask of meta tensors.
+"""A world of ranks with a single real rank: a fake process group, and patches of torch.distributed and FSDP1 for meta tensors.
 
-All that is patched of torch.distributed stands here; read in PyTorch 2.11 and 2.15. FSDP1's flat parameters are those of
+All patches of torch.distributed are in this module; read in PyTorch 2.11 and 2.15. FSDP1's flat parameters are those of
 torch/distributed/fsdp/_flat_param.py, _init_utils.py, _common_utils.py.
 """
 
@@ -27,8 +27,11 @@ from sizer.distributed.described_gpus import Accelerator, devices_answer
 
 @contextmanager
 def flat_parameters_patched(on_no_device: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Within the context FSDP1 takes tensors on meta for those of a device, but for such as are `on_no_device`, which it
-    materializes; it knows their storages apart, and tells the allocator which streams use them."""
+    """Make FSDP1 treat tensors on meta as tensors of a device, within the context.
+
+    FSDP1 only materializes tensors that are `on_no_device`. It distinguishes their storages, and tells the allocator which
+    streams use them.
+    """
     from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils
 
     def needs_materializing(module: nn.Module, ignored: Iterable[nn.Parameter], *others: Any) -> tuple[bool, bool]:
@@ -57,7 +60,10 @@ def flat_parameters_patched(on_no_device: Callable[[Tensor], bool]) -> Iterator[
 
 @contextmanager
 def _storages_told_apart() -> Iterator[None]:
-    """FSDP1 compares storages by their addresses, which are all 0 on meta, as is that of a storage without bytes anywhere."""
+    """Return distinct storage addresses to FSDP1, which compares storages by address.
+
+    All addresses are 0 on meta, as are those of storages without bytes on any device.
+    """
     address = torch.UntypedStorage.data_ptr
 
     def data_ptr(storage: torch.UntypedStorage) -> int:
@@ -76,7 +82,7 @@ _FAKE = "fake_on_meta"
 _DEVICES = ("cpu", "cuda", "meta")
 
 
-_remembered: Hashable = None  # the groups of the world of which DTensor remembers something
+_remembered: Hashable = None  # the groups of the world in DTensor's caches
 
 
 @contextmanager
@@ -90,15 +96,22 @@ def world_of(
     local: int = PER_HOST,
     on_no_device: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Iterator[None]:
-    """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
-    nobody answers. Code that initializes it again finds it done.
+    """Make this process one rank of a world, as `torchrun` would start it, within the context.
 
-    `groups` is the same for worlds whose meshes are alike, None where that is not known: what DTensor has found out in one holds in
-    the next. `backend` is what torch.distributed calls its backend: over "fake" the stages of a pipeline ask each other nothing
-    (torch/distributed/pipelining/schedules.py, 2.15), with another name somebody has to answer. `local` is the number of ranks,
-    and of GPUs, of one host. `on_no_device` says whether a tensor on meta stands for none of the device.
+    torch.distributed is initialized with a process group without peers. Code that initializes it again finds it initialized.
 
-    Raises RequestError where torch.distributed is initialized already.
+    Args:
+        size: Number of ranks.
+        rank: This rank.
+        accelerator: The answers of torch.cuda.
+        groups: The same for worlds with equal meshes, None if not known. DTensor's caches of one are valid for the next.
+        backend: Name of torch.distributed's backend. With "fake", pipeline stages do not query each other
+            (torch/distributed/pipelining/schedules.py, 2.15); with another name the queries need answers.
+        local: Number of ranks, and of GPUs, of one host.
+        on_no_device: Returns True for a tensor on meta that does not represent a tensor of the device.
+
+    Raises:
+        RequestError: torch.distributed is initialized already.
     """
     if dist.is_initialized():
         raise RequestError(
@@ -132,7 +145,7 @@ def world_of(
 
 @contextmanager
 def _environment(size: int, rank: int, local_rank: int, local: int) -> Iterator[None]:
-    """The variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+    """Set the variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
     numbers = {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local}
     texts = {name: str(number) for name, number in numbers.items()}
     with mock.patch.dict(os.environ, texts | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}):
@@ -141,9 +154,11 @@ def _environment(size: int, rank: int, local_rank: int, local: int) -> Iterator[
 
 @contextmanager
 def _process_group(size: int, rank: int, backend: str) -> Iterator[None]:
-    """PyTorch's own fake process group, for meta tensors, too; user code that makes or destroys one does nothing.
+    """Initialize PyTorch's own fake process group, also for meta tensors.
 
-    `backend` is the name that it gives as its own.
+    User code that makes or destroys a group does nothing.
+
+    `backend` is the backend name that it reports.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
 
@@ -163,7 +178,7 @@ def _process_group(size: int, rank: int, backend: str) -> Iterator[None]:
 
 @contextmanager
 def _registered(create: Callable[..., Any]) -> Iterator[None]:
-    """Within the context torch.distributed knows a backend that calls `create` for devices of all kinds."""
+    """Register a backend with torch.distributed that calls `create` for all device types, within the context."""
     backend, name = dist.Backend, _FAKE.upper()
     tables = (backend.backend_list, backend.backend_capability, backend.backend_type_map,
               backend.default_device_backend_map, backend._plugins)  # fmt: skip
@@ -180,9 +195,9 @@ def _registered(create: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def _sharding_patched() -> Iterator[None]:
-    """DTensor asks fake tensors how an operator's result looks (torch/distributed/tensor/_sharding_prop.py): that is no work.
+    """Hide DTensor's shape propagation with fake tensors (torch/distributed/tensor/_sharding_prop.py) from the trace.
 
-    The result of an operator in place is its first argument. Fake tensors of a GPU would draw with PyTorch's generator of it.
+    The result of an in-place operator is its first argument. Fake tensors of a GPU would draw with PyTorch's generator of it.
     """
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -201,8 +216,11 @@ def _sharding_patched() -> Iterator[None]:
 
 @contextmanager
 def _meshes_kept_apart(groups: Hashable) -> Iterator[None]:
-    """DTensor remembers by meshes, which are equal in worlds that have other groups: how a view looks on its rank
-    (torch/distributed/tensor/_sharding_prop.py), which groups to ask (_redistribute.py). What it knows of others is forgotten."""
+    """Clear DTensor's caches of other worlds.
+
+    They are keyed by meshes, which are equal in worlds with different groups: the shape of a view on a rank
+    (torch/distributed/tensor/_sharding_prop.py), and the groups to use (_redistribute.py).
+    """
     global _remembered
     if groups is None or groups != _remembered:
         _forget()
@@ -220,8 +238,11 @@ def _forget() -> None:
 
 @contextmanager
 def _strides_looked_for_once() -> Iterator[None]:
-    """DTensor looks through all the tensors of a list for strided shards once for each of them (torch/distributed/tensor/
-    _sharding_prop.py; not in PyTorch 2.11): a third of the time that FSDP2 of a model of 8B takes. Once is enough."""
+    """Search the tensors of a list for strided shards once.
+
+    DTensor searches all tensors of a list once for each of them (torch/distributed/tensor/_sharding_prop.py; not in PyTorch
+    2.11). This takes a third of the time for FSDP2 of an 8B model.
+    """
     from torch.distributed.tensor import _sharding_prop as propagation
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -233,7 +254,7 @@ def _strides_looked_for_once() -> Iterator[None]:
 
     def once(strategy: Any, schema: Any) -> None:
         nonlocal asked
-        if schema is not asked:  # one of those that have the flag, and one of those that do not, say all
+        if schema is not asked:  # one spec with the flag and one without are sufficient
             specs = (
                 spec for spec in schema.args_spec if any(isinstance(one, _StridedShard) for one in spec.placements)
             )
@@ -248,8 +269,11 @@ def _strides_looked_for_once() -> Iterator[None]:
 
 @contextmanager
 def _fully_shard_patched() -> Iterator[None]:
-    """FSDP2 refuses parameters on meta where training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), and
-    does not pad there what a module's parameters were replaced by (_fsdp_param.py)."""
+    """Let FSDP2 accept parameters on meta, and pad replaced parameters.
+
+    FSDP2 refuses parameters on meta when training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), and does
+    not pad parameters that were replaced on meta (_fsdp_param.py).
+    """
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
@@ -267,7 +291,7 @@ def _fully_shard_patched() -> Iterator[None]:
 
 
 def _pad(param: Any) -> None:
-    """Give an FSDPParam whose shard was made anew on meta its padding, which lets all ranks gather as much."""
+    """Pad an FSDPParam with a shard that was replaced on meta, because all ranks gather the same size."""
     local = param.sharded_param._local_tensor
     if not local.is_meta or local.untyped_storage()._cdata == param._sharded_param_data.untyped_storage()._cdata:
         return
@@ -280,14 +304,14 @@ def _pad(param: Any) -> None:
 
 @contextmanager
 def _replicated_patched() -> Iterator[None]:
-    """DDP compares the ranks' parameters in C++, by what they hold (torch/nn/parallel/distributed.py)."""
+    """Skip DDP's comparison of the ranks' parameters in C++, which reads their values (torch/nn/parallel/distributed.py)."""
     with mock.patch.object(dist, "_verify_params_across_processes", _nothing):
         yield
 
 
 @contextmanager
 def _normalized_over_ranks() -> Iterator[None]:
-    """SyncBatchNorm takes inputs of a GPU or of the backend with a private name (torch/nn/modules/batchnorm.py): here meta."""
+    """Let SyncBatchNorm accept inputs on meta, where it requires a GPU or a private backend (torch/nn/modules/batchnorm.py)."""
     forward = nn.SyncBatchNorm.forward
 
     def forward_on_meta(module: nn.SyncBatchNorm, input: Tensor) -> Tensor:
@@ -300,9 +324,11 @@ def _normalized_over_ranks() -> Iterator[None]:
 
 @contextmanager
 def _random_states_moved() -> Iterator[None]:
-    """DTensor moves the state of the device's generator to the device before it draws (torch/distributed/tensor/_random.py).
+    """Move the state of the device's generator to meta when DTensor moves it to the device.
 
-    It does so within a dispatch, in which no function mode sends the device to meta.
+    Source: torch/distributed/tensor/_random.py.
+
+    DTensor does so within a dispatch, where no function mode sends the device to meta.
     """
     from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
@@ -315,8 +341,11 @@ def _random_states_moved() -> Iterator[None]:
 
 @contextmanager
 def _addresses_differ() -> Iterator[None]:
-    """accelerate finds an optimizer's parameters again by their addresses (accelerate/accelerator.py, 1.15), which are all 0 on
-    meta: those of their storages are told, which differ as long as both live."""
+    """Return the addresses of storages for tensors on meta, whose own addresses are all 0.
+
+    accelerate finds an optimizer's parameters by their addresses (accelerate/accelerator.py, 1.15). Addresses of live storages
+    differ.
+    """
     address = Tensor.data_ptr
 
     def data_ptr(tensor: Tensor) -> int:
@@ -328,8 +357,11 @@ def _addresses_differ() -> Iterator[None]:
 
 @contextmanager
 def _accelerate_forgets() -> Iterator[None]:
-    """accelerate keeps what it has found out of the world for all its objects (accelerate/state.py, 1.15), and transformers' losses
-    reduce over the ranks that it says there are: what it first finds out within the context is forgotten."""
+    """Reset accelerate's cached facts on the world when the context ends.
+
+    accelerate stores them for all its objects (accelerate/state.py, 1.15), and transformers' losses reduce over its number of
+    ranks.
+    """
 
     def state() -> Any:
         return sys.modules.get("accelerate.state")
@@ -346,7 +378,7 @@ def _accelerate_forgets() -> Iterator[None]:
 
 
 def _import_scripted() -> None:
-    """Import what torch.jit.script compiles as it is imported, which it could not among the stand-ins of a trace."""
+    """Import the modules that torch.jit.script compiles on import, which would fail among the stand-ins of a trace."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch.distributed.optim  # noqa: F401
