@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded | None = None) -> Blueprint:
-    """The blueprint of what a request names, with its weights as they are `loaded`, by default on the request's GPU.
+    """Return the blueprint of a request's architecture, with its weights as `loaded`, by default on the request's GPU.
 
-    `config` is the parsed JSON for the sources "hub" and "config" (None: the config that the request itself holds).
+    `config` is the parsed JSON for the sources "hub" and "config" (None: the config in the request itself).
     Raises RequestError, ConfigError or BuildError, each with what to do.
     """
     loaded = loaded or as_loaded(request, find_gpu(request.gpu), config)
@@ -63,7 +63,7 @@ def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded 
 
 
 def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
-    """The blueprint, whose module is quantised as it is loaded."""
+    """Return the blueprint with a module that is quantized on load."""
     from sizer.architecture.quantization import describe_weights
     from sizer.architecture.quantizers import load_quantized, replace_layers
 
@@ -79,7 +79,7 @@ def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
 
 
 def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
-    """The blueprint, whose module holds its weights as the checkpoint does."""
+    """Return the blueprint with a module that holds its weights in the checkpoint's format."""
     from sizer.architecture.packed import load_packed, pack
     from sizer.architecture.quantization import describe_weights
     from sizer.architecture.quantized_layers import check_names
@@ -102,7 +102,7 @@ def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprin
 
 
 def _beside_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
-    """The blueprint of a model that is not quantised, which says what its checkpoint holds."""
+    """Return the blueprint of an unquantized model, with a note on the contents of its checkpoint."""
     from sizer.architecture.packed import describe_checkpoint
 
     return replace(

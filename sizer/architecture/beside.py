@@ -1,4 +1,4 @@
-"""A module that trains beside frozen modules of the same program: a denoiser beside encoders, a policy beside a reference."""
+"""A module that trains together with frozen modules of the same program: a denoiser with encoders, a policy with a reference."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 
 class WithFrozenParts(nn.Module):
-    """A module that trains and the frozen modules on the same device. Called, it is the module that trains.
+    """A module that trains and the frozen modules on the same device. A call runs the module that trains.
 
-    Each is a child by its name. `in_float32` are frozen modules that stay in float32 whatever the dtype.
+    Each is a child by its name. `in_float32` are frozen modules that stay in float32 for any dtype.
     """
 
     def __init__(self, name: str, parts: Mapping[str, nn.Module], *, in_float32: Collection[str] = ()) -> None:
@@ -26,7 +26,7 @@ class WithFrozenParts(nn.Module):
         return self.get_submodule(self.trained_name)
 
     def replace_trained(self, module: nn.Module) -> None:
-        """Put another module, such as an adapter around it, in the place of the one that trains."""
+        """Replace the module that trains, for example by an adapter around it."""
         self.add_module(self.trained_name, module)
 
     def frozen(self) -> dict[str, nn.Module]:
@@ -38,19 +38,19 @@ class WithFrozenParts(nn.Module):
         return self.trained(*args, **kwargs)
 
     def train(self, mode: bool = True) -> WithFrozenParts:
-        """Switch the module that trains alone to training mode."""
+        """Switch only the module that trains to training mode."""
         self.training = mode
         self.trained.train(mode)
         return self
 
 
 def trained_part(module: nn.Module) -> nn.Module:
-    """Return the module that trains, without frozen ones beside it."""
+    """Return the module that trains, without frozen modules."""
     return module.trained if isinstance(module, WithFrozenParts) else module
 
 
 class WithReference(nn.Module):
-    """A policy that trains, and a frozen model of the same weights beside it. Called, it is the policy."""
+    """A policy that trains, and a frozen reference model with the same weights. A call runs the policy."""
 
     def __init__(self, policy: nn.Module, reference: nn.Module) -> None:
         super().__init__()
@@ -61,19 +61,19 @@ class WithReference(nn.Module):
         return self.policy(*args, **kwargs)
 
     def train(self, mode: bool = True) -> WithReference:
-        """Switch the policy alone to training mode."""
+        """Switch only the policy to training mode."""
         super().train(mode)
         self.reference.eval()
         return self
 
 
 def policy_of(module: nn.Module) -> nn.Module:
-    """Return the model that trains, without the reference beside it."""
+    """Return the model that trains, without its reference."""
     return module.policy if isinstance(module, WithReference) else module
 
 
 def reference_in(module: nn.Module) -> nn.Module | None:
-    """Return the frozen model beside a policy, None if there is none."""
+    """Return the frozen reference of a policy, None if there is none."""
     return module.reference if isinstance(module, WithReference) else None
 
 

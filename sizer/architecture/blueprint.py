@@ -1,6 +1,6 @@
-"""Requirements on an architecture before it can be counted, traced or measured: a recipe, not a model.
+"""A recipe for a model: everything that is needed to count, trace or measure an architecture.
 
-A module without a loss of its own is trained with `stand_in_loss`.
+A module without its own loss is trained with `stand_in_loss`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Example:
 
     Integer tensors hold sensible values (token ids inside the vocabulary, boxes inside the image), because control flow may
     read them; of floating-point tensors only shape and dtype (float32) matter.
-    `args` and `kwargs` go to the module's forward; `targets` is whatever the blueprint's `loss` needs beside its output.
+
+    `args` and `kwargs` go to the module's forward; `targets` are further inputs of the blueprint's `loss`.
     """
 
     args: tuple = ()
@@ -33,21 +34,22 @@ class Example:
 class Blueprint:
     """Instructions for building a module and running one step of it.
 
-    `build` is called under `torch.device("meta")` and returns a float32 module; it reads no weights and no network.
-    `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.
-    `text_example(batch, training)` returns inputs of text alone, for a model that reads images or sound within its text; else None.
-    `loss(module, example)` returns the scalar a user would train with; `predict(module, example)` runs inference.
-    `checkpoint(module)` switches gradient checkpointing on; None where the architecture does not support it.
-    `replace_layers(module, dtype)` puts layers that hold quantised weights in a module for a dtype of the contract, and
-    `load_quantized(module, device)` loads them; None where weights are as `build` makes them, to be cast.
-    `limit(module)` returns the module of which a part alone is trained (frozen, or with an adapter around it); None where all of it
-    is. `describe(module)` says of that module what was made.
-    `sequence_length` (tokens, frames) and `image_size` (height, width) are what the examples really use; None where the
-    architecture has no such size.
-    `positions` is the length of the table in which the decoder looks up where a token stands, up to which it generates; None where
-    it has no such table.
-    `one_by_one` is True if the model processes the samples of a batch one after the other.
-    `notes` say what was chosen on the user's behalf; `uncounted` what an estimate made from this blueprint leaves out.
+    - `build` is called under `torch.device("meta")` and returns a float32 module; it reads no weights and no network.
+    - `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.
+    - `text_example(batch, training)` returns text-only inputs, for a model that reads images or sound within its text; else
+      None.
+    - `loss(module, example)` returns the scalar a user would train with; `predict(module, example)` runs inference.
+    - `checkpoint(module)` switches gradient checkpointing on; None if the architecture does not support it.
+    - `replace_layers(module, dtype)` puts layers for quantized weights in a module for a dtype of the contract, and
+      `load_quantized(module, device)` loads them; None if weights are cast from those of `build`.
+    - `limit(module)` returns the module with only a part trainable (frozen, or with an adapter around it); None if all of it is
+      trained. `describe(module)` returns notes on the made module.
+    - `sequence_length` (tokens, frames) and `image_size` (height, width) are the sizes of the examples; None if the
+      architecture has no such size.
+    - `positions` is the length of the decoder's table of position embeddings, which limits generation; None without such a
+      table.
+    - `one_by_one` is True if the model processes the samples of a batch one after the other.
+    - `notes` are choices made on the user's behalf; `uncounted` is memory that an estimate from this blueprint leaves out.
     """
 
     name: str
@@ -70,30 +72,33 @@ class Blueprint:
     uncounted: tuple[str, ...] = ()
 
     def make(self, *, checkpointing: bool = False, dtype: str = "float32") -> nn.Module:
-        """The module as its work needs it: built, quantised where it is to be, for a dtype of the contract, with gradient
-        checkpointing where asked, then limited in what is trained.
+        """Return the module for its work: built, quantized if needed, for a dtype of the contract, and limited in training.
 
-        Raises BuildError where the architecture has no checkpointing, or cannot be limited so.
+        Gradient checkpointing is on if requested. Raises BuildError if the architecture has no checkpointing, or cannot be
+        limited like that.
         """
         return self.finish(self.load(self.prepare(dtype)), checkpointing=checkpointing)
 
     def prepare(self, dtype: str) -> nn.Module:
-        """The module before it is loaded, for a dtype of the contract where its weights will be quantised."""
+        """Return the module before it is loaded, for a dtype of the contract if its weights will be quantized."""
         module = self.build()
         return module if self.replace_layers is None else self.replace_layers(module, dtype)
 
     def load(self, module: nn.Module, device: str = "meta") -> nn.Module:
-        """The module with its weights quantised on a device, where they are to be; any other as it is."""
+        """Return the module with its weights quantized on a device, if they are to be; any other module unchanged."""
         return module if self.load_quantized is None else self.load_quantized(module, device)
 
     def finish(self, module: nn.Module, *, checkpointing: bool) -> nn.Module:
-        """The module with gradient checkpointing where asked, then limited in what is trained. Raises BuildError as `make` does."""
+        """Return the module with gradient checkpointing if requested, and limited in training.
+
+        Raises BuildError as `make` does.
+        """
         if checkpointing:
             self.switch_checkpointing_on(module)
         return module if self.limit is None else self.limit(module)
 
     def switch_checkpointing_on(self, module: nn.Module) -> None:
-        """Switch gradient checkpointing on. Raises BuildError where the architecture does not support it."""
+        """Switch gradient checkpointing on. Raises BuildError if the architecture does not support it."""
         if self.checkpoint is None:
             raise BuildError(
                 f"{self.class_name} has no gradient checkpointing",
@@ -108,9 +113,9 @@ class Blueprint:
 
 
 def stand_in_loss(outputs: object, module: nn.Module) -> Tensor:
-    """The sum of the means of every float tensor in the module's outputs that has a gradient, a scalar.
+    """Return the sum of the means of every float tensor with a gradient in the module's outputs, a scalar.
 
-    Raises TraceError where there is none.
+    Raises TraceError if there is none.
     """
     means = [tensor.float().mean() for tensor in _tensors(outputs) if tensor.requires_grad]
     if not means:
@@ -130,9 +135,9 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def no_gradient(module: nn.Module) -> str:
-    """Why the outputs of a module that was run for training hold no tensor with a gradient."""
+    """Return why no tensor in the outputs of a training run of a module has a gradient."""
     name = type(module).__name__
     frozen = [not parameter.requires_grad for parameter in module.parameters()]
     if frozen and all(frozen):
-        return f"all weights of {name} are frozen, so that no step can train it; mode=inference can be estimated"
-    return f"the outputs of {name} hold no tensor with a gradient, so that nothing trains it; mode=inference can be estimated"
+        return f"all weights of {name} are frozen, so it cannot be trained; mode=inference can be estimated"
+    return f"the outputs of {name} have no tensor with a gradient, so it cannot be trained; mode=inference can be estimated"

@@ -1,7 +1,7 @@
 """Calls of a transformers model with the tensors of an example.
 
-Most take them as they are. A few take objects of transformers' own, which are made here as its processors make them: the atoms of
-a protein as one bundle, a video as a session that remembers what it has seen.
+Most models take the tensors unchanged. A few take transformers' own objects, which are made here as its processors make them:
+the atoms of a protein as one bundle, a video as a session with a memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.examples.example_spec import takes
 from sizer.base.errors import TraceError
 
-# What transformers raises where features and placeholder tokens differ. `text_with_placeholders` writes as many placeholders as
-# there are features, so that what differs is their width: the config's encoder does not fit its text model.
+# Error of transformers if features and placeholder tokens differ. `text_with_placeholders` writes one placeholder per feature, so
+# their width differs: the config's encoder does not fit its text model.
 MISFIT = re.compile(r"(Image|Video|Audio) features and \w+ tokens do not match")
 MEDIA = {"Image": "images", "Video": "videos", "Audio": "audio"}
 
@@ -27,7 +27,7 @@ Call = Callable[[nn.Module, dict[str, Any]], object]
 
 
 def call(module: nn.Module, example: Example) -> object:
-    """Return what the module returns for the example. Raises TraceError where the parts of its config do not fit together."""
+    """Return the module's output for the example. Raises TraceError if the parts of its config do not fit together."""
     own = next((make for name, make in CALLS.items() if takes(type(module), name)), None)
     try:
         return module(*example.args, **example.kwargs) if own is None else own(module, example.kwargs)
@@ -43,7 +43,7 @@ def call(module: nn.Module, example: Example) -> object:
 
 
 def fold(module: nn.Module, inputs: dict[str, Any]) -> object:
-    """ESMFold2: the tensors of the atoms go in as one `EsmFold2AtomInputs`."""
+    """Return the output of ESMFold2, called with the tensors of the atoms as one `EsmFold2AtomInputs`."""
     bundle = _class_of(module, "atom_inputs")
     atoms = {field.name: inputs[field.name] for field in dataclasses.fields(bundle)}
     rest = {name: value for name, value in inputs.items() if name not in atoms}
@@ -51,10 +51,11 @@ def fold(module: nn.Module, inputs: dict[str, Any]) -> object:
 
 
 def track(module: nn.Module, inputs: dict[str, Tensor]) -> object:
-    """SAM 2 Video and its kin: a session over the frames [F, 3, height, width], a point on each object [N, 1, 1, 2] in the first.
+    """Return the output of SAM 2 Video or a related model: a session over the frames [F, 3, height, width].
 
-    Every frame is run after the one before it, as `propagate_in_video_iterator` does; the output is the last one's. The session
-    keeps the frames and what was made of them on the model's device (`init_video_session` of the processors).
+    A point on each object [N, 1, 1, 2] is given in the first frame. Every frame runs after the previous one, as in
+    `propagate_in_video_iterator`; the output is the last one's. The session keeps the frames and their features on the model's
+    device (`init_video_session` of the processors).
     """
     frames, points = inputs["frames"], inputs["input_points"]
     session = _class_of(module, "inference_session")(
@@ -80,10 +81,10 @@ def track(module: nn.Module, inputs: dict[str, Tensor]) -> object:
 
 
 def complete_llama4(module: nn.Module) -> None:
-    """Give the text model's output of Llama 4 the field that its own forward then reads, empty.
+    """Add an empty `image_outputs` field to the text model's output of Llama 4, because its own forward then reads it.
 
     transformers 5.24, modeling_llama4.py, Llama4ForConditionalGeneration.forward: `outputs.image_outputs` of a
-    MoeCausalLMOutputWithPast, which has none.
+    MoeCausalLMOutputWithPast, which has no such field.
     """
 
     def complete(text_model: nn.Module, args: object, output: Any) -> None:
@@ -94,11 +95,11 @@ def complete_llama4(module: nn.Module) -> None:
 
 
 def _class_of(module: nn.Module, parameter: str) -> type:
-    """The class that a parameter of the module's forward is annotated with."""
+    """Return the class in the annotation of a parameter of the module's forward."""
     return inspect.signature(type(module).forward).parameters[parameter].annotation
 
 
-# By class, what mends an error of transformers' own without which no step would run.
+# By class, a fix of an error of transformers that would make every step fail.
 REPAIRS: dict[str, Callable[[nn.Module], None]] = {"Llama4ForConditionalGeneration": complete_llama4}
 REPAIRED = (
     "transformers {version} fails in its own forward pass of {name} (AttributeError: image_outputs); the estimate is of the step "

@@ -1,4 +1,4 @@
-"""Gradient checkpointing for modules that have no switch of their own: repeated blocks are run again in the backward pass."""
+"""Gradient checkpointing for modules without their own switch: repeated blocks are run again in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_BLOCKS_AS_ATTRIBUTES = ("GoogLeNet", "Inception3")  # of torchvision: they keep their blocks as attributes, not in a container
+_BLOCKS_AS_ATTRIBUTES = ("GoogLeNet", "Inception3")  # models of torchvision with blocks as attributes, not in a container
 
 
 def checkpoint_blocks(module: nn.Module) -> None:
@@ -30,10 +30,10 @@ def checkpoint_blocks(module: nn.Module) -> None:
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The outermost blocks that a module is a stack of: residual blocks, encoder layers, inverted residuals, ...
+    """Return the outermost repeated blocks of a module: residual blocks, encoder layers, inverted residuals, ...
 
-    A block is a child of a Sequential, ModuleList or ModuleDict, has children itself and is no such container, and its class
-    occurs at least twice among them. A module that holds nothing but a ModuleList is a stage of blocks, not a block.
+    A block is a child of a Sequential, ModuleList or ModuleDict, has children itself and is not such a container, and its class
+    occurs at least twice among them. A module that only holds a ModuleList is a stage of blocks, not a block.
     """
     outermost = list(_outermost(module))
     counts = Counter(type(block) for block in outermost)
@@ -42,7 +42,7 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _outermost(parent: nn.Module) -> Iterator[nn.Module]:
-    """Everything below `parent` that stands where blocks stand, without looking inside it."""
+    """Yield the blocks below `parent`, without looking inside them."""
     in_position = isinstance(parent, _CONTAINERS) or _has_blocks_as_attributes(parent)
     for child in parent.children():
         if in_position and _is_block(child):
@@ -58,7 +58,7 @@ def _has_blocks_as_attributes(module: nn.Module) -> bool:
 
 def _is_block(module: nn.Module) -> bool:
     children = list(module.children())
-    is_stage = all(type(child) is nn.ModuleList for child in children)  # a leaf too: it has no children
+    is_stage = all(type(child) is nn.ModuleList for child in children)  # also true for a leaf without children
     return not is_stage and not isinstance(module, _CONTAINERS)
 
 
@@ -66,7 +66,7 @@ def _is_block(module: nn.Module) -> bool:
 def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         if self.training and torch.is_grad_enabled():
-            # DenseNet goes on appending to the list that it passes to its layers.
+            # DenseNet continues to append to the list that it passes to its layers.
             kept = [list(value) if isinstance(value, list) else value for value in args]
             return checkpoint(kind.forward, self, *kept, use_reentrant=False, **kwargs)
         return kind.forward(self, *args, **kwargs)

@@ -16,10 +16,10 @@ import torch
 
 @contextmanager
 def compiled_when_called() -> Iterator[None]:
-    """Within the context, what `torch.compile` is given is compiled as it is first called.
+    """Delay `torch.compile` within the context: a function is compiled at its first call.
 
-    `torch.compile` itself imports the whole compiler, a second of work. bitsandbytes/backends/default/ops.py (0.50) calls it for
-    functions that most of its users never call.
+    `torch.compile` itself imports the whole compiler, which takes a second. bitsandbytes/backends/default/ops.py (0.50) calls
+    it for functions that most of its users never call.
     """
     with mock.patch.object(torch, "compile", functools.partial(_later, torch.compile)):
         yield
@@ -28,7 +28,7 @@ def compiled_when_called() -> Iterator[None]:
 def _later(
     compile_now: Callable[..., Any], model: Callable[..., Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """Return what `torch.compile(model, **options)` gives: a decorator without a model."""
+    """Return the result of `torch.compile(model, **options)`: a decorator without a model."""
     if model is None:
         return functools.partial(_later, compile_now, **options)
     if isinstance(model, torch.nn.Module):

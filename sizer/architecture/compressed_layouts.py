@@ -18,7 +18,10 @@ NVFP4_BLOCK = 16  # weights that share a scale: compressed_tensors/compressors/n
 
 
 def compressed_tensors(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """compressed_tensors/compressors/, 0.20: integers in words of 32 bits, FP4 in bytes, else one element a weight."""
+    """Return the tensors of compressed_tensors/compressors/, 0.20.
+
+    Integers are packed in 32-bit words, FP4 in bytes; other types take one element per weight.
+    """
     groups = settings.get("config_groups")
     group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = group.get("weights") if isinstance(group, dict) else None
@@ -70,7 +73,7 @@ def _compressed_weight(kind: object, bits: int, outputs: int, inputs: int, weigh
 
 
 def _scale_shape(weights: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ...]:
-    """The shape of a layer's scales by the strategy of its weights: one, or rows and columns of them."""
+    """Return the shape of a layer's scales by the strategy of its weights: a single scale, or rows and columns of scales."""
     strategy = weights.get("strategy")
     if strategy == "tensor":
         return (1,)
@@ -84,9 +87,9 @@ def _scale_shape(weights: Mapping[str, Any], outputs: int, inputs: int) -> tuple
 
 
 def group_of(settings: Mapping[str, Any], path: str, class_name: str) -> Mapping[str, Any]:
-    """The settings with that group of layers alone which a layer is of: named by its path, else by a pattern, else by its class.
+    """Return the settings with only the group of a layer: named by its path, else by a pattern, else by its class.
 
-    compressed_tensors/utils/match.py, 0.20, which looks at names before patterns, and at patterns before classes.
+    compressed_tensors/utils/match.py, 0.20: names come before patterns, and patterns before classes.
     """
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or len(groups) < 2:
@@ -104,10 +107,9 @@ def group_of(settings: Mapping[str, Any], path: str, class_name: str) -> Mapping
 
 
 def is_target(settings: Mapping[str, Any], path: str, class_name: str) -> bool:
-    """Return whether a layer is quantised: named by a group's `targets`, by its path, class or a pattern, and not among those
-    ignored.
+    """Return whether a layer is quantized: a group's `targets` name its path, class or a pattern, and `ignore` does not.
 
-    compressed_tensors/utils/match.py, 0.20. Experts are linear layers of their own there.
+    compressed_tensors/utils/match.py, 0.20. Experts are separate linear layers there.
     """
     groups = settings.get("config_groups")
     groups = groups.values() if isinstance(groups, dict) else ()

@@ -1,7 +1,7 @@
-"""Values that a config may hold: the domain rules behind the guard, over plain values. No torch, no transformers.
+"""Valid values of a config: the domain rules behind the guard, over plain values. No torch, no transformers.
 
-transformers checks types loosely and ranges hardly at all: -1 layers are counted, 10**9 layers never end. The rules
-here go by a key's name and by the annotation and default of its field, so that they hold for every model type.
+transformers checks types loosely and ranges hardly at all: -1 layers are counted, 10**9 layers never end. The rules here use a
+key's name and the annotation and default of its field, so that they apply to every model type.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MAX_LAYERS = 1024  # with twice as many PyTorch overruns the stack as it takes a
 MAX_SIZE = 2**27  # two such sizes multiplied, times eight bytes, still fit in 64 bits
 MAX_LABELS = 100_000
 
-# Counts of layers. Those in _CORE_LAYERS are at least 1; the others (extra heads, shared layers) may be 0.
+# Counts of layers. Those in _CORE_LAYERS are at least 1; others (extra heads, shared layers) may be 0.
 _LAYERS = re.compile(r"(.*_)?(layers|blocks|depths?)|n_layer")
 _NOT_LAYERS = re.compile(r"(max|min)_depth|.*(feature|target|cat|rope|extract|only|every_n)_layers")  # metres; indices
 _CORE_LAYERS = re.compile(r"(num_hidden_|n_|num_|encoder_|decoder_|num_encoder_|num_decoder_)layers|n_layer|depths?")
-# Sizes of tensors. Those in _CORE_SIZES are at least 1; the others may be 0 (no experts, no second table).
+# Sizes of tensors. Those in _CORE_SIZES are at least 1; others may be 0 (no experts, no second table).
 _SIZES = re.compile(
     r".*(size|sizes|dim|dims|width|heads|channels|experts|groups|rank)|(.*_)?d_[a-z]+|n_(embd|head|inner)"
 )
@@ -28,14 +28,14 @@ _CORE_SIZES = re.compile(
     r"|(num_|n_|encoder_|decoder_|num_encoder_|num_decoder_)?(attention_)?heads?"
 )
 _IMAGE = re.compile(r"(.*_)?image_size|img_size")
-_SWITCHES = re.compile(r"(dynamic|strict)_img_size")  # of timm
+_SWITCHES = re.compile(r"(dynamic|strict)_img_size")  # keys of timm
 _LABELS = re.compile(r"num_labels|num_classes")
 
 _NUMBER_WORDS = {"int", "float", "bool", "None", "list", "tuple", "Sequence", "collections", "abc"}
 
 
 def annotation_words(annotation: object) -> frozenset[str]:
-    """The words of a field's annotation: `int | list[int] | None` gives int, list, None."""
+    """Return the words of a field's annotation: `int | list[int] | None` gives int, list, None."""
     if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
         return frozenset(re.findall(r"\w+", annotation.__name__))
     return frozenset(re.findall(r"\w+", str(annotation)))
@@ -44,8 +44,14 @@ def annotation_words(annotation: object) -> frozenset[str]:
 def check_value(where: str, value: object, words: frozenset[str] = frozenset(), default: object = None) -> None:
     """Raise ConfigError unless the value of the key `where` ("text_config.num_heads") is in its domain.
 
-    words: those of its field's annotation, empty where it is unknown; default: the field's, None where it is unknown.
-    Raises ConfigError: a boolean or text for a number, a count or size out of range, too many labels.
+    Args:
+        where: Path of the key.
+        value: Its value.
+        words: The words of its field's annotation, empty if unknown.
+        default: The field's default, None if unknown.
+
+    Raises:
+        ConfigError: A boolean or text for a number, a count or size out of range, too many labels.
     """
     key = where.rpartition(".")[2]
     _check_type(where, value, words)
@@ -81,7 +87,7 @@ def _check_type(where: str, value: object, words: frozenset[str]) -> None:
 
 
 def _bounds(key: str, default: object) -> tuple[int, int] | None:
-    """The least and the greatest integer that a key may hold, None where any will do."""
+    """Return the smallest and the largest allowed integer of a key, None if any is allowed."""
     if _SWITCHES.fullmatch(key):
         return None
     if _LABELS.fullmatch(key):
@@ -96,7 +102,7 @@ def _bounds(key: str, default: object) -> tuple[int, int] | None:
 
 
 def _least(low: int, default: object) -> int:
-    """The lower bound, or the field's own default (0 or -1 for "none") where that is below it."""
+    """Return the lower bound, or the field's own default (0 or -1 for "none") if that is lower."""
     return min([low, *_integers(default)])
 
 

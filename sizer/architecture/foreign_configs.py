@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LLAMA_VOCABULARY = 32_000  # of the tokenizer of Llama 1 and 2, whose params.json says -1
+LLAMA_VOCABULARY = 32_000  # size of the tokenizer of Llama 1 and 2, if params.json says -1
 _LLAMA_3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -20,7 +20,7 @@ _LLAMA_3_ROPE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Describe a format: its name, the types that such a config may state, the keys it needs, and those it may have beside them."""
+    """A format: its name, allowed values of the model type, required keys, and optional keys."""
 
     name: str
     types: tuple[str, ...]
@@ -37,7 +37,7 @@ class Format:
 
 
 def as_transformers(raw: dict) -> tuple[dict, tuple[str, ...]]:
-    """Return a config in transformers' format, and a note if it had another format; any other config as it is."""
+    """Return a config in transformers' format, and a note if it had another format; any other config unchanged."""
     for row in FORMATS:
         if row.matches(raw) and (found := row.read(raw)) is not None:
             return found, (f"This is {row.name}; it was read as a config of the type {found['model_type']}.",)

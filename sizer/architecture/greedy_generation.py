@@ -1,4 +1,4 @@
-"""transformers' own `generate`, watched token by token: greedy, one token for each sequence and step, to the length asked for."""
+"""transformers' own `generate`, watched token by token: greedy, one token for each sequence and step, to the requested length."""
 
 from __future__ import annotations
 
@@ -20,36 +20,39 @@ from sizer.architecture.examples.example_spec import CACHE
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED, QUANTO
 
-# Told the number of tokens that each sequence has got (0 when the prompt was read), and the cache; returns True to go on.
+# Called with the number of tokens of each sequence (0 when the prompt was read), and the cache; returns True to continue.
 OnToken = Callable[[int, object], bool]
 
-# What a decoder is given beside its prompt: `generate` makes it itself.
+# Inputs of a decoder other than its prompt: `generate` makes them itself.
 _MADE_BY_GENERATE = ("decoder_input_ids", "decoder_attention_mask", "labels")
 _GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # [batch, tokens]
 
 
 def generates(cls: type[PreTrainedModel]) -> bool:
-    """Return whether a class generates text token by token, with transformers' own `generate` and none of its own."""
+    """Return whether a class generates text token by token, with transformers' own `generate`."""
     return cls.can_generate() and getattr(cls, "generate", None) is GenerationMixin.generate
 
 
 def keeps_last_logits(name: str) -> bool:
-    """Return whether a class of transformers computes the logits of a prompt's last token alone where it generates, and of all
-    tokens in a forward pass that does not say `logits_to_keep`."""
+    """Return whether a class of transformers only computes the logits of a prompt's last token in generation.
+
+    A forward pass without `logits_to_keep` computes those of all tokens.
+    """
     cls = getattr(transformers, name, None)
     return cls is not None and generates(cls) and "logits_to_keep" in signature(cls.forward).parameters
 
 
 def generation_options(module: nn.Module, *, new: int, cache: str, read_first: int | None = None) -> dict[str, Any]:
-    """Return what a GenerationConfig is made with for greedy search to a length, with the special tokens of the model's own config.
+    """Return the arguments of a GenerationConfig for greedy search to a length.
 
-    `cache` is transformers' name of the implementation, "dynamic" for its default; a prompt is read in pieces of `read_first`
-    tokens, where that is given. Nothing is compiled, where `generate` would compile the decoding steps over a static cache on a
-    GPU.
+    The special tokens are those of the model's own config.
+
+    `cache` is transformers' name of the implementation, "dynamic" for its default. A prompt is read in pieces of `read_first`
+    tokens, if given. Compilation is off: `generate` would compile the decoding steps over a static cache on a GPU.
     """
     own = module.generation_config
     ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-    # A token that no prompt has (sizer.architecture.examples.example_spec.words): what has it, `generate` masks out.
+    # A token that no prompt contains (sizer.architecture.examples.example_spec.words): `generate` masks it out.
     padding = next((token for token in (own.pad_token_id, *ends, own.bos_token_id) if isinstance(token, int)), 0)
     return {
         "max_new_tokens": new,
@@ -67,7 +70,7 @@ def generation_options(module: nn.Module, *, new: int, cache: str, read_first: i
 
 
 def check_cache(module: nn.Module, cache: str) -> None:
-    """Raise RequestError where transformers has no such cache for a model, or the package that quantises it is missing."""
+    """Raise RequestError if transformers has no such cache for a model, or the package that quantizes it is missing."""
     if cache != QUANTIZED:
         return
     try:
@@ -76,13 +79,13 @@ def check_cache(module: nn.Module, cache: str) -> None:
         raise RequestError(
             f"cache: {type(module).__name__} has none",
             given=f"{cache!r}: {' '.join(str(error).split())}",
-            allowed="the other caches",
+            allowed="other caches",
             todo=f"pip install {QUANTO}, or ask for another" if isinstance(error, ImportError) else "ask for another",
         ) from error
 
 
 def prompt_of(example: Example) -> dict[str, Any]:
-    """Return what of an example is given to `generate`, which makes the rest itself."""
+    """Return the inputs of an example that are passed to `generate`; it makes the others itself."""
     return {name: value for name, value in example.kwargs.items() if name not in _MADE_BY_GENERATE}
 
 
@@ -96,9 +99,13 @@ def generate(
     read_first: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence (see
-    `generation_options`, of which `options` take the place of some). Return prompts and tokens [batch, tokens]."""
-    before = vars(module).get("_previous_max_cache_length")  # a static cache is never smaller than the one before it
+    """Generate `new` tokens for each sequence of the example, for any values.
+
+    No token ends a sequence (see `generation_options`).
+
+    `options` override those of `generation_options`. Return prompts and tokens [batch, tokens].
+    """
+    before = vars(module).get("_previous_max_cache_length")  # a static cache is never smaller than the previous one
     own = generation_options(module, new=new, cache=cache, read_first=read_first)
     config = GenerationConfig(**own | dict(options or {}))
     try:
@@ -110,12 +117,12 @@ def generate(
 
 
 def is_text(example: Example) -> bool:
-    """Return whether the prompts of an example are nothing but tokens."""
+    """Return whether the prompts of an example only contain tokens."""
     return example.kwargs.keys() <= {*_GROWING, *_MADE_BY_GENERATE}
 
 
 def lengthened(example: Example, more: int) -> Example:
-    """The example with prompts that are longer by `more` tokens, each the last one once more; where that is negative, shorter."""
+    """Return the example with prompts extended by `more` copies of their last token; if `more` is negative, shortened."""
 
     def longer(name: str, value: Any) -> Any:
         if name not in _GROWING or not isinstance(value, Tensor) or not more:
@@ -126,16 +133,16 @@ def lengthened(example: Example, more: int) -> Example:
 
 
 def residual_length(cache: object) -> int | None:
-    """After how many tokens a quantised cache quantises its keys and values anew; None of another cache."""
+    """Return the number of tokens after which a quantized cache quantizes its keys and values again; None for other caches."""
     return (
         max((getattr(layer, "residual_length", 0) for layer in getattr(cache, "layers", None) or ()), default=0) or None
     )
 
 
 def window_lengths(cache: object) -> tuple[int, ...]:
-    """The numbers of tokens at which layers of a cache are full, ascending; empty where all grow with every token.
+    """Return the numbers of tokens at which layers of a cache are full, ascending; empty if all grow with every token.
 
-    A layer of a static cache is full at its end: transformers then pads masks no more.
+    A layer of a static cache is full at its end: transformers then no longer pads masks.
     """
     whole = getattr(cache, "self_attention_cache", cache)
     found = set()
@@ -146,7 +153,7 @@ def window_lengths(cache: object) -> tuple[int, ...]:
 
 
 def indexed_lengths(module: nn.Module) -> set[int]:
-    """Return the numbers of tokens from which attention reads no more: its indexers choose so many entries at most.
+    """Return the numbers of tokens at which the reads of attention stop growing: the maximum that its indexers choose.
 
     models/deepseek_v32/modeling_deepseek_v32.py, DeepseekV32Indexer, and deepseek_v4, DeepseekV4Indexer, 5.24.
     """
@@ -155,7 +162,7 @@ def indexed_lengths(module: nn.Module) -> set[int]:
 
 
 def compress_rates(cache: object) -> tuple[int, ...]:
-    """Return the numbers of tokens of which layers of a cache make one entry; empty if all layers grow with every token.
+    """Return the numbers of tokens per entry in layers of a cache; empty if all layers grow with every token.
 
     models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache, 5.24.
     """
@@ -164,7 +171,7 @@ def compress_rates(cache: object) -> tuple[int, ...]:
 
 
 def empty_cache(module: PreTrainedModel, kind: str) -> DynamicCache | None:
-    """Return the cache with which `generate` begins, None if it is no dynamic one; `kind` is transformers' name for it."""
+    """Return the cache with which `generate` begins, None if it is not dynamic; `kind` is transformers' name for it."""
     if kind not in ("dynamic", OFFLOADED[0]) or not module._supports_default_dynamic_cache():
         return None
     return DynamicCache(config=module.config.get_text_config(decoder=True))
@@ -172,9 +179,9 @@ def empty_cache(module: PreTrainedModel, kind: str) -> DynamicCache | None:
 
 @contextmanager
 def _watched(module: nn.Module, on_token: OnToken) -> Iterator[None]:
-    """Within the context `on_token` is told of each token of a sequence, and `generate` ends where it returns False.
+    """Call `on_token` for each token of a sequence within the context, and end `generate` when it returns False.
 
-    `_has_unfinished_sequences` is what `generate` asks before each step and after the last one (generation/utils.py, _sample).
+    `generate` calls `_has_unfinished_sequences` before each step and after the last one (generation/utils.py, _sample).
     """
     seen: dict[str, Any] = {"tokens": 0, "cache": None}
 
@@ -197,7 +204,7 @@ def _watched(module: nn.Module, on_token: OnToken) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' advice on prompts and lengths, which are Sizer's own."""
+    """Silence transformers' advice on prompts and lengths, which Sizer chooses itself."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

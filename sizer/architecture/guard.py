@@ -1,7 +1,7 @@
-"""A stranger's config → a clean one: known keys only, nothing that reaches for code, files or the network, sane numbers.
+"""Clean an untrusted config: known keys only, no references to code, files or the network, numbers in range.
 
-A config.json is an interface with side effects, even without remote code. The sandbox around the job is the first wall;
-this filter is the second, and the one that can say what was refused. No model is built here.
+A config.json is an interface with side effects, even without remote code. The sandbox around the job is the first barrier; this
+filter is the second one, which can say what was refused. No model is built here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sizer.architecture.schema import (
 from sizer.base.config_json import FLOAT_TAG, TAGGED_FLOATS
 from sizer.base.errors import ConfigError, quote
 
-# Keys that are never handed on, whatever their class declares: code, kernels and files to load, dtypes (the request
-# chooses them), and switches that change the outputs' form. So are keys that begin with "_" or end as below.
+# Keys that are always removed, whatever their class declares: code, kernels and files to load, dtypes (the request chooses them),
+# and switches that change the outputs' form. So are keys that begin with "_" or end as below.
 _NEVER = frozenset(
     {
         *("auto_map", "attribute_map", "sub_configs", "trust_remote_code", "custom_pipelines", "name_or_path"),
@@ -40,12 +40,12 @@ _NEVER = frozenset(
 )
 _NEVER_ENDING = ("_implementation", "_path", "_file", "_dir", "_checkpoint")
 _NOTES = {
-    "auto_map": "The config names code of its own; the library's class for its model type is used instead.",
+    "auto_map": "The config names remote code; transformers' class for its model type is used instead.",
 }
 
 _NOT_TIED = "The output layer is not tied to the embeddings, as text_config says: release 4 of transformers read it there."
 
-# What may be said about a timm model beside its exact name; its other arguments open files and choose devices.
+# Allowed arguments of a timm model in addition to its exact name; other arguments open files and choose devices.
 _TIMM_ARGUMENTS = frozenset(
     {"out_indices", "in_chans", "num_channels", "output_stride", "features_only", "inference_mode"}
 )
@@ -64,7 +64,7 @@ _LOADER = re.compile(r"\s*(hf[-_]hub|local[-_]dir|file|https?)\s*:", re.IGNORECA
 _TYPE_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
 
 
-# Keys that say how wide or how deep a model is, in any of transformers' types.
+# Keys for the width or depth of a model, in any of transformers' types.
 SIZE_KEY = re.compile(
     r"(?:\w+_)?(?:hidden_sizes?|hidden_dim|embed(?:ding)?_dims?|embedding_size|intermediate_size|ffn_dim|d_model|d_ff|n_embd|n_layers?"
     r"|dims?|num_layers|hidden_layers|layers|depths?|channels|layer_sizes|width|filters)"
@@ -75,7 +75,7 @@ MANY_SIZES = 6  # named in one message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanConfig:
-    """A config that may be built: `config` (with its `model_type`), the keys that were left out, and what that means."""
+    """A config that may be built: `config` (with its `model_type`), the removed keys, and notes."""
 
     config: dict
     dropped: tuple[str, ...] = ()
@@ -83,13 +83,14 @@ class CleanConfig:
 
 
 def clean_config(raw: dict) -> CleanConfig:
-    """The part of a config.json that describes an architecture which the installed transformers knows.
+    """Return the part of a config.json that describes an architecture that the installed transformers knows.
 
     Keys that its config class does not take (and, recursively, those of the configs inside it) are dropped and named in
-    `dropped` by their path. `raw` is not changed. Raises ConfigError: an unknown or refused model_type, an address where a
-    name belongs, a value out of its domain.
-    *Known limitations*: a key that only a model's code reads, not its config class, is dropped; whether the whole fits
-    together (heads that divide the hidden size) is checked later, when the config object is made.
+    `dropped` by their path. `raw` is not changed. Raises ConfigError: an unknown or refused model_type, an address in place of
+    a name, a value out of its domain.
+
+    *Known limitations*: a key that is read only by a model's code, not by its config class, is dropped. Consistency of the
+    values (heads that divide the hidden size) is checked later, when the config object is made.
     """
     raw, read = as_transformers(raw)
     raw, renamed = renamed_type(_name_timm_type(raw))
@@ -105,13 +106,13 @@ def clean_config(raw: dict) -> CleanConfig:
 
 @dataclass(slots=True)
 class _Cleaning:
-    """One pass over one config, and what it met on the way."""
+    """One pass over one config, with its removed keys and notes."""
 
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def clean(self, raw: dict, cls: ConfigClass, path: str, extra: Iterable[str] = ()) -> dict:
-        """The keys of `raw` that `cls` (or `extra`) knows, each with its value cleaned."""
+        """Return the keys of `raw` that `cls` (or `extra`) knows, each with its value cleaned."""
         known, rows, aliases = known_keys(cls).union(extra), field_rows(cls), cls.attribute_map
         _check_timm(raw, cls, path)
         result = {}
@@ -130,7 +131,7 @@ class _Cleaning:
             self.notes.append(_NOTES[key])
 
     def _value(self, key: str, value: object, cls: ConfigClass, where: str) -> object:
-        part = key.removesuffix("_dict")  # text_config_dict, vision_config_dict: how CLIP used to say it
+        part = key.removesuffix("_dict")  # text_config_dict, vision_config_dict: former keys of CLIP
         if part in cls.sub_configs and value is not None:
             return self._part(part, value, cls, where)
         if key == "per_layer_config" and value is not None and not isinstance(value, dict):
@@ -155,7 +156,7 @@ class _Cleaning:
         return self.clean(value, inner, f"{where}.", keys_set(usual) if type(usual) is inner else ())
 
     def _plain(self, key: str, value: object, where: str) -> object:
-        """A value that is no config by declaration: cleaned through and through all the same."""
+        """Return a value that is not declared as a config, cleaned recursively."""
         if isinstance(value, list):
             return [self._plain(key, item, where) for item in value]
         if not isinstance(value, dict):
@@ -204,7 +205,7 @@ def _check_text(key: str, value: object, where: str) -> None:
 
 
 def _check_timm(raw: dict, cls: ConfigClass, path: str) -> None:
-    """Refuse what timm would build from any file: its models are taken by exact name and a few plain arguments."""
+    """Raise ConfigError for timm arguments that could open a file: only exact names and a few plain arguments are allowed."""
     for key in ("model_args", "backbone_kwargs"):
         arguments = raw.get(key) or {}
         known = _TIMM_ARGUMENTS | _TIMM_SIZES
@@ -222,7 +223,7 @@ def _check_timm(raw: dict, cls: ConfigClass, path: str) -> None:
 
 
 def _inline_backbone(config: dict, cls: ConfigClass) -> dict:
-    """The config with a backbone that it names turned into one that it holds.
+    """Return the config with a named backbone replaced by the backbone's config.
 
     transformers would look such a name up on the hub first (backbone_utils.py, 5.23), unless the class reads it itself.
     """
@@ -260,7 +261,7 @@ def _has_size(config: dict) -> bool:
 def _name_timm_type(raw: dict) -> dict:
     """Return timm's own config with the keys of transformers: it has no model_type, but an architecture and a pretrained_cfg.
 
-    Without classes it is the model alone. Its images have the size that it was built for.
+    Without classes it is the model without a head. Its images have the size for which it was built.
     """
     held = raw.get("pretrained_cfg")
     if "model_type" in raw or not ("architecture" in raw and isinstance(held, dict)):

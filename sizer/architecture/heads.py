@@ -21,9 +21,9 @@ from transformers.models.auto import modeling_auto
 from sizer.base.errors import BuildError, RequestError, quote, suggest
 from sizer.catalogue.recipes import AUTO
 
-# The tasks in the order in which they are taken for a type's usual one; each is a MODEL_FOR_<task>_MAPPING_NAMES of
-# transformers.models.auto.modeling_auto. A type that is in several (BERT is in masked and causal language modelling, CLIP in
-# zero-shot and plain classification) gets the first. A decoder (`is_decoder` in its config) skips masked language modelling.
+# The tasks in order of preference for a type's usual one; each is a MODEL_FOR_<task>_MAPPING_NAMES of
+# transformers.models.auto.modeling_auto. A type with several tasks (BERT: masked and causal language modelling, CLIP: zero-shot
+# and plain classification) gets the first. A decoder (`is_decoder` in its config) skips masked language modelling.
 USUAL_TASKS = (
     "SPEECH_SEQ_2_SEQ",
     "IMAGE_TEXT_TO_TEXT",
@@ -70,11 +70,12 @@ BASE_MAPPINGS = ("MODEL_MAPPING_NAMES", "MODEL_FOR_IMAGE_MAPPING_NAMES", "MODEL_
 
 
 def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
-    """The model classes of transformers that take this config, by name.
+    """Return the model classes of transformers that take this config, by name.
 
-    A class of the config's own package fits when its `config_class` is the config's class or a base of it and transformers
-    exports it or names it in an auto mapping. A package without classes (InternLM3 is built by Llama's) has those of another
-    package that an auto mapping names for its type. Raises BuildError where the package needs a library that is not installed.
+    A class of the config's own package fits under two conditions: its `config_class` is the config's class or a base of it, and
+    transformers exports it or names it in an auto mapping. A package without classes (InternLM3 is built by Llama's) has those
+    of another package that an auto mapping names for its type. Raises BuildError if the package needs a library that is not
+    installed.
     """
     modules, missing = _modeling_modules(config)
     mapped = list(_mapped_names(config.model_type))
@@ -83,7 +84,7 @@ def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
         for name in dict.fromkeys([*getattr(module, "__all__", ()), *mapped]):
             if _is_model(cls := getattr(module, name, None)) and issubclass(type(config), cls.config_class):
                 heads[name] = cls
-    if not heads:  # a part of a larger model, whose class the package keeps to itself
+    if not heads:  # a part of a larger model, with a class that the package does not export
         found = [cls for module in modules for cls in vars(module).values() if _is_model(cls)]
         heads = {cls.__name__: cls for cls in found if cls.config_class is type(config)}
     if heads:
@@ -94,7 +95,7 @@ def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
 
 
 def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    """The configs of the parts of a model that has no forward of its own (Bark's three transformers); empty for all others."""
+    """Return the configs of the parts of a model without its own forward (Bark's three transformers); empty for other models."""
     if not all(has_no_forward(cls) for cls in fitting_heads(config).values()):
         return []
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ()]
@@ -102,22 +103,22 @@ def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 
 
 def choose_part(config: PreTrainedConfig, head: str | None) -> PreTrainedConfig:
-    """The config itself, or the config of the part of it that `head` is the class of, where it can only be run in parts."""
+    """Return the config itself, or of the part with the class `head` if the model can only be run in parts."""
     if head is None or head in fitting_heads(config):
         return config
     return next((part for part in parts_of(config) if head in fitting_heads(part)), config)
 
 
 def choose_head(config: PreTrainedConfig, head: str | None) -> tuple[type[PreTrainedModel], tuple[str, ...]]:
-    """The class to build and the notes that explain the choice.
+    """Return the class to build and the notes that explain the choice.
 
-    `head` where it is given, else the first of the config's `architectures` where it fits, else the usual head of the type.
-    Raises RequestError where `head` does not fit, BuildError where transformers has no class for the config.
+    `head` if given, else the first of the config's `architectures` that fits, else the usual head of the type.
+    Raises RequestError if `head` does not fit, BuildError if transformers has no class for the config.
     """
     heads = fitting_heads(config)
     if not heads:
         raise BuildError(
-            "transformers has no model class of its own for this type",
+            "transformers has no model class for this type",
             given=f"model_type {quote(config.model_type)}",
             todo="use the config of the whole model that contains it",
         )
@@ -157,7 +158,7 @@ def _usual(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]]) ->
 
 
 def _modeling_modules(config: PreTrainedConfig) -> tuple[list[ModuleType], str | None]:
-    """The modeling files of the config's package, and the name of the first library that one of them lacks (None if none)."""
+    """Return the modeling files of the config's package, and the first library that one of them lacks (None if none)."""
     package = importlib.import_module(type(config).__module__.rpartition(".")[0])
     modules, missing = [], None
     for found in pkgutil.iter_modules(package.__path__):
@@ -180,7 +181,7 @@ def _is_model(cls: Any) -> TypeGuard[type[PreTrainedModel]]:
 
 
 def has_no_forward(cls: type[PreTrainedModel]) -> bool:
-    """True for a class that only holds other models (BarkModel) or is abstract: it can be counted, but not run."""
+    """Return True for a class that only holds other models (BarkModel) or is abstract: it can be counted, but not run."""
     return cls.forward.__name__ == "_forward_unimplemented"
 
 
@@ -198,11 +199,11 @@ def _names_in(mappings: list[str] | tuple[str, ...], model_type: str) -> Iterato
 
 
 WITHOUT_GRADIENTS = re.compile(r"@torch\.(inference_mode|no_grad)\(\)")  # above a forward
-# What such a model holds in memory depends on pixels and weights that nobody has here.
+# The memory of such a model depends on pixels and weights that are not available.
 OPEN_ENDED = {
     "Sam3VideoModel": (
-        "Sam3VideoModel follows as many objects as it finds in a video, which only real images and weights tell; estimate "
-        "model_type sam3 for the finding and sam3_tracker_video for the following, one object for each sample of the batch"
+        "Sam3VideoModel tracks as many objects as it finds in a video, which depends on real images and weights; estimate "
+        "model_type sam3 for detection and sam3_tracker_video for tracking, with one object for each sample of the batch"
     )
 }
 
@@ -212,26 +213,26 @@ ONE_AT_A_TIME = frozenset({"TvpModel", "TvpForVideoGrounding"})
 
 
 def no_batch(cls: type[PreTrainedModel], batch: int) -> str | None:
-    """Why the class takes no batch of this size; None where it does."""
+    """Return why the class does not accept a batch of this size; None if it does."""
     if batch == 1 or cls.__name__ not in ONE_AT_A_TIME:
         return None
     return f"{cls.__name__} fails on more than one sample in this version of transformers; batch=1 can be estimated"
 
 
 def no_step(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> str | None:
-    """Why no step of the class can be traced; None where it has a forward that can be given inputs."""
+    """Return why no step of the class can be traced; None if it has a forward with known inputs."""
     if not has_no_forward(cls):
         return OPEN_ENDED.get(cls.__name__)
     heads = [choose_head(part, None)[0].__name__ for part in parts_of(config)]
     if heads:
-        return f"{cls.__name__} has no forward of its own; estimate one of its parts: head={' or '.join(heads)}"
+        return f"{cls.__name__} has no forward; estimate one of its parts: head={' or '.join(heads)}"
     called = " and ".join(name for name in ("encode", "decode") if hasattr(cls, name))
-    return f"{cls.__name__} has no forward of its own: others call its {called or 'parts'}; estimate the model that contains it"
+    return f"{cls.__name__} has no forward: other models call its {called or 'parts'}; estimate the model that contains it"
 
 
 def no_training(cls: type[PreTrainedModel]) -> str | None:
-    """Why the class cannot be trained: its forward computes no gradients; None where it computes them."""
+    """Return why the class cannot be trained: its forward computes no gradients; None if it computes them."""
     found = WITHOUT_GRADIENTS.search(inspect.getsource(cls.forward).partition("def forward")[0])
     if found is None:
         return None
-    return f"{cls.__name__} runs under torch.{found[1]}, so that no step can train it; mode=inference can be estimated"
+    return f"{cls.__name__} runs under torch.{found[1]}, so it cannot be trained; mode=inference can be estimated"

@@ -1,6 +1,6 @@
-"""The tensors that hold the bytes of others, inside wrapper subclasses (torchao's and quanto's weights) and transformers' caches.
+"""The inner tensors of wrapper subclasses (torchao's and quanto's weights) and of transformers' caches.
 
-transformers is not imported here: a cache exists only if somebody else has done that.
+transformers is not imported here: a cache exists only if other code has imported it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold a tensor's bytes: those inside a traceable wrapper subclass, however deep, else itself.
+    """Yield the tensors with a tensor's bytes: those inside a traceable wrapper subclass, at any depth, else itself.
 
-    Under `torch.func.grad`, `vmap` and their kin a tensor stands for the one that it wraps. A lazy module's parameter holds none
-    before the module runs.
+    Under `torch.func.grad`, `vmap` and similar, a tensor represents the tensor that it wraps. A lazy module's parameter yields
+    nothing before the module runs.
     """
     if is_lazy(tensor):
         return
@@ -36,7 +36,7 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def cache_tensors(cache: object) -> list[Tensor]:
-    """The tensors that a cache holds, layer by layer; of the caches of an encoder-decoder those of both."""
+    """Return the tensors of a cache, layer by layer; for an encoder-decoder those of both caches."""
     return [part for tensor in _tensors(cache, set()) for part in parts_of(tensor)]
 
 

@@ -20,7 +20,7 @@ from sizer.base.errors import quote as quote_given
 from sizer.catalogue.sources import REPO_ID, REVISION
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-# Where the public hub itself sends readers of a file; any other endpoint may only redirect to its own origin.
+# Hosts to which the public hub redirects readers of a file; any other endpoint may only redirect to its own origin.
 REDIRECT_DOMAINS = {"huggingface.co": (".huggingface.co", ".hf.co")}
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 5.0
@@ -29,7 +29,7 @@ TOTAL_SECONDS = 10.0
 _CHUNK_BYTES = 64 * 2**10
 _CONFIG, _ADAPTER, _QUANTIZATION = "config.json", "adapter_config.json", "hf_quant_config.json"
 MODEL_INDEX = "model_index.json"
-_NEXT = {_CONFIG: _ADAPTER, _ADAPTER: MODEL_INDEX}  # the file that is asked for if a repository lacks one
+_NEXT = {_CONFIG: _ADAPTER, _ADAPTER: MODEL_INDEX}  # the file to request if a repository lacks the first one
 _PASTE = "paste its config.json instead"
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "sizer", "Connection": "close"}
 
@@ -44,22 +44,30 @@ def fetch_config(
 ) -> bytes:
     """Return the bytes (at most 2 MiB, checked to be strict JSON) of config.json in a model repository of the hub.
 
-    A config that names no quantization is followed by the repository's hf_quant_config.json, which older checkpoints of ModelOpt
-    have instead; `read_config` reads both.
+    A config that names no quantization is followed by the repository's hf_quant_config.json, which older checkpoints of
+    ModelOpt have instead; `read_config` reads both. The whole exchange, name look-up and redirects included, ends within
+    `total_seconds`.
 
-    repo_id: "org/name"; revision: branch, tag or commit, None for "main"; endpoint: None for HF_ENDPOINT, else the
-    public hub. The whole exchange, name look-up and redirects included, ends within `total_seconds` of wall-clock time.
+    Args:
+        repo_id: "org/name".
+        revision: Branch, tag or commit; None for "main".
+        endpoint: Address of the hub; None for HF_ENDPOINT, else the public hub.
+        connect_seconds: Limit for a connection.
+        total_seconds: Limit of wall-clock time.
 
-    Raises HubError: malformed name, not found, an adapter instead (with the query that asks for it), gated or private, redirected
-    elsewhere, too slow, too large, not JSON. Raises PipelineError if it holds a diffusion pipeline.
-    *Known limitations*: proxies of the environment are not used; where there is no direct way out, paste the config.
+    Raises:
+        HubError: Malformed name, not found, an adapter instead (with its query), gated or private, redirected elsewhere, too
+            slow, too large, not JSON.
+        PipelineError: The repository holds a diffusion pipeline.
+
+    *Known limitations*: proxies of the environment are not used; without direct access, paste the config.
     """
     folder = folder_address(repo_id, revision, endpoint)
     end = time.monotonic() + total_seconds
     data = _Exchange(repo_id, urlsplit(f"{folder}/{_CONFIG}"), connect_seconds).finish(total_seconds)
     try:
         if (query := query_of_adapter(data)) is not None:
-            what = f"{repo_id} holds an adapter, which is asked for by its base model"
+            what = f"{repo_id} holds an adapter: name its base model instead"
             raise HubError(what, given=_ADAPTER, allowed=f"the {_CONFIG} of a model", todo=f"ask for {query}")
         if _is_index(read_object(data)):
             at = "" if revision is None else f"@{revision}"
@@ -106,7 +114,7 @@ def _is_index(config: dict) -> bool:
 
 
 def _read_endpoint(text: str) -> SplitResult:
-    with suppress(ValueError):  # a port that is none, brackets that do not match
+    with suppress(ValueError):  # an invalid port, or unmatched brackets
         url = urlsplit(text.rstrip("/"))
         if re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", text, re.ASCII) and url.hostname and url.port != 0:
             return url
@@ -123,9 +131,9 @@ class _Answer:
 
 
 class _Exchange:
-    """One fetch in a thread of its own, because only giving up on it bounds the name look-up and a dripping server.
+    """One fetch in a separate thread, which can be abandoned: only this bounds the name look-up and a slow server.
 
-    `file` is the one that is fetched, if no other may take its place.
+    `file` is the file to fetch, if no other may replace it.
     """
 
     def __init__(self, repo_id: str, url: SplitResult, connect_seconds: float, file: str = ""):
@@ -159,7 +167,7 @@ class _Exchange:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _check_given_up(self) -> None:
-        """End the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
+        """End the thread if `_give_up` found no socket to shut down; its outcome is no longer read."""
         if self._given_up.is_set():
             raise TimeoutError
 
@@ -190,7 +198,7 @@ class _Exchange:
     def _get(self, url: SplitResult) -> _Answer:
         with closing(_connect(url, self._connect_seconds)) as connection:
             connection.connect()
-            self._socket = connection.sock  # the connection itself lets go of it once the headers are read
+            self._socket = connection.sock  # the connection itself drops its reference once the headers are read
             self._check_given_up()
             connection.request("GET", url.path + (f"?{url.query}" if url.query else ""), headers=_HEADERS)
             with connection.getresponse() as response:
@@ -239,7 +247,7 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int]:
 
 
 def _connect(url: SplitResult, seconds: float) -> http.client.HTTPConnection:
-    assert url.hostname is not None  # `_read_endpoint` and `_redirect` let no other address through
+    assert url.hostname is not None  # `_read_endpoint` and `_redirect` accept no other address
     if url.scheme == "https":
         context = ssl.create_default_context()
         return http.client.HTTPSConnection(url.hostname, url.port, timeout=seconds, context=context)
@@ -251,9 +259,9 @@ def _lacks_entry(response: http.client.HTTPResponse) -> bool:
 
 
 def _status_error(repo_id: str, response: http.client.HTTPResponse, file: str) -> HubError:
-    """The status of an answer in words; X-Error-Code is the hub's own, finer word for it."""
+    """Return the error for an answer's status; X-Error-Code is the hub's own, more specific code."""
     code, status = response.headers.get("X-Error-Code", ""), response.status
-    if status in (401, 403):  # to anonymous readers the hub answers 401 for a repository that does not exist, too
+    if status in (401, 403):  # the hub also answers 401 to anonymous readers for a repository that does not exist
         what = "gated" if code == "GatedRepo" else "gated or private, or does not exist"
         return HubError(f"{repo_id} is {what}", todo=f"check the name, or {_PASTE}")
     if status == 404:

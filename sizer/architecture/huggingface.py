@@ -1,4 +1,4 @@
-"""transformers configs as blueprints: the class, how to build it, what to feed it, how to train it."""
+"""transformers configs as blueprints: the class, how to build it, its inputs, its training step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from sizer.catalogue.presets import find_preset
 from sizer.query.request import Request
 
 ERROR_LIMIT = 400
-GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."
+GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence: all get the requested number of tokens."
 _LONG_VALUE = re.compile(r"([\[{][^\]}]{40})[^\]}]{20,}|(\S{60})\S+")
 _CLASSIFIES = re.compile(r"Classification|Detection|Segmentation")
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
@@ -62,11 +62,22 @@ def huggingface_blueprint(
 ) -> Blueprint:
     """Return the blueprint of the transformers class that this config describes.
 
-    `config` is a clean config.json with its `model_type`; `head` the class to build, by default the config's own or the usual
-    one of its type (`choose_head`); lengths and sizes by default the model's usual ones (`sizes`); `attention` "sdpa" or
-    "eager"; `classes` how many a classifier tells apart, by default the config's own. With `text_alone` a model that reads
-    images or sound is given none. Nothing is downloaded, no remote code runs.
-    Raises ConfigError where transformers refuses the config, RequestError where a choice does not fit the model.
+    Nothing is downloaded, no remote code runs.
+
+    Args:
+        config: A clean config.json with its `model_type`.
+        name: The name of the model.
+        head: The class to build, by default the config's own or the usual class of its type (`choose_head`).
+        sequence_length: Tokens, by default the model's usual length (`sizes`).
+        image_size: Height and width, by default the model's usual size (`sizes`).
+        attention: "sdpa" or "eager".
+        mode: A key of MODES.
+        classes: Number of classes of a classifier, by default the config's own.
+        text_alone: True for text-only inputs of a model that reads images or sound.
+
+    Raises:
+        ConfigError: transformers refuses the config.
+        RequestError: A choice does not fit the model.
     """
     parsed = choose_part(read_architecture(config), head)
     cls, notes = choose_head(parsed, head)
@@ -79,7 +90,7 @@ def huggingface_blueprint(
     parsed, token_notes = with_special_tokens(parsed, cls)
     length, length_notes = _length(parsed, cls, sequence_length)
     if MODES[mode].generates and sequence_length is None and has_position_table(parsed) and length:
-        length = max(1, length // 2)  # the other half is for what is generated
+        length = max(1, length // 2)  # the other half is for generated tokens
     parsed, size, image_notes = _image(parsed, cls, image_size)
     text_example, one_by_one = None, False
     try:
@@ -116,10 +127,10 @@ def huggingface_blueprint(
 
 
 def _check_classifies(cls: type[PreTrainedModel], classes: int) -> None:
-    """Raise RequestError if a class does not tell classes apart."""
+    """Raise RequestError if a class is not a classifier."""
     if not _CLASSIFIES.search(cls.__name__):
         raise RequestError(
-            f"classes: {cls.__name__} does not tell classes apart",
+            f"classes: {cls.__name__} is not a classifier",
             given=str(classes),
             allowed="a class for classification, detection or segmentation",
             todo="leave classes out, or name such a class with head=",
@@ -127,7 +138,7 @@ def _check_classifies(cls: type[PreTrainedModel], classes: int) -> None:
 
 
 def _check_generates(cls: type[PreTrainedModel]) -> None:
-    """Raise RequestError where transformers' own `generate` is not what makes a class's text."""
+    """Raise RequestError if a class does not generate text with transformers' own `generate`."""
     if not generates(cls):
         raise RequestError(
             f"mode=generate: {cls.__name__} does not generate text by transformers' own generate",
@@ -147,13 +158,16 @@ def plan(
     mode: str,
     text_alone: bool = False,
 ) -> tuple[ExampleSpec, tuple[str, ...]]:
-    """The spec of the examples (for a batch of one, without labels) and the notes about them.
+    """Return the spec of the examples (for a batch of one, without labels) and the notes about them.
 
-    A text with an image or audio inside is made longer than `length` where its placeholders need it, unless `exact`.
-    With `text_alone` there is none inside.
-    Raises RequestError where an exact length is too short for them, or the model reads nothing but text, TraceError where the
-    class has no step that could be traced, BuildError where the config lacks what they need, and whatever a recipe raises on a
-    config that it was not made for.
+    A text with an image or audio inside is made longer than `length` if its placeholders need it, unless `exact`. With
+    `text_alone` it has none.
+
+    Raises:
+        RequestError: An exact length is too short for them, or the model only reads text.
+        TraceError: The class has no step that could be traced.
+        BuildError: The config lacks a key that they need.
+        Exception: Any error of a recipe on a config for which it was not made.
     """
     reason = no_step(config, cls)
     if reason is not None:
@@ -167,7 +181,7 @@ def plan(
         if multimodal_input is None:
             raise _reads_no_more(cls)
         spec = replace(spec, text_alone=True)
-        notes += (f"The texts hold no {multimodal_input.kind}.",)
+        notes += (f"The texts contain no {multimodal_input.kind}.",)
     elif multimodal_input is not None:
         longer = spec.tokens if exact else max(spec.tokens, multimodal_input.count + TEXT_BESIDE)
         spec = replace(spec, length=longer, features=multimodal_input.count)
@@ -175,7 +189,7 @@ def plan(
             f"Every text of {longer} tokens holds one {multimodal_input.kind} ({multimodal_input.count} of them).",
         )
     if MODES[mode].trains and not has_own_loss(replace(spec, training=True)):
-        notes += (f"{cls.__name__} has no loss of its own; the sum of the means of its outputs stands in for it.",)
+        notes += (f"{cls.__name__} has no loss; the sum of the means of its outputs is used instead.",)
     return spec, notes
 
 
@@ -201,8 +215,8 @@ def _no_example(reason: str, batch: int, training: bool) -> Example:
 
 
 def read_architecture(config: dict) -> PreTrainedConfig:
-    """The config object for a clean config dict. Raises ConfigError where transformers does not know or refuses it."""
-    fields = copy.deepcopy(config)  # config classes take apart what they are given
+    """Return the config object for a clean config dict. Raises ConfigError if transformers does not know or refuses it."""
+    fields = copy.deepcopy(config)  # config classes modify their argument
     model_type = fields.pop("model_type", None)
     try:
         with warnings.catch_warnings():
@@ -233,7 +247,7 @@ def _build(cls: type[PreTrainedModel], config: PreTrainedConfig, attention: str)
 def _length(
     config: PreTrainedConfig, cls: type[PreTrainedModel], asked: int | None
 ) -> tuple[int | None, tuple[str, ...]]:
-    """The length that was asked for, else the usual one, and a note where the model was made for less."""
+    """Return the requested length, else the usual one, and a note if the model was made for less."""
     usual = usual_length(config, cls)
     if asked is None and text_config(config).model_type in RECURRENT_TYPES:
         return usual, (
@@ -250,13 +264,13 @@ def _length(
         raise RequestError(
             f"seq: {cls.__name__} has a table of positions", given=f"{asked} tokens", allowed=f"1 to {limit}"
         )
-    return asked, (f"{asked} tokens is more than the {limit} positions that this model was made for.",)
+    return asked, (f"{asked} tokens exceed the {limit} positions of this model.",)
 
 
 def _image(
     config: PreTrainedConfig, cls: type[PreTrainedModel], asked: tuple[int, int] | None
 ) -> tuple[PreTrainedConfig, tuple[int, int] | None, tuple[str, ...]]:
-    """The config to build, the size of the images, and a note where the config was made for another size."""
+    """Return the config to build, the size of the images, and a note if the config was made for another size."""
     usual = usual_image(config, cls)
     if asked is None:
         return config, usual, ()
@@ -296,15 +310,17 @@ def _checkpoint(module: nn.Module) -> None:
     enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
     try:
         enable()
-    except ValueError as error:  # the class promises what none of its layers can do
+    except ValueError as error:  # the class promises checkpointing, and none of its layers supports it
         raise BuildError(
             f"{type(module).__name__} has no layer that can be checkpointed", todo="leave checkpointing off"
         ) from error
 
 
 def _short(error: Exception) -> str:
-    """An error's text in one line without paths of this machine; long values in it are clipped, so that the reason behind them
-    is still there, and so is the line itself, in its middle."""
+    """Return an error's text in one line without paths of this machine.
+
+    Long values are clipped, so that the reason after them remains, and the line itself is clipped in its middle.
+    """
     line = " ".join(str(error).split()) or type(error).__name__
     line = re.sub(r"(/[\w.\-]+){2,}/?", "...", line)
     line = _LONG_VALUE.sub(r"\1\2...", line)
@@ -319,13 +335,13 @@ NOTE_LIMIT = 10_000  # characters; an answer takes no text of more than sizer.ba
 
 
 def from_preset(request: Request, config: dict | None) -> Blueprint:
-    """The blueprint of a preset, with the head of its checkpoint unless another is asked for."""
+    """Return the blueprint of a preset, with the head of its checkpoint unless another is requested."""
     preset = find_preset(request.name)
     return from_config(replace(request, head=request.head or preset.head), preset.config)
 
 
 def from_config(request: Request, config: dict | None) -> Blueprint:
-    """The blueprint of a config, by default of the one that the request holds. Raises ConfigError where there is none."""
+    """Return the blueprint of a config, by default the request's. Raises ConfigError if there is none."""
     if config is None and request.config is not None:
         config = read_config(request.config)
     if config is None:
@@ -348,7 +364,7 @@ def from_config(request: Request, config: dict | None) -> Blueprint:
 
 
 def _listed(keys: tuple[str, ...]) -> str:
-    """The keys with commas between, as many of them as a note has room for, and how many more there are."""
+    """Return the keys, separated by commas, as many as fit in a note, and the number of remaining keys."""
     room = NOTE_LIMIT
     for count, key in enumerate(keys):
         room -= len(key) + 2

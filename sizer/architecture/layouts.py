@@ -1,7 +1,7 @@
-"""The tensors of one quantised linear layer as a checkpoint holds them, by its method, without the method's package.
+"""The tensors of one quantized linear layer in a checkpoint, by its method, without the method's package.
 
-A layout takes the settings of a `quantization_config`, the layer's outputs and inputs, and the dtype of what is not quantised. The
-first tensor stands for the weight. Sources are the layers that load such tensors, at the versions named.
+A layout takes the settings of a `quantization_config`, the layer's outputs and inputs, and the dtype of unquantized tensors.
+The first tensor represents the weight. Sources are the layers that load such tensors, at the versions named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sizer.base.errors import ConfigError, quote
 
 
 def aqlm(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """aqlm/inference.py, QuantizedLinear, 1.1."""
+    """Return the tensors of aqlm/inference.py, QuantizedLinear, 1.1."""
     bits, books = whole(settings, "nbits_per_codebook", 16, tuple(range(1, 17))), whole(settings, "num_codebooks", 1)
     wide, high = whole(settings, "in_group_size", 8), whole(settings, "out_group_size", 1)
     if min(books, wide, high) < 1:
@@ -33,8 +33,10 @@ def aqlm(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dt
 
 
 def vptq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """vptq/layers/vqlinear.py, VQuantLinear with packed indices, of microsoft/VPTQ at 12b03f5: of two numbers the first is that of
-    the outliers."""
+    """Return the tensors of vptq/layers/vqlinear.py, VQuantLinear with packed indices, of microsoft/VPTQ at 12b03f5.
+
+    The first number of a pair belongs to the outliers.
+    """
     (outlier_long, long), (outlier_count, count) = _pair(settings, "vector_lens"), _pair(settings, "num_centroids")
     _, residual = _pair(settings, "num_res_centroids")
     books, size = whole(settings, "group_num", 1), whole(settings, "group_size", -1)
@@ -67,7 +69,7 @@ def _pair(settings: Mapping[str, Any], key: str) -> tuple[int, int]:
 
 
 def _bits(count: int) -> int:
-    """The bits that tell so many centroids apart, as the layer counts them: log2, rounded down."""
+    """Return the bits for this number of centroids, as the layer computes them: log2, rounded down."""
     return count.bit_length() - 1
 
 
@@ -77,19 +79,21 @@ def _bits(count: int) -> int:
 Layout = Callable[[Mapping[str, Any], int, int, torch.dtype], Tensors]
 
 BLOCK = 64  # weights that share a scale: bitsandbytes/functional.py, quantize_4bit, 0.50
-SCALE_BLOCK = 256  # scales that share one, where they are quantised, too
+SCALE_BLOCK = 256  # scales that share a second-level scale, if scales are quantized too
 _MAP, _SCALE_MAP = 16, 256
 _MX_BLOCK = 32  # weights that share a scale in the OCP microscaling formats
 
 
 def layout_of(method: str, settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """The tensors of a layer of `outputs` × `inputs` weights. Raises ConfigError where the settings are none of the method's."""
+    """Return the tensors of a layer of `outputs` × `inputs` weights. Raises ConfigError if the settings do not fit the method."""
     return LAYOUTS[method](settings, outputs, inputs, dtype)
 
 
 def _bitsandbytes(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """bitsandbytes/nn/modules.py, Linear8bitLt, and bitsandbytes/functional.py, QuantState.as_dict, 0.50. The numbers
-    that the latter packs into a tensor of bytes are read on the host."""
+    """Return the tensors of bitsandbytes/nn/modules.py, Linear8bitLt, and bitsandbytes/functional.py, QuantState.as_dict, 0.50.
+
+    The numbers that the latter packs into a tensor of bytes are read on the host.
+    """
     if settings.get("load_in_8bit"):
         return {"weight": ((outputs, inputs), torch.int8), "SCB": ((outputs,), torch.float32)}
     blocks = ceil(outputs * inputs, BLOCK)
@@ -105,7 +109,12 @@ def _bitsandbytes(settings: Mapping[str, Any], outputs: int, inputs: int, dtype:
 
 
 def _fp8(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/finegrained_fp8.py, FP8Linear, 5.23; FP8Experts with expert_dtype = "fp4", 5.24."""
+    """Return the tensors of transformers/integrations/finegrained_fp8.py, FP8Linear, 5.23.
+
+    With expert_dtype = "fp4" they are those of FP8Experts, 5.24.
+
+    FP8Experts with expert_dtype = "fp4", 5.24.
+    """
     if settings.get("expert_dtype") == "fp4":
         held = torch.float8_e8m0fnu if settings.get("scale_fmt") == "ue8m0" else torch.float32
         return {
@@ -133,7 +142,10 @@ def _fp8(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dt
 
 
 def _mxfp4(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/mxfp4.py, Mxfp4Deserialize, 5.23: two weights to a byte, a scale (E8M0) for each block."""
+    """Return the tensors of transformers/integrations/mxfp4.py, Mxfp4Deserialize, 5.23.
+
+    Two weights share a byte, and each block has a scale (E8M0).
+    """
     blocks = ceil(inputs, _MX_BLOCK)
     return {
         "blocks": ((outputs, blocks, _MX_BLOCK // 2), torch.uint8),
@@ -142,7 +154,7 @@ def _mxfp4(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.
 
 
 def _awq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """awq/modules/linear/gemm.py and gemv.py, 0.2.9: packed along the outputs, or along the inputs."""
+    """Return the tensors of awq/modules/linear/gemm.py and gemv.py, 0.2.9: packed along the outputs, or along the inputs."""
     bits, groups = whole(settings, "bits", 4, (4,)), groups_of(settings, inputs)
     version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if version == "gemm":
@@ -166,8 +178,11 @@ def _awq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dt
 
 
 def _gptq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, 0.7, and gptqmodel/nn_modules/qlinear/__init__.py, 5: packed along the
-    inputs, zeros along the outputs, and the group of each input."""
+    """Return the tensors of auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, 0.7.
+
+    The same are in gptqmodel/nn_modules/qlinear/__init__.py, 5. Weights are packed along the inputs, zeros along the outputs.
+    Each input has the number of its group.
+    """
     bits, groups = whole(settings, "bits", None, (2, 3, 4, 8)), groups_of(settings, inputs)
     return {
         "qweight": ((inputs * bits // WORD, outputs), torch.int32),
@@ -178,8 +193,10 @@ def _gptq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.d
 
 
 def _auto_round(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """auto_round_extension/torch/qlinear_torch.py of intel/auto-round at 07dfed0: packed as by GPTQ, without the group of each
-    input, or as by AWQ."""
+    """Return the tensors of auto_round_extension/torch/qlinear_torch.py of intel/auto-round at 07dfed0.
+
+    They are packed as in GPTQ, without the group of each input, or as in AWQ.
+    """
     packing = str(settings.get("packing_format", settings.get("backend", "auto_round:gptq")))  # the latter before 0.5
     if "awq" in packing:
         return _awq({**settings, "version": "gemm"}, outputs, inputs, dtype)
@@ -191,7 +208,10 @@ def _auto_round(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: t
 
 
 def _spqr(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """spqr_quant/inference.py, QuantizedLinear, 0.2: what no rule tells of a layer's tensors its config names, as `shapes`."""
+    """Return the tensors of SpQR (spqr_quant/inference.py, QuantizedLinear, 0.2).
+
+    No rule gives their sizes: the config contains them as `shapes`.
+    """
     shapes = settings.get("shapes")
     if not isinstance(shapes, dict):
         raise ConfigError(
@@ -202,22 +222,22 @@ def _spqr(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.d
 
 
 def _bitnet(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/bitnet.py, BitLinear, 5.23: four weights to a byte."""
+    """Return the tensors of transformers/integrations/bitnet.py, BitLinear, 5.23: four weights to a byte."""
     return {"weight": ((outputs // 4, inputs), torch.uint8), "weight_scale": ((1,), dtype)}
 
 
 def _eetq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/eetq.py, EetqLinear, 5.23."""
+    """Return the tensors of transformers/integrations/eetq.py, EetqLinear, 5.23."""
     return {"weight": ((inputs, outputs), torch.int8), "weight_scales": ((outputs,), torch.float16)}
 
 
 def _fbgemm_fp8(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/fbgemm_fp8.py, FbgemmFp8Linear, 5.23."""
+    """Return the tensors of transformers/integrations/fbgemm_fp8.py, FbgemmFp8Linear, 5.23."""
     return {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale": ((outputs, 1), torch.float32)}
 
 
 def _gemma(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/gemma_quant.py, QuantizedLinear, 5.23."""
+    """Return the tensors of transformers/integrations/gemma_quant.py, QuantizedLinear, 5.23."""
     bits = whole(settings, "num_bits", 4, (2, 4, 8))
     held = torch.int8 if bits == 8 else torch.uint8
     return {
@@ -229,7 +249,7 @@ def _gemma(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.
 
 
 def _higgs(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/higgs.py, HiggsLinear, 5.23."""
+    """Return the tensors of transformers/integrations/higgs.py, HiggsLinear, 5.23."""
     bits = whole(settings, "bits", 4, (2, 3, 4))
     return {
         "weight": ((outputs * bits // 16, inputs), torch.int16),
@@ -240,7 +260,10 @@ def _higgs(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.
 
 
 def _hqq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """hqq/core/quantize.py, Quantizer.quantize, and hqq/core/bitpack.py, 0.2.8: of 3 bits ten to a word of 32."""
+    """Return the tensors of hqq/core/quantize.py, Quantizer.quantize, and hqq/core/bitpack.py, 0.2.8.
+
+    Ten 3-bit values share a 32-bit word.
+    """
     chosen = settings.get("quant_config", settings)
     chosen = chosen.get("weight_quant_params", chosen) if isinstance(chosen, dict) else settings
     bits = whole(chosen, "nbits", 4, (1, 2, 3, 4, 8))
@@ -253,7 +276,10 @@ def _hqq(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dt
 
 
 def _quanto(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """optimum/quanto/nn/qmodule.py and tensor/weights/, 0.2: a scale for each output, or in groups of 128 inputs with a shift."""
+    """Return the tensors of optimum/quanto/nn/qmodule.py and tensor/weights/, 0.2.
+
+    There is a scale for each output, or a scale and a shift for each group of 128 inputs.
+    """
     kind = settings.get("weights", "int8")
     if kind in ("int8", "float8"):
         held = torch.int8 if kind == "int8" else torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""Loading of a request's weights on a device: quantised as it asks, as its checkpoint has them, or not, and why."""
+"""Loading of a request's weights on a device: quantized as requested, as in the checkpoint, or not, and why."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from sizer.catalogue.weights import WEIGHTS
 from sizer.query.request import Request
 
 NOT_TRACED = (
-    "the weights are as the checkpoint has them, {title}, whose kernels are not traced: a product takes its result alone, and "
-    "where a kernel dequantises a layer first, as much more as that layer has in 16 bits"
+    "the weights have the checkpoint's format, {title}, and its kernels are not traced: a product only allocates its result; "
+    "a kernel that dequantises a layer first also needs that layer's 16-bit size"
 )
 # transformers/quantizers/auto.py, merge_quantization_configs, 5.23: another method raises, the same one keeps the checkpoint's
-COPY = "this checkpoint is {title}, which transformers does not quantise anew: the figures are those of an unquantised copy"
+COPY = "this checkpoint is {title}, and transformers does not requantise it: the figures are for an unquantised copy"
 DEQUANTIZED = (
-    "the weights are as the checkpoint has them, {title}: a product in training dequantises its layer, as gptqmodel's code does, "
-    "without what its kernels take beside the result"
+    "the weights have the checkpoint's format, {title}: a product in training dequantises its layer, as gptqmodel's code does; "
+    "further memory of its kernels is not counted"
 )
 _KERNELS = "; without the package kernels transformers makes them 16 bits"  # quantizer_mxfp4.py, 5.23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Weights as a device loads them: the request, its cautions, and how the checkpoint is quantised. The request has
-    the weights loaded there ("full" if the device does not quantise them). The quantisation is None if the checkpoint
-    has none, or if the request asks for other weights."""
+    """Weights as a device loads them: the request, its cautions, and the checkpoint's quantization.
+
+    The request has the weights as loaded ("full" if the device does not quantize them). The quantization is None if the
+    checkpoint has none, or if the request asks for other weights.
+    """
 
     request: Request
     cautions: tuple[str, ...] = ()
@@ -42,8 +44,8 @@ class Loaded:
 def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     """Return the weights of a request as `gpu` loads them.
 
-    `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
-    Raises ConfigError where its `quantization_config` is malformed.
+    `config` is the parsed config.json for the sources "hub" and "config" (None: the request's own, or its preset's).
+    Raises ConfigError if its `quantization_config` is malformed.
     """
     quantization = quantization_of(request, config) if request.weights != "full" else None
     if WEIGHTS[request.weights].quantizes:
@@ -66,7 +68,7 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
 
 
 def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> Loaded:
-    """Return the weights as loaded if the request quantises them. The checkpoint may already be quantised."""
+    """Return the weights as loaded if the request quantizes them. The checkpoint may already be quantized."""
     row = WEIGHTS[request.weights]
     cautions = () if quantization is None else (COPY.format(title=title_of(quantization.method)),)
     if row.quantizes_on(gpu):
@@ -76,7 +78,7 @@ def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | Non
 
 
 def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator[str]:
-    """Why a checkpoint's weights are not counted as they are."""
+    """Yield why a checkpoint's weights are not counted in its own format."""
     method = METHODS.get(quantization.method)
     if method is None:
         yield "no layout of this method is known"
@@ -91,16 +93,16 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
     if MODES[request.mode].trains and request.train != "adapter":
         yield "quantised weights are not trained"
     if MODES[request.mode].trains and not method.adapts:
-        yield "adapters beside such weights are not traced"
+        yield "adapters on such weights cannot be traced"
     if MODES[request.mode].trains and method.adapters and request.adapter not in method.adapters:
-        yield f"beside such weights adapter={' and '.join(method.adapters)} are traced"
+        yield f"on such weights only adapter={' and '.join(method.adapters)} are traced"
     if MODES[request.mode].trains and method.adapts and not method.traced and request.compile is not None:
         yield "compiled training with such weights is not traced"
     if not takes_weights(request.parallel, method.key):
         yield "how they are split among ranks was not compared with PyTorch's own"
     if gpu.backend not in method.backends:
-        others = " and the CPU" if "cpu" in method.backends else " alone"
-        yield f"their kernels are known for CUDA devices{others}"
+        others = " and the CPU" if "cpu" in method.backends else ""
+        yield f"their kernels are only known for CUDA devices{others}"
     if method.lowest is not None and (gpu.capability is None or gpu.capability < method.lowest):
         yield f"the {gpu.name} does not compute with them, and transformers makes them 16 bits as it loads them"
     if method.decompresses or quantization.settings.get("dequantize") is True:

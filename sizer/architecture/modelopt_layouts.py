@@ -78,7 +78,7 @@ def is_of_modelopt(settings: Mapping[str, Any], path: str) -> bool:
     """Return True if ModelOpt has quantized a layer, or a layer inside it.
 
     vllm/model_executor/layers/quantization/modelopt.py, is_layer_excluded, 0.11: a name also excludes the layers inside it, and
-    `*` in a name is a shell pattern. With MIXED_PRECISION the layers named are those that are quantized.
+    `*` in a name is a shell pattern. With MIXED_PRECISION the named layers are the quantized ones.
     """
     if _algorithm(settings) == _MIXED:
         return _named(settings, path) is not None

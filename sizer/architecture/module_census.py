@@ -1,4 +1,4 @@
-"""The census of a module: what it holds before it runs, and which of its tensors PyTorch does not know about."""
+"""The census of a module: its tensors before it runs, including tensors that are not registered."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _WHY_REAL = (
 
 
 def take_census(module: nn.Module, *, name: str) -> Census:
-    """The elements and bytes (at the dtype each tensor has now) that a module holds, in total, by dtype and by submodule.
+    """Return the elements and bytes (at each tensor's current dtype) of a module, in total, by dtype and by submodule.
 
-    Parameters and buffers, persistent or not, count once however many names they have, at the first module that registered
-    them; `tied_parameters` groups the names of each shared parameter. `unregistered_tensors` are tensors among the modules'
+    Parameters and buffers, persistent or not, count once for all their names, at the first module that registered them;
+    `tied_parameters` groups the names of each shared parameter. `unregistered_tensors` are tensors among the modules'
     attributes that are neither: plain, inside lists, tuples, sets and dicts, one level deep inside other objects, or in modules
-    that are themselves unregistered. `real_tensors` are those of all kinds that are not on the meta device: meant for a
-    module that was built under `torch.device("meta")`. Neither is part of the totals.
+    that are themselves unregistered. `real_tensors` are tensors of all kinds that are not on the meta device, for a module that
+    was built under `torch.device("meta")`. Neither is part of the totals.
 
-    Raises BuildError where a lazy parameter has no shape yet.
+    Raises BuildError if a lazy parameter has no shape yet.
 
     *Known limitations*: two Parameter objects over one storage count twice (`.to(device)` separates them, too); tensors in
-    closures, in slots, or more than one object deep are not found. Elements of a tensor subclass or a quantised weight are those it
-    stands for, its bytes those of the tensors inside; the tensors that restore quantised weights count as bytes of parameters.
+    closures, in slots, or more than one object deep are not found. A tensor subclass or a quantized weight counts the elements
+    that it represents, and the bytes of its inner tensors; the tensors that restore quantized weights count as bytes of
+    parameters.
     """
     modules = list(module.named_modules())
     owned = _owned_tensors(modules)
@@ -74,27 +75,27 @@ def take_census(module: nn.Module, *, name: str) -> Census:
 
 
 def unregistered_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Paths and tensors that are neither parameters nor buffers of a module, each tensor once: see `take_census`."""
+    """Return paths and tensors that are neither parameters nor buffers of a module, each tensor once: see `take_census`."""
     modules = list(module.named_modules())
     return _unregistered_tensors(modules, known=_known(modules))
 
 
 def _known(modules: list[tuple[str, nn.Module]]) -> set[int]:
-    """The identities of tensors that belong to modules: registered ones, and those that restore quantised weights."""
+    """Return the identities of tensors that belong to modules: registered ones, and those that restore quantized weights."""
     states = {id(state) for _, child in modules for _, state in quantization_states(child)}
     held = {id(value) for _, child in modules for one in quantization_objects(child) for value in vars(one).values()}
     return set(_owned_tensors(modules)) | states | held
 
 
 def _registered(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors that this module itself has registered; a name may stand for None."""
+    """Yield names and tensors that this module itself has registered; names registered as None are skipped."""
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
         if tensor is not None:
             yield name, tensor
 
 
 def _owned_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, tuple[Tensor, str]]:
-    """Every registered tensor once, by identity, with its first path."""
+    """Return every registered tensor once, by identity, with its first path."""
     owned: dict[int, tuple[Tensor, str]] = {}
     for path, module in modules:
         for name, tensor in _registered(module):
@@ -102,7 +103,7 @@ def _owned_tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[int, tuple[
                 raise BuildError(
                     f"{_join(path, name)} is a lazy parameter without a shape",
                     given=type(module).__name__,
-                    allowed="parameters whose shape is known when the model is built",
+                    allowed="parameters with a known shape when the model is built",
                     todo="use the layer that is not lazy, or run the model once before it is counted",
                 )
             owned.setdefault(id(tensor), (tensor, _join(path, name)))
@@ -117,7 +118,7 @@ def _tied_names(module: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def _module_rows(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ModuleRow]:
-    """One row per module of what it registered first; the rows sum to the totals."""
+    """Yield one row per module with the tensors that it registered first; the rows sum to the totals."""
     counted: set[int] = set()
     for path, module in modules:
         own = {id(tensor): tensor for _, tensor in _registered(module) if id(tensor) not in counted}
@@ -132,7 +133,7 @@ def _module_rows(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ModuleRow
 
 
 def _sums(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor]) -> dict[str, int]:
-    """The elements and bytes that a Census and a ModuleRow both hold; `states` restore quantised parameters, and count as bytes."""
+    """Return the elements and bytes of a Census or a ModuleRow; `states` restore quantized parameters, and only count as bytes."""
     return {
         "parameters": _elements(parameters), "trainable_parameters": _elements(p for p in parameters if p.requires_grad),
         "buffers": _elements(buffers), "parameter_bytes": _bytes([*parameters, *states]), "buffer_bytes": _bytes(buffers),
@@ -140,7 +141,7 @@ def _sums(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor])
 
 
 def _rows_by_dtype(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor]) -> tuple[DtypeRow, ...]:
-    """One row per dtype, the one with most bytes first."""
+    """Return one row per dtype, the dtype with most bytes first."""
     of_parameters: Counter[torch.dtype] = Counter()
     of_buffers: Counter[torch.dtype] = Counter()
     sizes: Counter[torch.dtype] = Counter()
@@ -157,7 +158,7 @@ def _rows_by_dtype(parameters: list[Tensor], buffers: list[Tensor], states: list
 
 
 def _unregistered_tensors(modules: list[tuple[str, nn.Module]], known: set[int]) -> list[tuple[str, Tensor]]:
-    """Paths and tensors that attributes reach and registration does not; each tensor once."""
+    """Return paths and tensors that are reachable by attributes and not registered; each tensor once."""
     seen = known | {id(module) for _, module in modules}
     found: list[tuple[str, Tensor]] = []
     for path, module in modules:
@@ -168,7 +169,7 @@ def _unregistered_tensors(modules: list[tuple[str, nn.Module]], known: set[int])
 
 
 def _search(path: str, value: object, seen: set[int], *, nesting: int, objects: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors inside a value: `nesting` containers and `objects` plain objects deep."""
+    """Yield the tensors inside a value: `nesting` containers and `objects` plain objects deep."""
     if value is None or isinstance(value, _NOT_OPENED) or id(value) in seen:
         return
     if isinstance(value, Tensor):
@@ -190,7 +191,7 @@ def _search(path: str, value: object, seen: set[int], *, nesting: int, objects: 
 
 
 def _search_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    """Everything registered in a module that is itself not registered: a module in a plain list, say."""
+    """Yield everything that an unregistered module has registered: for example a module in a plain list."""
     for inner_path, inner in module.named_modules():
         if id(inner) in seen:
             continue

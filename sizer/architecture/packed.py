@@ -1,7 +1,7 @@
-"""Layers that hold a checkpoint's quantised weights by their method's layout, where the method's own kernels cannot be traced.
+"""Layers with a checkpoint's quantized weights in their method's layout, if the method's own kernels cannot be traced.
 
-Every tensor has the bytes that it has on the device. A product takes its result and nothing beside it; in training a product of
-GPTQ takes its layer's weights in 16 bits, too.
+Every tensor has its size on the device. A product only allocates its result; in training, a product of GPTQ also allocates its
+layer's weights in 16 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sizer.catalogue.checkpoints import METHODS
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight is packed in the tensors of a layout; `bias` is the layer's own, or None."""
+    """A linear layer with its weight packed in the tensors of a layout; `bias` is the layer's own, or None."""
 
     def __init__(self, outputs: int, inputs: int, tensors: Tensors, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -32,19 +32,19 @@ class PackedLinear(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input [.., in_features]`: [.., out_features]."""
+        """Return [.., out_features] for `input [.., in_features]`."""
         return input.new_empty((*input.shape[:-1], self.out_features))
 
 
 class DequantizedLinear(PackedLinear):
-    """A linear layer in GPTQ that dequantises its weight in training, and multiplies with it, so that autograd keeps that weight.
+    """A linear layer in GPTQ that dequantizes its weight in training and multiplies with it: autograd saves that weight.
 
-    gptqmodel/nn_modules/qlinear/torch.py, TorchLinear._forward_eager, 7.7, whose compiled dequantisation is taken to allocate its
-    result alone. auto_gptq's layers did the same (nn_modules/qlinear/qlinear_cuda_old.py, 0.7).
+    gptqmodel/nn_modules/qlinear/torch.py, TorchLinear._forward_eager, 7.7; its compiled dequantization is assumed to allocate
+    only its result. auto_gptq's layers did the same (nn_modules/qlinear/qlinear_cuda_old.py, 0.7).
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input [.., in_features]`: [.., out_features]."""
+        """Return [.., out_features] for `input [.., in_features]`."""
         if not self.training:
             return super().forward(input)
         rows = input.reshape(-1, self.in_features)
@@ -55,7 +55,7 @@ class DequantizedLinear(PackedLinear):
 
 
 class PackedExperts(nn.Module):
-    """Experts whose weights are packed in the tensors of a layout, each kind stacked over the experts.
+    """Experts with weights packed in the tensors of a layout, each kind stacked over the experts.
 
     `fused` says that the activation is part of the first product, and the sum over a token's experts of the second.
     """
@@ -77,9 +77,9 @@ class PackedExperts(nn.Module):
             self.register_parameter(name, bias)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """`hidden_states [tokens, hidden]`, `top_k_index` and `top_k_weights [tokens, k]`: [tokens, hidden]."""
+        """Return [tokens, hidden] for `hidden_states [tokens, hidden]`, `top_k_index` and `top_k_weights [tokens, k]`."""
         tokens, chosen = top_k_index.shape
-        if self.fused:  # triton_kernels/matmul_ogs.py, init_allocation: a result, beside it what is not summed yet
+        if self.fused:  # triton_kernels/matmul_ogs.py, init_allocation: a result, and a scratch for unsummed products
             product = hidden_states.new_empty((tokens * chosen, self.inner))
             result, scratch = (product.new_empty((rows, self.hidden)) for rows in (tokens, tokens * chosen))
             del scratch
@@ -91,7 +91,7 @@ class PackedExperts(nn.Module):
 
 
 def _register(module: nn.Module, tensors: Tensors, elements: int) -> None:
-    """Give a module the tensors of a layout, of which the first stands for that many elements and the others for none."""
+    """Register the tensors of a layout on a module; the first one represents `elements` elements, the others none."""
     for name, (shape, dtype) in tensors.items():
         parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
         parameter.elements, elements = elements, 0
@@ -99,10 +99,10 @@ def _register(module: nn.Module, tensors: Tensors, elements: int) -> None:
 
 
 def pack(module: nn.Module, dtype: str, quantization: Quantization) -> nn.Module:
-    """A transformers model on meta for a dtype of the contract, with packed layers in the place of those that its checkpoint has
-    quantised: `module`, changed.
+    """Replace the layers of a transformers model on meta that its checkpoint has quantized by packed layers; return the module.
 
-    Raises BuildError where there is no such layer, ConfigError where the settings are none of the method's.
+    `dtype` is a dtype of the contract. Raises BuildError if there is no such layer, ConfigError if the settings do not fit the
+    method.
     """
     half = dtype.removeprefix("amp-")
     module.to(torch.float32 if dtype != half else getattr(torch, half))
@@ -118,7 +118,7 @@ def pack(module: nn.Module, dtype: str, quantization: Quantization) -> nn.Module
 
 
 def load_packed(module: nn.Module, device: str = "meta") -> nn.Module:
-    """The model of `pack`, whose tensors arrive as they are. Raises BuildError for a device: its layers compute nothing."""
+    """Return the model of `pack`; its tensors are loaded unchanged. Raises BuildError for a device: its layers compute nothing."""
     if device != "meta":
         raise BuildError(
             "the kernels of these weights are not known",
@@ -129,20 +129,23 @@ def load_packed(module: nn.Module, device: str = "meta") -> nn.Module:
 
 
 def describe_checkpoint(module: nn.Module, quantization: Quantization) -> tuple[str, ...]:
-    """A sentence on what the checkpoint of a model that is not quantised holds; none where no layout of it is known."""
+    """Return a sentence on the contents of an unquantized model's checkpoint; none if its layout is not known."""
     if quantization.method not in LAYOUTS:
         return ()
     try:
         size = checkpoint_bytes(module, quantization, getattr(torch, quantization.dtype))
-    except ConfigError:  # what cannot be counted changes nothing of what is
+    except ConfigError:  # an uncountable checkpoint does not change the count of the model
         return ()
     title = METHODS[quantization.method].title
     return (f"The checkpoint's own tensors take {format_both(size)}: {title}, the rest in {quantization.dtype}.",)
 
 
 def checkpoint_bytes(module: nn.Module, quantization: Quantization, dtype: torch.dtype) -> int:
-    """The bytes of a checkpoint's tensors, of a model that is not quantised: those of the layouts, and of the rest in `dtype`; tied
-    ones once. Raises ConfigError as `pack` does."""
+    """Return the bytes of a quantized checkpoint's tensors, for an unquantized model.
+
+    They are those of the layouts, and of the other tensors in `dtype`; tied tensors count once. Raises ConfigError as `pack`
+    does.
+    """
     packed = total = 0
     seen: set[int] = set()
     for path, layer in quantized_layers(module, quantization):
@@ -161,7 +164,7 @@ def checkpoint_bytes(module: nn.Module, quantization: Quantization, dtype: torch
 
 
 def _packed(path: str, layer: nn.Module, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
-    """The layer with its weights packed."""
+    """Return the layer with its weights packed."""
     method, settings = quantization.method, settings_of(quantization, path, layer)
     if (sides := sides_of(layer)) is None:
         inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]

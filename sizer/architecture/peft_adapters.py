@@ -1,7 +1,7 @@
-"""Adapters of PEFT's on a module that is built: what `peft.get_peft_model` makes of it, and in which dtype.
+"""PEFT's adapters on a built module: the result of `peft.get_peft_model`, and its dtypes.
 
-Gradient checkpointing is on before that, so that PEFT prepares the module as for everybody: it makes the embeddings' output
-require a gradient (`enable_input_require_grads`, peft/peft_model.py 0.21), which reentrant checkpointing needs and other does not.
+Gradient checkpointing is switched on before, so that PEFT prepares the module as usual: it makes the embeddings' output require
+a gradient (`enable_input_require_grads`, peft/peft_model.py 0.21). Only reentrant checkpointing needs this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sizer.catalogue.recipes import ORPO, is_made_by_trl
 from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.query.request import Request
 
-ALPHA_PER_RANK = 2  # where no alpha is asked for
+ALPHA_PER_RANK = 2  # if alpha is not given
 REASON_LIMIT = 300
 # Tasks that PEFT has a class for (peft/mapping.py), by the end of the name of transformers' class.
 TASKS = {
@@ -35,14 +35,14 @@ TASKS = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
-ADAPTER_NAME = "default"  # of `peft.get_peft_model`, a part of the path of all that an adapter adds
+ADAPTER_NAME = "default"  # of `peft.get_peft_model`, a part of the path of all tensors of an adapter
 _LINEAR = (
     "Linear",
     "Conv1D",
     "Linear4bit",
     "Linear8bitLt",
     "FP8Linear",
-)  # torch's, transformers' and what quantises them
+)  # linear layers of torch, transformers and the quantizers
 # Classes of sizer.architecture.packed by their names: that module imports transformers.
 _DEQUANTIZED = "DequantizedLinear"
 _PACKED = (_DEQUANTIZED, "PackedLinear")
@@ -71,9 +71,9 @@ def prepare() -> None:
 
 
 def add_adapter(module: nn.Module, request: Request) -> nn.Module:
-    """The module wrapped by PEFT, with the adapter that a request asks for: its weights alone are trained.
+    """Return the module wrapped by PEFT, with the requested adapter: only its weights are trained.
 
-    Raises BuildError where PEFT is not installed, or refuses the adapter for this module, with PEFT's reason.
+    Raises BuildError if PEFT is not installed, or refuses the adapter for this module, with PEFT's reason.
     """
     if isinstance(module, WithFrozenParts):
         module.replace_trained(add_adapter(module.trained, request))
@@ -88,14 +88,14 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         )
     if getattr(module, "hf_quantizer", None) is not None and not row.on_quantized:
         raise BuildError(
-            f"{row.title} is not traced beside quantised weights",
+            f"{row.title} cannot be traced on quantised weights",
             given=f"adapter={row.key} with weights={request.weights}",
             allowed=", ".join(other.key for other in ADAPTERS.values() if other.on_quantized),
             todo="choose one of these, or weights=full",
         )
     if not getattr(getattr(module, "hf_quantizer", None), "is_trainable", True):
         raise BuildError(
-            "this transformers trains no adapter on such weights",
+            "the installed transformers does not train adapters on such weights",
             given=f"weights={request.weights}&train=adapter",
             todo="choose other weights, or mode=inference",
         )
@@ -110,16 +110,16 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
     by_trl = of_bitsandbytes and is_made_by_trl(request.objective, request.loss)
     if request.prepare and of_bitsandbytes and not by_trl:
         module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)  # it is on already
-        torch.cuda.empty_cache()  # which that does where CUDA is available alone
+        torch.cuda.empty_cache()  # PEFT only does so if CUDA is available
         if request.checkpointing and not _is_of_diffusers(module):
-            module.enable_input_require_grads()  # as it does with checkpointing
+            module.enable_input_require_grads()  # PEFT does so with checkpointing
     try:
         config = getattr(peft, row.config_class)(task_type=task, **arguments_of(request, module))
         if dequantized := {type(part) for part in module.modules() if type(part).__name__ == _DEQUANTIZED}:
             from peft.tuners.lora.gptq import GPTQLoraLinear
 
             config._register_custom_module(dict.fromkeys(dequantized, GPTQLoraLinear))  # PEFT knows gptqmodel's classes
-        # Nobody asks for the values: known zeros would be kept beside every meta tensor, which takes as long as all else.
+        # The values are not read: known zeros would be stored for every meta tensor, which takes as long as everything else.
         made = nullcontext() if row.learns_prompt else _made_as_moved(module)
         with warnings.catch_warnings(), made, mock.patch.object(nn.init, "zeros_", lambda tensor: tensor):
             warnings.simplefilter("ignore")
@@ -135,7 +135,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
 
                 peft_module_casting_to_bf16(adapted)  # trl/experimental/orpo/orpo_trainer.py, 1.16, with bf16=True
                 torch.cuda.empty_cache()  # Trainer frees the cache before its first step (free_memory of accelerate)
-    except Exception as error:  # each tuner raises what it likes where it does not know a layer
+    except Exception as error:  # each tuner raises various errors for a layer that it does not know
         raise BuildError(
             f"PEFT refuses {row.title} for {type(module).__name__}", given=_given(request, row), todo=_reason(error)
         ) from error
@@ -147,10 +147,11 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
 
 
 def _check_outputs(adapted: nn.Module, request: Request) -> None:
-    """Raise BuildError if an adapter is around a linear layer that returns more than a tensor, such as Llama 4's router, or that
-    multiplies groups of features, such as DeepSeek V4's first output projection.
+    """Raise BuildError if an adapter is around a linear layer with an unusual output.
 
-    PEFT's layers read the dtype of what the layer returns, and add to it the adapter's row of all features.
+    The layer returns more than a tensor, such as Llama 4's router, or multiplies groups of features, such as DeepSeek V4's
+    first output projection. PEFT's layers read the dtype of the layer's output, and add to it the adapter's row of all
+    features.
     """
     for name, part in base_of(adapted).named_modules():
         layer = getattr(part, "base_layer", None)
@@ -161,7 +162,7 @@ def _check_outputs(adapted: nn.Module, request: Request) -> None:
         with torch.no_grad():
             try:
                 found = layer(layer.weight.new_empty(1, layer.in_features))
-            except RuntimeError:  # it takes no row of features
+            except RuntimeError:  # it does not accept a row of features
                 found = None
         if not isinstance(found, torch.Tensor) or found.shape != (1, layer.out_features):
             what = "groups of features" if found is None else "more than a tensor"
@@ -174,10 +175,10 @@ def _check_outputs(adapted: nn.Module, request: Request) -> None:
 
 @contextmanager
 def _made_as_moved(module: nn.Module) -> Iterator[None]:
-    """Within it adapters on meta have the dtype in which their layers compute, where these name one (`Linear4bit`).
+    """Give adapters on meta the compute dtype of their layers within the context, if these name one (`Linear4bit`).
 
-    PEFT makes adapters on the host, moves them to their layer's device and that dtype (_move_adapter_to_device_of_base_layer), and
-    makes them float32 at last; on meta it moves nothing.
+    PEFT makes adapters on the host, moves them to their layer's device and that dtype (_move_adapter_to_device_of_base_layer),
+    and finally makes them float32; on meta it moves nothing.
     """
     on_meta = any(parameter.is_meta for parameter in module.parameters())
     layers = (layer for layer in module.modules() if getattr(layer, "compute_dtype", None) is not None)
@@ -191,16 +192,20 @@ def _made_as_moved(module: nn.Module) -> Iterator[None]:
 
 
 def _cast_as_trl(adapted: nn.Module) -> None:
-    """Make trained weights beside quantised ones bfloat16, as TRL's trainers do (trl/trainer/dpo_trainer.py and others, 1.16)."""
+    """Cast trained weights to bfloat16 if others are quantized, as TRL's trainers do.
+
+    Source: trl/trainer/dpo_trainer.py and others, 1.16.
+    """
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and "lora_magnitude_vector" not in name:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def task_of(module: nn.Module) -> str | None:
-    """PEFT's task type of a module, None where it has none for it.
+    """Return PEFT's task type of a module, None if it has none for it.
 
-    PEFT's model of sequences hands input_ids on: an encoder of sound or pictures is adapted without a task, as in PEFT's examples.
+    PEFT's model of sequences passes input_ids on: an encoder of sound or pictures is adapted without a task, as in PEFT's
+    examples.
     """
     name = type(module).__name__
     if name.endswith("ForConditionalGeneration") and module.config.is_encoder_decoder:
@@ -209,7 +214,7 @@ def task_of(module: nn.Module) -> str | None:
 
 
 def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
-    """Return what the config of a request's adapter is made with, beside the task."""
+    """Return the arguments of an adapter's config, except the task."""
     row = ADAPTERS[request.adapter]
     values = {
         "r": request.adapter_rank,
@@ -222,20 +227,21 @@ def arguments_of(request: Request, module: nn.Module) -> dict[str, Any]:
 
 
 def _check_saved(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Raise BuildError for a name of `modules_to_save` that no module has; PEFT says so only if none of them is found."""
+    """Raise BuildError for a name of `modules_to_save` that matches no module; PEFT only raises if none of them matches."""
     paths = [path for path, _ in module.named_modules()]
     for name in names:
-        if not any(path.endswith(name) for path in paths):  # as PEFT compares them (_set_trainable in peft/utils/other.py, 0.21)
+        # same comparison as PEFT's (_set_trainable in peft/utils/other.py, 0.21)
+        if not any(path.endswith(name) for path in paths):
             raise BuildError(
                 f"modules_to_save: {type(module).__name__} has no module of this name",
                 given=quote(name),
-                allowed="names of its modules, such as those of its embeddings and its head",
+                allowed="names of its modules, such as the embeddings and the head",
                 todo=suggest(name, {path.rpartition(".")[2] for path in paths if path}) or "remove it",
             )
 
 
 def _targets(request: Request, module: nn.Module) -> str | list[str]:
-    """Return what PEFT takes as `target_modules`: its own word, or names: as given, of attention, or of a script."""
+    """Return the value of PEFT's `target_modules`: its own word, or names: as given, of attention, or of a script."""
     (first, *others) = request.adapter_targets
     if first == ATTENTION:
         return attention_layers(module)
@@ -247,9 +253,9 @@ def _targets(request: Request, module: nn.Module) -> str | list[str]:
 
 
 def packed_layers(module: nn.Module) -> list[str]:
-    """Return the paths of the linear layers of a model whose checkpoint is packed, without its head; none of another model.
+    """Return the paths of the linear layers of a model with a packed checkpoint, without its head; none for another model.
 
-    PEFT's `all-linear` finds layers of PyTorch alone, so that users of GPTQ name these.
+    PEFT's `all-linear` only finds PyTorch's layers, so users of GPTQ name these.
     """
     layers = {path: part for path, part in module.named_modules() if type(part).__name__ in (*_LINEAR, *_PACKED)}
     if not any(type(part).__name__ in _PACKED for part in layers.values()):
@@ -259,7 +265,7 @@ def packed_layers(module: nn.Module) -> list[str]:
 
 
 def attention_layers(module: nn.Module) -> list[str]:
-    """The paths of the linear layers inside a module's attention. Raises BuildError where there are none."""
+    """Return the paths of the linear layers inside a module's attention. Raises BuildError if there are none."""
     found = {
         f"{path}.{name}": None
         for path, part in module.named_modules()
@@ -277,21 +283,22 @@ def attention_layers(module: nn.Module) -> list[str]:
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Return whether `add_adapter` has made this module, whose class FSDP2 derives another from."""
+    """Return whether `add_adapter` has made this module; FSDP2 may have derived another class from its class."""
     return any(kind.__module__.partition(".")[0] == "peft" for kind in type(module).__mro__)
 
 
 def base_of(module: nn.Module) -> nn.Module:
-    """The module that `add_adapter` was given, with the adapter in it, also inside DDP; any other as it is."""
+    """Return the module that `add_adapter` was given, with the adapter in it, also inside DDP; any other module unchanged."""
     module = inner(module)
     return module.get_base_model() if is_adapted(module) else module
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module itself in a dtype, as `module.to(dtype)` makes it, but for what PEFT has added.
+    """Cast the module itself to a dtype, as `module.to(dtype)` does, except for tensors that PEFT has added.
 
-    PEFT keeps an adapter's weights in float32 beside weights in half precision (`autocast_adapter_dtype`); an adapter in a model
-    of diffusers is float32 beside float16 alone, whose gradients are scaled (cast_training_params in diffusers' example scripts).
+    PEFT keeps an adapter's weights in float32 if the model is in half precision (`autocast_adapter_dtype`). In a model of
+    diffusers an adapter is float32 only with float16, whose gradients are scaled (cast_training_params in diffusers' example
+    scripts).
     """
     if isinstance(module, WithFrozenParts):
         cast(module.trained, dtype)
@@ -323,7 +330,7 @@ def _is_of_diffusers(module: nn.Module) -> bool:
 
 
 def adapted_layers(module: nn.Module) -> list[str]:
-    """The names of the layers that an adapter of PEFT's stands in, without what PEFT wraps around the model."""
+    """Return the names of the layers with an adapter of PEFT, without PEFT's wrapper around the model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [name for name, layer in base_of(module).named_modules() if isinstance(layer, BaseTunerLayer)]

@@ -1,4 +1,4 @@
-"""Contents of a quantised module: the tensors that restore its weights, their bytes, and weights left unquantised."""
+"""Contents of a quantized module: the tensors that restore its weights, their bytes, and weights left unquantized."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.report.caveats import UNQUANTISED_PART
 
-NO_OUTLIERS = "No activation is taken to be an outlier, so that no column is multiplied in 16 bits."
+NO_OUTLIERS = "Activations are assumed to have no outliers: no column is multiplied in 16 bits."
 MANY = 8  # names in one sentence
 FP8_LAYERS = "transformers.integrations.finegrained_fp8"
 _LAYERS = (f"{BITSANDBYTES}.", FP8_LAYERS)  # modules of the layers that quantizers put in
@@ -22,7 +22,7 @@ _STATES = ("absmax", "code", "offset")  # the tensors of bitsandbytes' QuantStat
 
 
 def quantization_states(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors with which a module itself, not its children, restores its quantised weight: scales, codes, offsets.
+    """Yield a module's own tensors that restore its quantized weight, by name: scales, codes, offsets.
 
     They are neither parameters nor buffers (bitsandbytes/nn/modules.py, 0.50: Linear4bit, Linear8bitLt).
     """
@@ -31,13 +31,13 @@ def quantization_states(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield from _tensors_of(state, "weight.")
     scales = getattr(weight, "SCB", None)
     if scales is None:
-        scales = getattr(getattr(module, "state", None), "SCB", None)  # where the first forward pass leaves them
+        scales = getattr(getattr(module, "state", None), "SCB", None)  # the first forward pass stores them there
     if isinstance(scales, Tensor):
         yield "weight.SCB", scales
 
 
 def quantization_objects(module: nn.Module) -> Iterator[object]:
-    """Yield what holds the tensors of `quantization_states`, and changes as bitsandbytes' layers run."""
+    """Yield the objects that hold the tensors of `quantization_states`; bitsandbytes' layers change them when they run."""
     weight = module._parameters.get("weight")
     if hasattr(weight, "SCB"):
         yield weight
@@ -48,26 +48,26 @@ def _tensors_of(state: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     for name in _STATES:
         if isinstance(tensor := getattr(state, name), Tensor):
             yield f"{path}{name}", tensor
-    if state.state2 is not None:  # of scales that are themselves quantised
+    if state.state2 is not None:  # for scales that are themselves quantized
         yield from _tensors_of(state.state2, f"{path}state2.")
 
 
 def elements_of(tensor: Tensor) -> int:
-    """The elements that a tensor stands for: two to a byte where it holds 4-bit weights, none where it restores another."""
+    """Return the elements that a tensor represents: two per byte for 4-bit weights, none for a tensor that restores another."""
     if (state := getattr(tensor, "quant_state", None)) is not None:
         return prod(state.shape)
     return getattr(tensor, "elements", tensor.numel())
 
 
 def weight_bytes(tensor: Tensor) -> int:
-    """The bytes that a tensor itself holds; of a wrapper subclass those inside."""
+    """Return the bytes of a tensor itself; for a wrapper subclass those of its inner tensors."""
     return sum(part.numel() * part.element_size() for part in parts_of(tensor))
 
 
 def describe_weights(module: nn.Module, title: str, *, outliers: bool = True) -> tuple[str, ...]:
-    """Sentences on a module that is quantised as `title` says: how much of it, and what was left as it was, by name and bytes.
+    """Return sentences on a module with the quantization `title`: the quantized size, and unquantized parts by name and bytes.
 
-    `outliers` says whether activations are looked at for outliers, of which none is taken to be one.
+    `outliers` says whether activations are searched for outliers; the estimate assumes none.
     """
     layers = [layer for layer in module.modules() if is_replaced(layer)]
     held = elements = 0
@@ -90,7 +90,7 @@ def _quantized_elements(tensor: Tensor) -> int:
 
 
 def unquantized_part(module: nn.Module) -> list[tuple[str, int, int]]:
-    """Return the frozen unquantised weights: (name, elements, bytes) of each kind of module, the largest first."""
+    """Return the frozen unquantized weights: (name, elements, bytes) of each kind of module, the largest first."""
     found: dict[str, tuple[int, int]] = {}
     adapted = is_adapted(module)
     left = {id(parameter) for parameter in module.parameters()}
@@ -105,6 +105,6 @@ def unquantized_part(module: nn.Module) -> list[tuple[str, int, int]]:
 
 
 def is_replaced(layer: nn.Module) -> bool:
-    """Return whether this layer holds quantised weights in the place of another one."""
+    """Return whether this layer has quantized weights and replaces another layer."""
     packed = any(hasattr(parameter, "elements") for parameter in layer._parameters.values())
     return packed or type(layer).__module__.startswith(_LAYERS)

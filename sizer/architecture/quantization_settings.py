@@ -14,9 +14,9 @@ from sizer.base.errors import ConfigError, quote
 from sizer.catalogue.presets import find_preset
 from sizer.query.request import Request
 
-UNNAMED = "unnamed"  # the method of a `quantization_config` that names none, as MLX writes it
+UNNAMED = "unnamed"  # the method of a `quantization_config` without a name, as MLX writes it
 _MODELOPT = "modelopt"
-MOST_REPEATS = 6  # of one pattern; published ones have at most four
+MOST_REPEATS = 6  # per pattern; published ones have at most four
 _PARSER: Any = re._parser  # type: ignore[attr-defined]  # typeshed does not have it
 _REPEATING = (_PARSER.MAX_REPEAT, _PARSER.MIN_REPEAT, _PARSER.POSSESSIVE_REPEAT)
 _FP8 = "fp8"
@@ -24,19 +24,21 @@ WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONGEST_TEXT, _DEEPEST = 1000, 10
 PLACES = ("quantization_config", "compression_config")  # the latter is how compressed-tensors called it
-_MLX = "quantization"  # where MLX writes its settings, in older files alone
-_ALIASES = {"intel/auto-round": "auto-round"}  # how AutoRound called itself before 0.5
+_MLX = "quantization"  # key of MLX's settings in older files
+_ALIASES = {"intel/auto-round": "auto-round"}  # AutoRound's name before 0.5
 _PARTS = (
     "text_config",
     "llm_config",
     "language_config",
-)  # transformers asks the text model, too (get_hf_quantizer, 5.23)
+)  # transformers searches the text model, too (get_hf_quantizer, 5.23)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Quantisation of a checkpoint. `method` is its `quant_method`, `settings` are the other values, as in the JSON.
-    `dtype` is that of its other tensors ("float16"), or "bfloat16" if the config names none, as in gpt-oss."""
+    """Quantization of a checkpoint. `method` is its `quant_method`, `settings` are the other values, as in the JSON.
+
+    `dtype` is the dtype of its other tensors ("float16"), or "bfloat16" if the config names none, as in gpt-oss.
+    """
 
     method: str
     settings: Mapping[str, Any]
@@ -44,10 +46,10 @@ class Quantization:
 
 
 def quantization_of(request: Request, config: dict | None) -> Quantization | None:
-    """Return how the checkpoint of a request is quantised, or None if its config does not say.
+    """Return the quantization of a request's checkpoint, or None if its config has none.
 
-    `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
-    Raises ConfigError where what it says is malformed.
+    `config` is the parsed config.json for the sources "hub" and "config" (None: the request's own, or its preset's).
+    Raises ConfigError if its quantization is malformed.
     """
     if config is None and request.config is not None:
         config = read_config(request.config)
@@ -65,7 +67,7 @@ def quantization_of(request: Request, config: dict | None) -> Quantization | Non
 
 
 def _with_experts(quantization: Quantization, *parts: dict) -> Quantization:
-    """Return how a checkpoint is quantised with the format of its experts, which DeepSeek V4 names beside `quantization_config`.
+    """Return a quantization with the format of its experts, which DeepSeek V4 names outside of `quantization_config`.
 
     models/deepseek_v4/configuration_deepseek_v4.py, DeepseekV4Config.__post_init__, 5.24.
     """
@@ -91,13 +93,13 @@ def _read(raw: object, dtype: str) -> Quantization:
 
 
 def _dtype(*parts: dict) -> str:
-    """The dtype that a config names; without one, bfloat16."""
+    """Return the dtype that a config names; without one, bfloat16."""
     named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
     return next((name for name in named if name in _DTYPES), "bfloat16")
 
 
 def _plain(value: object, deep: int) -> object:
-    """A copy of a JSON value. Raises ConfigError where it is too deep, or holds too long a text."""
+    """Return a copy of a JSON value. Raises ConfigError if it is too deep, or contains a text that is too long."""
     if isinstance(value, dict) and deep:
         return {key: _plain(item, deep - 1) for key, item in value.items()}
     if isinstance(value, list) and deep:
@@ -109,7 +111,7 @@ def _plain(value: object, deep: int) -> object:
 
 
 def whole(settings: Mapping[str, Any], key: str, otherwise: int | None, allowed: tuple[int, ...] = ()) -> int:
-    """A whole number of the settings, one of those allowed where there are such. Raises ConfigError."""
+    """Return an integer of the settings, one of `allowed` if given. Raises ConfigError."""
     value = settings.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int) or (allowed and value not in allowed):
         wanted = ", ".join(map(str, allowed)) or "a whole number"
@@ -118,7 +120,7 @@ def whole(settings: Mapping[str, Any], key: str, otherwise: int | None, allowed:
 
 
 def groups_of(settings: Mapping[str, Any], inputs: int, otherwise: int = 128) -> int:
-    """Return the number of groups of the inputs, of which the last may be smaller. −1 stands for a single group."""
+    """Return the number of groups of the inputs; the last group may be smaller. −1 means a single group."""
     size = whole(settings, "group_size", otherwise)
     if size < 1 and size != -1:
         given = f"group_size = {size}"
@@ -132,10 +134,10 @@ def ceil(number: int, divisor: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def checked_pattern(pattern: str, key: str = "") -> str:
-    """Return a stranger's regular expression, which stands under a `key` of its settings.
+    """Return an untrusted regular expression, found under a `key` of its settings.
 
-    Raises ConfigError if it is none, or if matching a name may take exponential time: a repetition inside a repetition, or more
-    than MOST_REPEATS of them behind each other.
+    Raises ConfigError if it is invalid, or if matching a name may take exponential time: nested repetitions, or more than
+    MOST_REPEATS in sequence.
     """
     given = f"{key}: {quote(pattern)}" if key else quote(pattern)
     try:

@@ -1,4 +1,4 @@
-"""Layers of a transformers model that its checkpoint has quantised, with the settings of each."""
+"""Layers of a transformers model that its checkpoint has quantized, with the settings of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sizer.architecture.quark_settings import check_known, layer_config
 from sizer.architecture.torchao_layouts import config_of, is_divisible, is_named
 from sizer.base.errors import ConfigError, quote
 
-_BLOCK = re.compile(r"\.\d+\.")  # a layer within one of a stack: what GPTQ quantises (optimum/gptq/quantizer.py, 2.3)
+_BLOCK = re.compile(r"\.\d+\.")  # a layer within a stack: GPTQ quantizes these (optimum/gptq/quantizer.py, 2.3)
 _SKIPPED = {
     "awq": "modules_to_not_convert",
     "aqlm": "linear_weights_not_to_quantize",
@@ -33,12 +33,13 @@ _BLOCK_NAMES = (
     "block_name_to_quantize",
     "to_quant_block_names",
 )  # of AutoRound, the first one counts
-_MOST_BITS = 8  # of a weight that AutoRound calls quantised
+_MOST_BITS = 8  # largest number of bits that AutoRound calls quantized
 
 
 def quantized_layers(module: nn.Module, quantization: Quantization) -> list[tuple[str, nn.Module]]:
-    """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern,
-    and where no layout of what quark did is known, or of Gemma's embeddings.
+    """Return paths and layers of a transformers model that its checkpoint has quantized.
+
+    Raises ConfigError if a name is not a pattern, or if quark's layout, or that of Gemma's embeddings, is not known.
     """
     with many_patterns():
         layers = list(_quantized_layers(module, quantization))
@@ -93,7 +94,7 @@ def _quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator
 
 
 def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
-    """The names of modules that stay as they are: the settings', and transformers' own choice where it makes one."""
+    """Return the names of unquantized modules: the settings' names, and transformers' own choice if it makes one."""
     method, settings = quantization.method, quantization.settings
     if method == "hqq":
         return _strings(settings, "skip_modules") or ["lm_head"]
@@ -106,7 +107,7 @@ def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
 
 
 def is_of_auto_round(settings: Mapping[str, Any], path: str, names: list[str]) -> bool:
-    """Return whether AutoRound has quantised a layer: one within its blocks, or named by itself, of at most 8 bits.
+    """Return whether AutoRound has quantized a layer: one within its blocks, or named by itself, of at most 8 bits.
 
     auto_round/inference/convert_model.py, get_layer_config, of intel/auto-round at 0048664.
     """
@@ -120,10 +121,10 @@ def is_of_auto_round(settings: Mapping[str, Any], path: str, names: list[str]) -
 
 
 def is_of_torchao(settings: Mapping[str, Any], path: str, layer: nn.Module, names: list[str]) -> bool:
-    """Return whether torchao has quantised a layer's weight: that of an `nn.Linear` which is not left out.
+    """Return whether torchao has quantized a layer's weight: the weight of an `nn.Linear` that is not excluded.
 
-    transformers/quantizers/quantizer_torchao.py, param_needs_quantization, 5.23. Raises ConfigError where embeddings, or experts by
-    their names, are quantised, too: no layout of these is known.
+    transformers/quantizers/quantizer_torchao.py, param_needs_quantization, 5.23. Raises ConfigError if embeddings, or experts
+    by their names, are quantized, too: no layout of these is known.
     """
     if settings.get("include_input_output_embeddings"):
         given = "include_input_output_embeddings = true"
@@ -141,20 +142,22 @@ def is_of_torchao(settings: Mapping[str, Any], path: str, layer: nn.Module, name
 
 
 def is_of_quark(settings: Mapping[str, Any], path: str, layer: nn.Module) -> bool:
-    """Return whether quark has quantised a layer, or holds something of what goes through it: an `nn.Linear`, or experts, which
-    are linear layers of their own there. Raises ConfigError."""
+    """Return whether quark has quantized a layer, or stores scales of its activations.
+
+    The layer is an `nn.Linear`, or experts, which are separate linear layers in quark. Raises ConfigError.
+    """
     if isinstance(layer, Conv1D):
         return False
     return layer_config(settings, path if isinstance(layer, nn.Linear) else _expert(path)) is not None
 
 
 def _expert(path: str) -> str:
-    """The first linear layer of the first of a layer's experts, in whose place the others are packed likewise."""
+    """Return the first linear layer of the first of a layer's experts; the other experts are packed in the same way."""
     return f"{path}.0.gate_proj"
 
 
 def _block_names(names: object) -> Iterator[str]:
-    """The names of blocks, with commas between them or in lists of lists."""
+    """Yield the names of blocks, separated by commas or in lists of lists."""
     for name in names.split(",") if isinstance(names, str) else names if isinstance(names, list) else ():
         if isinstance(name, str):
             yield name
@@ -163,7 +166,10 @@ def _block_names(names: object) -> Iterator[str]:
 
 
 def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapping[str, Any]:
-    """The settings of one layer, where a method has them by layer. Raises ConfigError where they name none for this one."""
+    """Return the settings of one layer, for methods with settings by layer.
+
+    Raises ConfigError if there are none for this layer.
+    """
     method, settings = quantization.method, quantization.settings
     if method == "compressed-tensors":
         return group_of(settings, path, type(layer).__name__)
@@ -197,10 +203,10 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
 
 
 def _dynamic_of_gptq(settings: Mapping[str, Any], path: str) -> dict | None:
-    """Return a layer's own settings by the first pattern of `dynamic` that matches its path; None if the layer is left out.
+    """Return a layer's own settings by the first pattern of `dynamic` that matches its path; None if the layer is excluded.
 
-    gptqmodel/quantization/config.py, dynamic_get, 2.2: "-:" before a pattern leaves layers out, "+:" is the default. Raises
-    ConfigError where a pattern is none.
+    gptqmodel/quantization/config.py, dynamic_get, 2.2: "-:" before a pattern excludes layers, "+:" is the default. Raises
+    ConfigError for an invalid pattern.
     """
     for named, own in _own_settings(settings, "dynamic").items():
         sign, pattern = (named[:2], named[2:]) if named.startswith(("+:", "-:")) else ("+:", named)
@@ -210,13 +216,15 @@ def _dynamic_of_gptq(settings: Mapping[str, Any], path: str) -> dict | None:
 
 
 def _first_named(patterns: Mapping[str, dict], path: str) -> dict:
-    """The settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23). Raises
-    ConfigError where one is none."""
+    """Return the settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23).
+
+    Raises ConfigError for an invalid pattern.
+    """
     return next((own for pattern, own in patterns.items() if re.search(checked_pattern(pattern, "module_quant_configs"), path)), {})
 
 
 def _own_settings(settings: Mapping[str, Any], key: str) -> dict[str, dict]:
-    """Settings by layer. Raises ConfigError where they are none."""
+    """Return settings by layer. Raises ConfigError if they are malformed."""
     found = settings.get(key) or {}
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         raise ConfigError(
@@ -226,13 +234,13 @@ def _own_settings(settings: Mapping[str, Any], key: str) -> dict[str, dict]:
 
 
 def check_names(quantization: Quantization) -> None:
-    """Raise ConfigError where the names of modules that stay as they are, or the sides of a block, are none."""
+    """Raise ConfigError if names of unquantized modules, or the sides of a block, are invalid."""
     _strings(quantization.settings, _SKIPPED.get(quantization.method, "modules_to_not_convert"))
     layout_of(quantization.method, quantization.settings, 1, 1, torch.float32)
 
 
 def _strings(settings: Mapping[str, Any], key: str) -> list[str] | None:
-    """A list of the settings whose names are patterns, None where there is none. Raises ConfigError."""
+    """Return a list of name patterns of the settings, None if there is none. Raises ConfigError."""
     names = settings.get(key)
     if names is None:
         return None
@@ -245,7 +253,7 @@ def _strings(settings: Mapping[str, Any], key: str) -> list[str] | None:
 
 
 def sides_of(layer: nn.Module) -> tuple[int, int, int] | None:
-    """The number of experts, the model's width and that inside of a layer that holds gated experts; None where it holds none."""
+    """Return the number of experts, the model's width and the inner width of a layer with gated experts; None for other layers."""
     both, down = (layer._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
     if both is None or down is None or both.dim() != 3 or down.dim() != 3:
         return None
@@ -260,15 +268,15 @@ def sides_of(layer: nn.Module) -> tuple[int, int, int] | None:
 # ------------------------------------------------------------------------------------------------------------ patterns
 
 
-MOST_PATTERNS = 20_000  # a config holds no more values (sizer.base.config_json)
+MOST_PATTERNS = 20_000  # the maximum number of values in a config (sizer.base.config_json)
 
 
 @contextmanager
 def many_patterns() -> Iterator[None]:
     """Keep all compiled patterns of a config in the cache of `re` within the context.
 
-    transformers matches every layer with every name that is left out. GLM-5-FP8 leaves out 712 names, and `re` keeps 512 patterns:
-    without more room it compiles each pattern anew for each layer.
+    transformers matches every layer with every excluded name. GLM-5-FP8 excludes 712 names, and `re` caches 512 patterns:
+    without a larger cache it would compile each pattern again for each layer.
     """
     with mock.patch.object(re, "_MAXCACHE", MOST_PATTERNS):
         yield

@@ -1,7 +1,7 @@
-"""Modules whose weights are quantised as `from_pretrained` quantises them, or arrive quantised, by transformers' own quantizers.
+"""Modules with weights quantized as by `from_pretrained`, or loaded quantized, by transformers' own quantizers.
 
-bitsandbytes' own code quantises each weight: scales and codes are those of the library. What a quantizer leaves as it was
-(embeddings, the head, experts that are no `nn.Linear`) stays.
+bitsandbytes' own code quantizes each weight: scales and codes are those of the library. Parts that a quantizer does not change
+(embeddings, the head, experts that are not `nn.Linear`) stay.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sizer.architecture.quantized_layers import many_patterns
 from sizer.base.errors import BuildError, ConfigError, quote
 from sizer.catalogue.optimizers import BITSANDBYTES
 
-STANDARD_DEVIATION = 0.02  # of the random weights, where a device holds values
-_CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass that LLM.int8() casts its input
+STANDARD_DEVIATION = 0.02  # of the random weights, on devices that hold values
+_CHATTY = "bitsandbytes.autograd._functions"  # logs at each layer of each pass that LLM.int8() casts its input
 
 
 def replace_layers(
@@ -38,13 +38,23 @@ def replace_layers(
     quantized: bool = False,
     compute: str | None = None,
 ) -> nn.Module:
-    """A transformers model on meta with the layers that its quantizer puts in for a dtype of the contract: `module`, changed.
+    """Put the layers of a quantizer into a transformers model on meta, and return it.
 
-    `config` is what a config.json has as `quantization_config`, `quantized` says whether weights arrive so. What is not quantised
-    is in that dtype (float32 under autocast). 4-bit products are computed in `compute`, by default the config's own; else in that
-    dtype (the half, under autocast), or, if weights arrive quantised, in float32, which is transformers' default. Raises
-    BuildError, which begins with `given`, where a package is missing and where no layer can be quantised, and ConfigError where
-    transformers refuses the config.
+    Unquantized parts are in the dtype of the contract (float32 under autocast). 4-bit products are computed in `compute`, by
+    default the config's own dtype; else in the dtype of the contract (its half under autocast), or, if weights arrive
+    quantized, in float32, which is transformers' default.
+
+    Args:
+        module: The model.
+        config: The value of `quantization_config` in a config.json.
+        dtype: A dtype of the contract.
+        given: The beginning of an error.
+        quantized: True if weights arrive quantized.
+        compute: Compute dtype of 4-bit layers.
+
+    Raises:
+        BuildError: A package is missing, or no layer can be quantized.
+        ConfigError: transformers refuses the config.
     """
     half = dtype.removeprefix("amp-")
     loaded = torch.float32 if dtype != half else getattr(torch, half)
@@ -66,10 +76,12 @@ def replace_layers(
 
 
 def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
-    """The model of `replace_layers` as `from_pretrained` loads it: one weight after the other arrives on the device, in the order
-    of names, and is quantised, or arrives quantised; buffers come last.
+    """Load the model of `replace_layers` as `from_pretrained` does, and return it.
 
-    *Known limitations*: transformers has up to four weights under way at a time; which of them comes first differs from run to run.
+    One weight after the other is moved to the device, in the order of names, and is quantized or arrives quantized; buffers
+    come last.
+
+    *Known limitations*: transformers loads up to four weights at a time; their order differs from run to run.
     """
     quantizer = module.hf_quantizer
     warm_up(module, device)
@@ -87,9 +99,9 @@ def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
 
 
 def _loads(module: nn.Module, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """By name what brings each weight to a device, or a layer whose weights come in parts."""
+    """Yield by name a function that loads each weight to a device, or a layer with weights in parts."""
     quantizer = module.hf_quantizer
-    holders: dict[int, list[tuple[nn.Module, str]]] = {}  # of tied weights there are several
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}  # tied weights have several
     for layer in module.modules():
         for name, old in layer._parameters.items():
             if old is not None:
@@ -106,7 +118,7 @@ def _loads(module: nn.Module, device: str) -> Iterator[tuple[str, Callable[[], N
 
 
 def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield what restores weights and is a parameter beside them (transformers/integrations/finegrained_fp8.py, 5.23)."""
+    """Yield parameters with the scales of FP8 weights (transformers/integrations/finegrained_fp8.py, 5.23)."""
     for layer in module.modules():
         if type(layer).__module__.startswith(FP8_LAYERS):
             yield from (one for name, one in layer._parameters.items() if one is not None and "_scale" in name)
@@ -125,7 +137,7 @@ def _computed(config: Mapping[str, Any], dtype: object) -> dict[str, Any]:
 
 
 def _quantizer(config: Mapping[str, Any], *, given: str, quantized: bool):
-    """transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
+    """Return transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
     if config["quant_method"] == BITSANDBYTES:
         import_bitsandbytes(given)
     try:
@@ -144,7 +156,7 @@ def import_bitsandbytes(given: str) -> None:
 
 
 def _make_table(device: str) -> None:
-    """Have bitsandbytes' map for scales made of values, before it is asked for among tensors that have none."""
+    """Make bitsandbytes' map for scales from real values, before it is requested among tensors without values."""
     from bitsandbytes import functional
 
     with torch.device("cpu"):
@@ -153,7 +165,7 @@ def _make_table(device: str) -> None:
 
 
 def warm_up(module: nn.Module, device: str) -> None:
-    """Take and free what a model is going to need, as transformers does (caching_allocator_warmup in modeling_utils.py)."""
+    """Allocate and free a model's future memory, as transformers does (caching_allocator_warmup in modeling_utils.py)."""
     from transformers.modeling_utils import get_total_byte_count
 
     names = [name for name, _ in module.named_parameters()]
@@ -162,7 +174,7 @@ def warm_up(module: nn.Module, device: str) -> None:
 
 
 def load_weight(held: list[tuple[nn.Module, str]], old: nn.Parameter, device: str, *, quantize: bool) -> None:
-    """Bring a weight to a device for the modules that hold it, by name, and quantise it where it is to be."""
+    """Load a weight to a device for the modules that share it, by name, and quantize it if needed."""
     made = arrive(old, device)
     for layer, name in held:
         layer._parameters[name] = made
@@ -171,7 +183,7 @@ def load_weight(held: list[tuple[nn.Module, str]], old: nn.Parameter, device: st
 
 
 def arrive(old: nn.Parameter, device: str) -> nn.Parameter:
-    """The like of a parameter on a device, of random values where it holds any."""
+    """Return a copy of a parameter on a device, with random values if it is a float tensor of more than 8 bits."""
     value = torch.empty(old.shape, dtype=old.dtype, device=device)
     if old.is_floating_point() and old.itemsize > 1:
         value.normal_(std=STANDARD_DEVIATION)
@@ -186,7 +198,7 @@ def move_buffers(module: nn.Module, device: str) -> None:
 
 
 def _load_packed(layer: nn.Module, config: Any, dtype: torch.dtype, device: str) -> None:
-    """Bring a layer of bitsandbytes to a device whose weight and what restores it arrive as a checkpoint has them."""
+    """Load a layer of bitsandbytes to a device, with its weight and states in the checkpoint's format."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if layer.bias is not None:
@@ -215,7 +227,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _load_fp8(layer: nn.Module, quantizer: Any, loaded: torch.dtype, device: str) -> None:
-    """Quantise the weights of a layer with FP8 weights in blocks: of each one that arrives a weight and its scales."""
+    """Quantize the weights of a layer with FP8 weights in blocks: each loaded tensor becomes a weight and its scales."""
     operation = quantizer.get_quantize_ops()
     for name, old in list(layer._parameters.items()):
         if old is None or old.dtype != torch.float8_e4m3fn:

@@ -1,8 +1,8 @@
-"""The tensors of one linear layer that AMD Quark has quantised: see sizer.architecture.layouts.
+"""The tensors of one linear layer that AMD Quark has quantized: see sizer.architecture.layouts.
 
-They are those of quark's QParamsLinear (quark/torch/export/nn/modules/ and quark/torch/utils/pack.py, amd-quark 0.13) once
-transformers has loaded them: scales are float32 there, whatever the file holds them in (transformers/quantizers/base.py,
-get_new_dtype, 5.23; 5.17 leaves them as the file has them).
+They are those of quark's QParamsLinear (quark/torch/export/nn/modules/ and quark/torch/utils/pack.py, amd-quark 0.13) after
+transformers has loaded them: scales are then float32, for any dtype in the file (transformers/quantizers/base.py,
+get_new_dtype, 5.23; 5.17 keeps the file's dtype).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sizer.architecture.quantization_settings import WORD, whole
 from sizer.architecture.quark_settings import is_dynamic
 from sizer.base.errors import ConfigError, quote
 
-# What an element is stored in, and how many elements share one.
+# The storage dtype of an element, and the number of elements in it.
 _INTEGERS = {
     "int8": (torch.int8, 1),
     "uint8": (torch.uint8, 1),
@@ -29,9 +29,9 @@ _BITS = {"fp4": 4, "fp6_e2m3": 6, "fp6_e3m2": 6}  # in bytes
 
 
 def quark(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """The tensors of a layer by what `layer_config` says of it. Raises ConfigError where its groups do not divide the inputs."""
+    """Return the tensors of a layer by its `layer_config`. Raises ConfigError if its groups do not divide the inputs."""
     weight = settings.get("weight")
-    # without a config of its own a weight is float32 beside what is held of activations
+    # without its own config a weight is float32, in addition to scales of activations
     tensors: Tensors = {"weight": ((outputs, inputs), torch.float32)}
     if weight is not None:
         tensors = _weight(weight, outputs, inputs)
@@ -59,7 +59,7 @@ def _weight(spec: Mapping[str, Any], outputs: int, inputs: int) -> Tensors:
 
 
 def _scales(spec: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ...]:
-    """The shape of the scales of a weight."""
+    """Return the shape of the scales of a weight."""
     if spec["qscheme"] == "per_tensor":
         return ()
     if spec["qscheme"] == "per_channel":
@@ -71,19 +71,19 @@ def _scales(spec: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ..
 
 
 def _scale(spec: Mapping[str, Any]) -> Iterator[tuple[str, torch.dtype]]:
-    """Yield what a tensor is quantised by that has a single scale."""
+    """Yield the tensors that quantize another tensor with a single scale."""
     yield "scale", torch.float32
     if spec.get("dtype") in _INTEGERS:
         yield "zero_point", _INTEGERS[spec["dtype"]][0]
 
 
 def _scale_dtype(spec: Mapping[str, Any]) -> torch.dtype:
-    """E8M0 scales are bytes, which transformers leaves as they are."""
+    """Return the dtype of a weight's scales: E8M0 scales are bytes, which transformers does not convert."""
     return torch.uint8 if spec.get("scale_format") == "e8m0" else torch.float32
 
 
 def _axis(spec: Mapping[str, Any]) -> int:
-    axis = spec.get("ch_axis", spec.get("axis"))  # the latter is what quark called it before 1.0
+    axis = spec.get("ch_axis", spec.get("axis"))  # "axis" is quark's name before 1.0
     if axis not in (0, 1, -1) or isinstance(axis, bool):
         raise _malformed(f"ch_axis = {quote(axis)}", "0, 1, -1")
     return axis

@@ -1,8 +1,10 @@
-"""AMD Quark's `quantization_config` as plain values: what is quantised of each layer, and what no layout is known of. No torch.
+"""AMD Quark's `quantization_config` as plain values: the quantized parts of each layer, and parts without a known layout.
 
-It holds a config for all layers (`global_quant_config`), others by class and by pattern, and the patterns of layers that stay as
-they are. Read in quark/torch/quantization/config/config.py and quark/torch/export/main_export/quant_config_parser.py of
-amd-quark 0.13.
+No torch.
+
+It holds a config for all layers (`global_quant_config`), others by class and by pattern, and the patterns of unquantized
+layers. Read in quark/torch/quantization/config/config.py and quark/torch/export/main_export/quant_config_parser.py of amd-quark
+0.13.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 from sizer.base.errors import ConfigError, quote
 
 _TENSOR, _CHANNEL, _GROUP = "per_tensor", "per_channel", "per_group"
-# How many weights share a scale, by their dtype: what quark itself quantises, saves and loads again.
+# Allowed groupings of weights that share a scale, by dtype: those that quark itself quantizes, saves and loads.
 SCHEMES = {
     **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), (_TENSOR, _CHANNEL)),
     **dict.fromkeys(("int8", "uint8", "int4", "uint4"), (_TENSOR, _CHANNEL, _GROUP)),
@@ -22,12 +24,14 @@ SCHEMES = {
 }
 _ACTIVATIONS = ("input_tensors", "output_tensors")
 _SCALES = (None, "float32", "e8m0")  # `scale_format`
-_FORMAT = "real_quantized"  # the `weight_format` whose files hold quantised weights
+_FORMAT = "real_quantized"  # the `weight_format` of files with quantized weights
 
 
 def layer_config(settings: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
-    """Return what is quantised of the linear layer at a dotted path, as quark has it by tensor (`weight`, `input_tensors`,
-    `output_tensors`); None where the layer stays as it was. Raises ConfigError where the settings are none of quark's."""
+    """Return quark's config by tensor of the linear layer at a dotted path (`weight`, `input_tensors`, `output_tensors`).
+
+    None if the layer is not quantized. Raises ConfigError if the settings are not quark's.
+    """
     patterns = _parts(settings, "layer_quant_config")
     named = next((own for pattern, own in patterns.items() if fnmatch(path, pattern)), None)
     found = named or _parts(settings, "layer_type_quant_config").get("Linear") or _global(settings)
@@ -39,8 +43,10 @@ def layer_config(settings: Mapping[str, Any], path: str) -> Mapping[str, Any] | 
 
 
 def unknown_of(settings: Mapping[str, Any]) -> str | None:
-    """Return what of a config has no known layout, as text; None where all of it has one. Raises ConfigError as `layer_config`
-    does."""
+    """Return the part of a config without a known layout, as text; None if there is none.
+
+    Raises ConfigError as `layer_config` does.
+    """
     export = settings.get("export")
     kind = export.get("weight_format", _FORMAT) if isinstance(export, dict) else _FORMAT
     if kind != _FORMAT:
@@ -59,7 +65,7 @@ def unknown_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def check_known(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError where there is something of which no layout is known."""
+    """Raise ConfigError if a part has no known layout."""
     if (unknown := unknown_of(settings)) is not None:
         raise ConfigError(
             "no layout of these weights is known", given=unknown, allowed="FP8, and 4 to 8 bits in one stage"
@@ -67,8 +73,8 @@ def check_known(settings: Mapping[str, Any]) -> None:
 
 
 def is_dynamic(spec: Mapping[str, Any]) -> bool:
-    """Return whether the scales of a tensor are computed when it is there."""
-    return bool(spec.get("is_dynamic", spec.get("dynamic")))  # the latter is what quark called it before 1.0
+    """Return whether the scales of a tensor are computed at run time."""
+    return bool(spec.get("is_dynamic", spec.get("dynamic")))  # "dynamic" is quark's name before 1.0
 
 
 def _unknown_tensors(config: Mapping[str, Any]) -> Iterator[str]:
@@ -81,7 +87,7 @@ def _unknown_tensors(config: Mapping[str, Any]) -> Iterator[str]:
         if scheme not in SCHEMES.get(dtype if isinstance(dtype, str) else "", ()):
             yield f"{quote(dtype)} weights {quote(scheme)}"
         if is_dynamic(spec) or spec.get("is_scale_quant"):
-            yield "weights that are quantised when they are asked for, or whose scales are quantised"
+            yield "weights that are quantised on use, or have quantised scales"
         if spec.get("zero_point_type") not in (None, "int32"):
             yield f"zero points of {quote(spec['zero_point_type'])}"
         if spec.get("scale_format") not in _SCALES:
@@ -96,7 +102,7 @@ def _unknown_activations(config: Mapping[str, Any], name: str) -> Iterator[str]:
     given = config.get(name)
     for spec in map(_spec, given if isinstance(given, list) else [] if given is None else [given]):
         if not is_dynamic(spec) and (isinstance(given, list) or spec.get("qscheme") != _TENSOR):
-            yield f"{name} with scales {quote(spec.get('qscheme'))} of their own"
+            yield f"{name} with separate scales {quote(spec.get('qscheme'))}"
 
 
 def _rotates(algorithm: Mapping[str, Any]) -> bool:
@@ -116,7 +122,7 @@ def _global(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parts(settings: Mapping[str, Any], key: str) -> dict[str, dict]:
-    """Configs by pattern, or by class."""
+    """Return configs by pattern, or by class."""
     found = settings.get(key) or {}
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         raise _malformed(f"{key} = {quote(found)}", "configs by name")

@@ -1,7 +1,7 @@
 """Keys of transformers' config classes: the class of a model type, its keys, its parts, its annotations and defaults.
 
-Read off the classes themselves, so that it holds for every model type of the installed version. transformers is imported
-when a function is called; classes are made from their defaults, never from a stranger's values.
+They are read from the classes themselves, so they fit every model type of the installed version. transformers is imported when
+a function is called; classes are made from their defaults, never from untrusted values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sizer.base.pasted_json import CONFIG_CLASS
 
 ConfigClass = Any  # a class of transformers' PreTrainedConfig, which is not imported here
 
-REFUSED_TYPES = {"rwkv": "it compiles code of its own when it is built"}
+REFUSED_TYPES = {"rwkv": "it compiles its own code when it is built"}
 
-# Functions of a config class that read further keys out of what they are given ("kwargs.pop(...)").
+# Functions of a config class that read further keys from their arguments ("kwargs.pop(...)").
 _READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict", "from_dict")
-# What backbone_utils.consolidate_backbone_kwargs_to_config (transformers 5.23) reads for every class with a backbone.
+# Keys that backbone_utils.consolidate_backbone_kwargs_to_config (transformers 5.23) reads for every class with a backbone.
 BACKBONE_KEYS = frozenset({"backbone", "backbone_kwargs", "use_timm_backbone"})
-# Where transformers' get_text_config looks for a config inside a config (configuration_utils.py, 5.23).
+# Keys in which transformers' get_text_config looks for a config inside a config (configuration_utils.py, 5.23).
 _TEXT_PARTS = frozenset({"text_encoder", "decoder", "generator", "text_config"})
 _OWN_CODE = "code of a repository never runs here: estimate your own script with `sizer run`, or choose another model"
 # config.name, self.config.name, getattr(config, "name", ...)
@@ -36,7 +36,7 @@ _TAKEN = re.compile(r"""config(?:\.|,\s*["'])([A-Za-z]\w*)""")
 
 
 def class_of_type(model_type: object, where: str = "model_type") -> type:
-    """transformers' config class for a model_type. Raises ConfigError where it has none, or it is refused."""
+    """Return transformers' config class for a model_type. Raises ConfigError if it has none, or it is refused."""
     from transformers import CONFIG_MAPPING, __version__
 
     if not isinstance(model_type, str):
@@ -59,11 +59,11 @@ def class_of_type(model_type: object, where: str = "model_type") -> type:
 
 
 def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
-    """Return a config with the type that its architecture has in transformers, and a sentence on it if that is another one.
+    """Return a config with its type in transformers, and a sentence on it if the type changes.
 
-    A `mistral` with `layer_types` is a `ministral` (models/auto/configuration_auto.py, AutoConfig.from_pretrained, 5.24), whose
-    class does not compute `head_dim`, as that of `mistral` does. A type that transformers does not know, or none, as in files of
-    2019, is read by the class that `architectures` names, as Kimi K2's is, if transformers has that class.
+    A `mistral` with `layer_types` is a `ministral` (models/auto/configuration_auto.py, AutoConfig.from_pretrained, 5.24); the
+    `ministral` class does not compute `head_dim`, unlike the `mistral` class. A type may be missing, as in files of 2019, or
+    unknown to transformers, as for Kimi K2. The class in `architectures` is then used, if transformers has that class.
     """
     from transformers import CONFIG_MAPPING
 
@@ -106,16 +106,16 @@ def _type_of_class(name: object) -> str | None:
 
 
 def refuse_type(model_type: str, where: str) -> None:
-    """Raise ConfigError where this model type is refused."""
+    """Raise ConfigError if this model type is refused."""
     if model_type in REFUSED_TYPES:
         todo = f"{REFUSED_TYPES[model_type]}: choose another model"
         raise ConfigError(f"{where} is refused", given=quote(model_type), todo=todo)
 
 
 def class_of_part(cls: ConfigClass, part: str, model_type: str | None, where: str) -> type:
-    """The class of the config inside a config: the one that `cls` names, else by its model_type, else the usual one.
+    """Return the class of the config inside a config: the class that `cls` names, else by its model_type, else the usual one.
 
-    Raises ConfigError where the model type is not known, or is needed and not given.
+    Raises ConfigError if the model type is not known, or is needed and not given.
     """
     declared = cls.sub_configs[part]
     if _is_config(declared):
@@ -136,23 +136,23 @@ def _renamed_part(cls: ConfigClass, part: str, model_type: str) -> type | None:
 
     if model_type in CONFIG_MAPPING:
         return None
-    with contextlib.suppress(Exception):  # whatever it raises, it does not know the type
+    with contextlib.suppress(Exception):  # any error means that it does not know the type
         made = getattr(cls(**{part: {"model_type": model_type}}), part, None)
         return type(made) if _is_config(type(made)) else None
     return None
 
 
 def usual_part(cls: ConfigClass, part: str) -> Any:
-    """The config inside the config that `cls` makes from nothing, None where there is none."""
+    """Return the config inside the default config of `cls`, None if there is none."""
     return getattr(_usual(cls), part, None)
 
 
 def has_output_layer(config: dict, cls: ConfigClass) -> bool:
-    """Return True if a checkpoint holds an output layer of its own, although `cls` ties it by default.
+    """Return True if a checkpoint has a separate output layer, although `cls` ties it by default.
 
-    Release 4 read `tie_word_embeddings` of the text part (`config.get_text_config(decoder=True)`, modeling_utils.py, 4.57). Release
-    5 reads that of the whole config, whose class may have another default, and leaves apart what the file holds twice
-    (modeling_utils.py, `tie_weights`, 5.24): Mistral Small 3.1 and InternVL 3 have both matrices.
+    Release 4 reads `tie_word_embeddings` of the text part (`config.get_text_config(decoder=True)`, modeling_utils.py, 4.57).
+    Release 5 reads that of the whole config, whose class may have another default, and does not tie tensors that the file
+    stores twice (modeling_utils.py, `tie_weights`, 5.24): Mistral Small 3.1 and InternVL 3 have both matrices.
     """
     part = config.get("text_config")
     if "tie_word_embeddings" in config or "text_config" not in cls.sub_configs or not isinstance(part, dict):
@@ -168,17 +168,22 @@ def has_output_layer(config: dict, cls: ConfigClass) -> bool:
 
 
 def reads(cls: ConfigClass, words: set[str]) -> bool:
-    """Return whether the code with which a config class reads its arguments holds one of these words."""
+    """Return whether the code of a config class that reads its arguments contains one of these words."""
     return not words.isdisjoint(_words_read(cls))
 
 
 @cache
 def known_keys(cls: ConfigClass) -> frozenset[str]:
-    """The keys that a config class takes: its fields, their other names, its settable properties, what it reads and sets,
-    and what the code of its models reads (Qwen3-MoE's `head_dim` and DeBERTa's `conv_kernel_size` are declared nowhere).
+    """Return the keys that a config class accepts.
 
-    A config of several parts also takes the keys of its text part: older files hold them flat. A text part that only the code
-    of the models reads is that of a larger model beside them: on this class it would be taken for the whole.
+    These are:
+
+    - its fields, their other names, and its settable properties;
+    - the keys that it reads and sets;
+    - the keys that its models' code reads (Qwen3-MoE's `head_dim` and DeBERTa's `conv_kernel_size` are declared nowhere).
+
+    A config of several parts also takes the keys of its text part, because older files have them at the top level. A text part
+    that only the models' code reads belongs to a larger model in the same package, and is excluded.
     """
     properties = {
         name for name, value in inspect.getmembers(cls, inspect.isdatadescriptor) if getattr(value, "fset", None)
@@ -192,13 +197,13 @@ def known_keys(cls: ConfigClass) -> frozenset[str]:
 
 
 def keys_set(config: object) -> set[str]:
-    """Return what the library's own code sets on a config object, declared or not; empty for None."""
+    """Return the attributes that the library's own code sets on a config object, declared or not; empty for None."""
     return set() if config is None else set(vars(config))
 
 
 @cache
 def field_rows(cls: ConfigClass) -> dict[str, tuple[frozenset[str], object]]:
-    """For each field of a class, and of its text part, the words of its annotation and its default (None: it has none)."""
+    """Return for each field of a class, and of its text part, the words of its annotation and its default (None: it has none)."""
     text: ConfigClass = type(usual_part(cls, "text_config"))
     rows = {} if "text_config" not in cls.sub_configs or not _is_config(text) else dict(field_rows(text))
     for row in dataclasses.fields(cls):
@@ -209,10 +214,10 @@ def field_rows(cls: ConfigClass) -> dict[str, tuple[frozenset[str], object]]:
 
 @cache
 def _usual(cls: ConfigClass) -> object:
-    """The config that a class makes from nothing, None where it needs something."""
+    """Return the default config of a class, None if it needs arguments."""
     try:
         return cls()
-    except Exception:  # whatever it raises, there is nothing to learn from it
+    except Exception:  # any error means that there is no default config
         return None
 
 
@@ -223,7 +228,7 @@ def _is_config(cls: object) -> bool:
 
 
 def _words_read(cls: ConfigClass) -> Iterator[str]:
-    """Every name that stands as text in the code with which a class and its bases read their arguments."""
+    """Yield every string constant in the code with which a class and its bases read their arguments."""
     for base in cls.__mro__:
         for reader in _READERS:
             function: Any = vars(base).get(reader)
@@ -233,7 +238,7 @@ def _words_read(cls: ConfigClass) -> Iterator[str]:
 
 
 def _words_of_models(cls: ConfigClass) -> set[str]:
-    """Every name that the source of the models beside a config class takes from a config."""
+    """Return every name that the source of the models next to a config class reads from a config."""
     modeling = sorted(Path(inspect.getfile(cls)).parent.glob("modeling_*.py"))
     return {name for path in modeling for name in _TAKEN.findall(path.read_text(encoding="utf-8"))}
 

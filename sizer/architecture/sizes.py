@@ -24,7 +24,7 @@ from sizer.architecture.examples.token_inputs import is_causal
 
 DECODER_TOKENS, ENCODER_DECODER_TOKENS, ENCODER_TOKENS, LONG_DOCUMENT_TOKENS = 2048, 1024, 512, 4096
 RECURRENT_TOKENS, SPOKEN_TOKENS = 64, 64
-# Recurrent layers that transformers runs token by token where their extra CUDA kernels are not installed.
+# Recurrent layers that transformers runs token by token if their extra CUDA kernels are not installed.
 RECURRENT_TYPES = frozenset({"mamba", "falcon_mamba", "jamba", "zamba", "xlstm", "recurrent_gemma", "rwkv"})
 SPOKEN_TYPES = frozenset({"fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"})
 LONG_DOCUMENT_TYPES = frozenset({"longformer", "big_bird", "led", "bigbird_pegasus"})
@@ -33,10 +33,10 @@ SECONDS, SAMPLES_PER_SECOND, MEL_FRAMES_PER_SECOND = 10, 16_000, 100
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_decoder_position_embeddings",
              "max_sequence_length", "max_seq_len", "max_text_positions")  # fmt: skip
 POSITIONS_OF_PARTS = dict.fromkeys(("semantic", "coarse_acoustics", "fine_acoustics"), ("block_size",))  # Bark's
-# An attribute that says that positions are rotations, biases or distances: any length runs.
+# Attributes of configs with rotary, biased or relative positions: any length runs.
 UNBOUNDED = ("rope_parameters", "rope_theta", "rotary_pct", "partial_rotary_factor", "rotary_emb_base", "alibi",
              "relative_attention_num_buckets", "attn_config.alibi")  # fmt: skip
-# Without positions of their own (recurrent layers, relative distances), or with a table that grows with the text.
+# Without position embeddings (recurrent layers, relative distances), or with a table that grows with the text.
 UNBOUNDED_TYPES = frozenset({"glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "nemotron_h", "rwkv",
                              "xlnet", "zamba", "m2m_100", "nllb-moe", "fsmt", "xglm"})  # fmt: skip
 # With a table of positions in spite of such an attribute.
@@ -49,8 +49,8 @@ COUNTED_FROM_PADDING = frozenset(
 )  # fmt: skip
 
 IMAGE_PIXELS = 224
-LINE_PIXELS, LINE_ROWS = 320, 3  # of a line of text: its width, and the rows that PP-OCR's recognisers pool into one
-GRID_PIXELS = 448  # of a model that cuts images of any size into patches; 14, 16, 28 and 32 divide it
+LINE_PIXELS, LINE_ROWS = 320, 3  # of a line of text: its width, and the number of rows that PP-OCR's recognisers pool into one
+GRID_PIXELS = 448  # for a model that cuts images of any size into patches; 14, 16, 28 and 32 divide it
 PATCH_GRIDS = (
     "image_grid_thw",
     "grid_thw",
@@ -66,7 +66,7 @@ IMAGE_PARTS = (
 )  # fmt: skip
 IMAGE_PATHS = (*(f"{part}{name}" for name in ("image_size", "input_size") for part in IMAGE_PARTS), "max_img_size")
 SIZES_OF_PICTURES = (*PATCH_GRIDS, "spatial_shapes", "pixel_attention_mask")
-# (height, width) where the config has no size: what the paper or the published checkpoint trains on.
+# (height, width) if the config has no size: the training size of the paper or the published checkpoint.
 USUAL_IMAGES = {
     "conditional_detr": (800, 1066), "dab-detr": (800, 1066), "deformable_detr": (800, 1066), "detr": (800, 1066),
     "table-transformer": (800, 1066), "grounding-dino": (800, 1066), "mm-grounding-dino": (800, 1066),
@@ -83,7 +83,10 @@ USUAL_IMAGES = {
 
 
 def usual_length(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int | None:
-    """The tokens (samples, mel frames) of an example by the rule above; None for a class that reads neither text nor audio."""
+    """Return the tokens (samples, mel frames) of an example by the rule above.
+
+    None for a class that reads neither text nor audio.
+    """
     if takes(cls, "input_ids", "decoder_input_ids", "inputs") and not transduces(cls):
         return min(_usual_tokens(config, cls), position_limit(config) or DECODER_TOKENS)
     if takes(cls, "input_values"):
@@ -104,7 +107,7 @@ def _usual_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int:
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
-    """The longest text, in tokens, that the config was made for; None where it names no limit."""
+    """Return the longest text, in tokens, for which the config was made; None if it names no limit."""
     text = text_config(config)
     names = (*POSITIONS, *POSITIONS_OF_PARTS.get(text.model_type, ()))
     named = [*(read(text, name) for name in names), read(config, "max_text_len")]
@@ -116,7 +119,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
 
 
 def has_position_table(config: PreTrainedConfig) -> bool:
-    """True where positions are looked up in a table of `position_limit` rows: a longer text fails on any device."""
+    """Return True if positions are looked up in a table of `position_limit` rows: a longer text fails on any device."""
     text = text_config(config)
     if text.model_type in UNBOUNDED_TYPES:
         return False
@@ -124,7 +127,7 @@ def has_position_table(config: PreTrainedConfig) -> bool:
 
 
 def usual_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> tuple[int, int] | None:
-    """(height, width) of an example's images in pixels; None for a class that takes none."""
+    """Return (height, width) of an example's images in pixels; None for a class without images."""
     if takes(cls, *PATCH_GRIDS):
         return (GRID_PIXELS, GRID_PIXELS)
     names = forward_parameters(cls)  # type: ignore[arg-type]  # as in example_spec.takes
@@ -139,7 +142,7 @@ def usual_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> tuple[i
 
 
 def line_of_text(config: PreTrainedConfig) -> tuple[int, int] | None:
-    """A line of text in the size that PP-LCNet folds to `LINE_ROWS` rows, 320 pixels wide; None for another backbone.
+    """Return the size of a line of text that PP-LCNet reduces to `LINE_ROWS` rows, 320 pixels wide; None for another backbone.
 
     The recogniser pools those rows into one. The published backbone halves the height four times, the default one five times.
     """
@@ -152,7 +155,7 @@ def line_of_text(config: PreTrainedConfig) -> tuple[int, int] | None:
 
 
 def config_image(config: PreTrainedConfig) -> tuple[int, int] | None:
-    """(height, width) that the config itself or its vision part names; None where it names none."""
+    """Return (height, width) in the config itself or its vision part; None if there is none."""
     size = read(config, *IMAGE_PATHS)
     if isinstance(size, dict):
         size = (size.get("height"), size.get("width"))
@@ -162,9 +165,9 @@ def config_image(config: PreTrainedConfig) -> tuple[int, int] | None:
 
 
 def takes_any_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
-    """True where images come with their own size (grids of patches, tiles), so that the config's size is no limit.
+    """Return True if images come with their own size (grids of patches, tiles), so that the config's size is no limit.
 
-    A model of timm refuses itself what it does not take.
+    A model of timm itself refuses sizes that it does not support.
     """
     if config.model_type == "timm_wrapper":
         return True
@@ -173,7 +176,7 @@ def takes_any_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> boo
 
 
 def resized(config: PreTrainedConfig, size: tuple[int, int]) -> PreTrainedConfig:
-    """A copy of the config with another image size where it names one: its position embeddings are as many as that needs."""
+    """Return a copy of the config with another image size, which also sets the number of position embeddings."""
     config = copy.deepcopy(config)
     path = next(path for path in IMAGE_PATHS if read(config, path) is not None).split(".")
     part = read(config, ".".join(path[:-1])) if path[:-1] else config

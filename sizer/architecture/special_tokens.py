@@ -1,6 +1,6 @@
-"""Tokens that a config leaves out though its model cannot do without them: padding, and what stands for an image or audio.
+"""Tokens that a config omits although its model needs them: padding, and placeholders of images or audio.
 
-Which id they get changes no size: a note says which was taken.
+Their ids do not change any size: a note names the chosen ids.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ Completed = tuple[PreTrainedConfig, tuple[str, ...]]
 
 
 def with_special_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
-    """The config, or a copy with the tokens that the class needs and the config does not name, and a note for each."""
+    """Return the config, or a copy with the missing tokens that the class needs, and a note for each."""
     config, notes = _with_padding(config, cls)
     config, more = _with_placeholder(config, cls)
     return config, notes + more
 
 
 def _with_padding(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
-    """A head that classifies whole texts finds by the padding where they end; an encoder-decoder shifts its labels with it."""
+    """Return the config with a padding token, if the class needs one.
+
+    A head that classifies whole texts finds their ends by the padding; an encoder-decoder shifts its labels with it.
+    """
     classifies = "ForSequenceClassification" in cls.__name__
     part_of = text_config if classifies else lambda config: config
     shifts = takes(cls, "labels") and takes(cls, "decoder_input_ids")
@@ -44,7 +47,10 @@ def _with_padding(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Compl
 
 
 def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
-    """A text that holds an image or audio needs a token in its place, and ids for the marks that the code looks for."""
+    """Return the config with a placeholder token for an image or audio in a text, and with ids for its marks.
+
+    The marks are those that the model's code searches for.
+    """
     kind = multimodal_text.kind_of(
         ExampleSpec(config=config, cls=cls, batch=1, training=False, length=None, image_size=None)
     )
@@ -73,5 +79,5 @@ def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> C
 
 @cache
 def _marks_read_by(cls: type[PreTrainedModel]) -> tuple[str, ...]:
-    """The ids around images and audio clips that the code of the class's file reads from its config."""
+    """Return the ids around images and audio clips that the code of the class's file reads from its config."""
     return tuple(dict.fromkeys(MARK.findall(inspect.getsource(sys.modules[cls.__module__]))))

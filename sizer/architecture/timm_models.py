@@ -1,7 +1,7 @@
-"""timm's models as blueprints: every name of `timm.list_models()`, with or without the tag of some weights, built without them.
+"""timm's models as blueprints: every name of `timm.list_models()`, with or without a tag of weights, built without weights.
 
-A name means what `timm.create_model(name, pretrained=False)` returns. Its `pretrained_cfg` says what it takes: channels, the
-image's size and whether that is fixed, and how many classes it tells apart.
+A name means the result of `timm.create_model(name, pretrained=False)`. Its `pretrained_cfg` has the channels, the image's size,
+whether that is fixed, and the number of classes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ONE_VALUE = "Expected more than 1 value per channel"  # torch/nn/functional.py (
 def timm_blueprint(
     name: str, *, image_size: Size | None, checkpointing: bool, classes: int | None = None
 ) -> Blueprint:
-    """The blueprint of a timm model, at an image size (height, width in pixels) or its own, that tells `classes` apart or its own.
+    """Return the blueprint of a timm model, at an image size (height, width in pixels), with `classes` classes.
 
-    Raises RequestError where timm has no such name, the model does not take that image size, or `checkpointing` is asked of a
-    model that has none; the blueprint's `example` raises it for a batch of one that cannot be trained on.
+    Size and classes default to the model's own. Raises RequestError if timm has no such name, the model does not support that
+    image size, or `checkpointing` is requested and not supported; the blueprint's `example` raises it for a batch of one that
+    cannot be trained on.
     """
     facts = _facts(name)
     channels, *usual = facts.input_size
@@ -63,12 +64,12 @@ def timm_blueprint(
         image_size=size,
         notes=()
         if told_apart
-        else (f"{name} has no classifier; the sum of the means of its outputs stands in for its loss.",),
+        else (f"{name} has no classifier; the sum of the means of its outputs is used as its loss.",),
     )
 
 
 def build_options(name: str, size: Size, *, classes: int | None = None) -> dict[str, Any]:
-    """Return what `timm.create_model` takes beside a name to build a model for images of a size (height, width in pixels)."""
+    """Return the arguments of `timm.create_model` besides the name, for images of a size (height, width in pixels)."""
     facts = _facts(name)
     # A model of a fixed size is built for it: positions and windows follow.
     options = {"img_size": size} if facts.fixed_input_size and size != tuple(facts.input_size[1:]) else {}
@@ -76,19 +77,19 @@ def build_options(name: str, size: Size, *, classes: int | None = None) -> dict[
 
 
 def from_request(request: Request, config: None) -> Blueprint:
-    """The blueprint of the timm model that a request names."""
+    """Return the blueprint of the timm model that a request names."""
     size, checkpointing = request.image_size, request.checkpointing
     return timm_blueprint(request.name, image_size=size, checkpointing=checkpointing, classes=request.classes)
 
 
 def list_names() -> list[dict[str, str]]:
-    """Every architecture of timm by "name", without tags, with the module of timm that defines it as "family"."""
+    """Return every architecture of timm by "name", without tags, with the module of timm that defines it as "family"."""
     families = {name: family for family in timm.list_modules() for name in timm.list_models(module=family)}
     return [{"name": name, "family": families[name]} for name in timm.list_models()]
 
 
 def _facts(name: str) -> timm.models.PretrainedCfg:
-    """Return what timm says of a name. Raises RequestError where it has no such architecture or tag."""
+    """Return timm's facts on a name. Raises RequestError if it has no such architecture or tag."""
     architecture, _, tag = name.partition(".")
     if not is_model(architecture):
         raise RequestError(
@@ -106,14 +107,14 @@ def _facts(name: str) -> timm.models.PretrainedCfg:
 
 
 def _on_meta(build: partial, name: str, size: Size, task: Task, *, check: bool) -> nn.Module:
-    """The module, for a look at it. Raises RequestError where it cannot be built for, or `check`ed at, that image size."""
+    """Return the module on meta. Raises RequestError if it cannot be built for, or `check`ed at, that image size."""
     with torch.device("meta"), torch.no_grad():
         if not check:
             return build()
         try:
             module = build()
             predict(module.eval(), task.example(2, False, size))
-        except Exception as error:  # whatever a model raises on a size that it was not made for
+        except Exception as error:  # any error of a model on an unsupported size
             reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
             raise RequestError(f"image for {name}", given=format_size(size), allowed="a size that this model takes",
                                todo=f"leave `image` out (the model says: {reason})") from error  # fmt: skip
@@ -135,7 +136,7 @@ def _trains_on_one(module: nn.Module, task: Task, size: Size) -> bool:
 def _checkpoints(module: nn.Module) -> bool:
     try:
         _checkpoint(module)
-    except (AttributeError, AssertionError):  # it has no switch, or one that only says so
+    except (AttributeError, AssertionError):  # it has no switch, or one that only raises
         return False
     module.set_grad_checkpointing(False)
     return True
@@ -146,7 +147,7 @@ def _checkpoint(module: nn.Module) -> None:
 
 
 def _features(channels: int) -> Task:
-    """A model without classifier: images (B, C, H, W) to features of any shape; a stand-in for its loss."""
+    """Return the task of a model without classifier: images (B, C, H, W) to features of any shape; a stand-in loss."""
     images = classification(classes=1, channels=channels)
 
     def loss(module: nn.Module, example: Example) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tensors of one linear layer that torchao has quantised: see sizer.architecture.layouts.
+"""The tensors of one linear layer that torchao has quantized: see sizer.architecture.layouts.
 
 A config.json has torchao's own config, as JSON (torchao/core/config.py, config_to_dict), as `quant_type`. Which tensors a weight
 comes to was read in torchao/quantization/quant_api.py and torchao/quantization/quantize_/workflows/ (0.18), which transformers'
@@ -23,14 +23,18 @@ _FLOAT8 = "Float8WeightOnlyConfig", _FLOAT8_BOTH
 _INTX = "IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"
 _INT4 = "Int4WeightOnlyConfig"
 _BY_NAME = "FqnToConfig", "ModuleFqnToConfig"
-_VERSION = 2  # of the configs of weights; torchao no longer loads the first
-_FLOAT8_SIDES = 16  # the sides of a weight are multiples of it where activations are FP8, too (_fp8_mm_compat)
-_TILE_INPUTS = 1024  # to a multiple of which inputs are padded (Int4TilePackedTo4dTensor.from_hp)
+_VERSION = 2  # version of the weights' configs; torchao no longer loads the first one
+_FLOAT8_SIDES = 16  # both sides of a weight are multiples of it if activations are FP8, too (_fp8_mm_compat)
+_TILE_INPUTS = 1024  # inputs are padded to a multiple of this (Int4TilePackedTo4dTensor.from_hp)
 
 
 def torchao(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """The tensors of a weight (Int8Tensor, Float8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor, Int4TilePackedTo4dTensor). Raises
-    ConfigError where no layout of the config is known."""
+    """Return the tensors of a weight.
+
+    Source: Int8Tensor, Float8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor, Int4TilePackedTo4dTensor.
+
+    Raises ConfigError if the config's layout is not known.
+    """
     config = _whole_config(settings)
     kind, data = _read(config)
     if config.get("_version", 1) != _VERSION:
@@ -60,7 +64,10 @@ def torchao(settings: Mapping[str, Any], outputs: int, inputs: int, dtype: torch
 
 
 def config_of(settings: Mapping[str, Any], path: str) -> dict | None:
-    """torchao's config for the weight of the linear layer at a dotted path; None where it stays as it was. Raises ConfigError."""
+    """Return torchao's config for the weight of a linear layer at a dotted path; None if it is not quantized.
+
+    Raises ConfigError.
+    """
     config = _whole_config(settings)
     if _read(config)[0] not in _BY_NAME:
         return config
@@ -69,8 +76,10 @@ def config_of(settings: Mapping[str, Any], path: str) -> dict | None:
 
 
 def is_named(settings: Mapping[str, Any], path: str, parameter: str) -> bool:
-    """Return whether torchao's config names this parameter, or its module, and has a config of its own for it. Raises
-    ConfigError."""
+    """Return whether torchao's config names this parameter, or its module, and has a separate config for it.
+
+    Raises ConfigError.
+    """
     return next(_naming(_configs_by_name(settings), path, parameter), None) is not None
 
 
@@ -85,7 +94,7 @@ def _configs_by_name(settings: Mapping[str, Any]) -> dict[str, dict | None]:
 
 
 def _naming(named: Mapping[str, dict | None], path: str, parameter: str) -> Iterator[dict | None]:
-    """The configs that name a parameter or its module, the one that counts first (TorchAoQuantize.convert)."""
+    """Yield the configs that name a parameter or its module, by descending priority (TorchAoQuantize.convert)."""
     names = f"{path}.{parameter}", path
     yield from (named[name] for name in names if name in named)
     for pattern, own in named.items():
@@ -97,7 +106,7 @@ def _naming(named: Mapping[str, dict | None], path: str, parameter: str) -> Iter
 
 
 def is_divisible(config: dict | None, outputs: int, inputs: int) -> bool:
-    """Return whether torchao quantises a weight with these sides, and does not leave it as it was."""
+    """Return whether torchao quantizes a weight with these sides, and does not leave it as it was."""
     kind, data = _read(config)
     if kind == _INT4:
         return inputs % _group(data.get("group_size", 128)) == 0
@@ -105,7 +114,7 @@ def is_divisible(config: dict | None, outputs: int, inputs: int) -> bool:
 
 
 def _int4(data: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """Int4Tensor and Int4TilePackedTo4dTensor, by their source alone: torchao packs them on a GPU."""
+    """Return the tensors of Int4Tensor or Int4TilePackedTo4dTensor, read in their source only: torchao packs them on a GPU."""
     size = _group(data.get("group_size", 128))
     packing = _name_of(data.get("int4_packing_format"), "PLAIN")
     if packing == "PLAIN":
@@ -123,7 +132,7 @@ def _int4(data: Mapping[str, Any], outputs: int, inputs: int, dtype: torch.dtype
 
 
 def _scales(granularity: object, outputs: int, inputs: int) -> tuple[int, int]:
-    """The shape of the scales of a weight (torchao/quantization/granularity.py)."""
+    """Return the shape of the scales of a weight (torchao/quantization/granularity.py)."""
     kind, data = ("PerRow", {}) if granularity is None else _read(granularity)
     if kind == "PerTensor":
         return 1, 1
@@ -138,7 +147,7 @@ def _scales(granularity: object, outputs: int, inputs: int) -> tuple[int, int]:
 
 
 def _of_weights(granularity: object) -> object:
-    """Of a pair the second one is that of weights, the first one that of activations."""
+    """Return the granularity of weights, the second of a pair; the first one is for activations."""
     return granularity[1] if isinstance(granularity, list) and len(granularity) == 2 else granularity
 
 
@@ -152,7 +161,7 @@ def _whole_config(settings: Mapping[str, Any]) -> Any:
 
 
 def _read(config: object) -> tuple[str, dict]:
-    """The class and the arguments of what config_to_dict has written."""
+    """Return the class and the arguments in an output of config_to_dict."""
     if (
         not isinstance(config, dict)
         or not isinstance(config.get("_type"), str)
@@ -163,7 +172,7 @@ def _read(config: object) -> tuple[str, dict]:
 
 
 def _name_of(value: object, otherwise: str) -> str:
-    """The name of a member of an enumeration."""
+    """Return the name of a member of an enumeration."""
     chosen = value.get("_data") if isinstance(value, dict) else value
     return otherwise if chosen is None else str(chosen).upper()
 

@@ -1,6 +1,6 @@
 """torchvision's models as blueprints: every name of `torchvision.models.list_models()`, built without weights.
 
-A name means what `torchvision.models.get_model(name, weights=None, weights_backbone=None)` returns, with one addition: FCN and
+A name means the result of `torchvision.models.get_model(name, weights=None, weights_backbone=None)`, with one addition: FCN and
 DeepLab have their auxiliary head, as in torchvision's own training recipes and published weights.
 """
 
@@ -49,7 +49,7 @@ _RESIZE = {"fasterrcnn_mobilenet_v3_large_320_fpn": (320, 640)}
 _FIXED_SIZE = {"ssd300_vgg16": (300, 300), "ssdlite320_mobilenet_v3_large": (320, 320)}
 _DEFAULT_RESIZE = (800, 1333)
 
-ALL_LAYERS = 5  # of a backbone that trains as a whole
+ALL_LAYERS = 5  # number of layers in a backbone that trains as a whole
 
 _WITHOUT_BLOCKS = {"AlexNet", "VGG"}  # and SSD on VGG: plain stacks of layers
 
@@ -62,12 +62,15 @@ def vision_blueprint(
     classes: int | None = None,
     trainable_layers: int | None = None,
 ) -> Blueprint:
-    """The blueprint of a torchvision model, at an image size (height, width in pixels) or its own usual one.
+    """Return the blueprint of a torchvision model, at an image size (height, width in pixels) or its own usual one.
 
     `classes` is the builder's `num_classes`, `trainable_layers` its `trainable_backbone_layers`, each None for its own choice
-    without weights. Raises RequestError where the name is none of torchvision's, the model cannot take that image size, has no
-    classes or no backbone to freeze, or `checkpointing` is asked of a model without repeated blocks; the blueprint's `example`
-    raises it for a batch that cannot be trained on.
+    without weights.
+
+    Raises:
+        RequestError: torchvision does not have the name. The model does not support that image size, has no classes, no
+            backbone to freeze, or no repeated blocks for `checkpointing`. The blueprint's `example` raises it for a batch that
+            cannot be trained on.
     """
     if name not in list_models():
         raise RequestError(
@@ -109,7 +112,7 @@ def vision_blueprint(
 
 
 def from_request(request: Request, config: None) -> Blueprint:
-    """The blueprint of the torchvision model that a request names."""
+    """Return the blueprint of the torchvision model that a request names."""
     return vision_blueprint(
         request.name,
         image_size=request.image_size,
@@ -120,19 +123,19 @@ def from_request(request: Request, config: None) -> Blueprint:
 
 
 def list_names() -> list[dict[str, str]]:
-    """Every model of torchvision by "name", with the module of torchvision that defines it as "family"."""
+    """Return every model of torchvision by "name", with the module of torchvision that defines it as "family"."""
     prefix = "torchvision.models."
     return [{"name": name, "family": get_model_builder(name).__module__.removeprefix(prefix)} for name in list_models()]
 
 
 def class_name_of(name: str) -> str:
-    """The class that a builder says it returns."""
+    """Return the name of the class in a builder's return annotation."""
     annotation = inspect.signature(get_model_builder(name)).return_annotation
     return annotation if isinstance(annotation, str) else annotation.__name__
 
 
 def task_name_of(name: str) -> str:
-    """The folder of torchvision.models that a builder lives in; models at the top level and quantizable ones classify."""
+    """Return a builder's folder in torchvision.models; models at the top level and quantizable ones classify."""
     folder = get_model_builder(name).__module__.split(".")[2]
     return folder if folder in ("detection", "optical_flow", "segmentation", "video") else "classification"
 
@@ -157,7 +160,7 @@ def check_options(name: str, task_name: str, *, classes: int | None, trainable_l
 def _task(task_name: str, class_name: str, classes: int | None) -> Task:
     match task_name:
         case "detection":  # classes count the background; the builders' defaults
-            keypoints = class_name == "KeypointRCNN"  # of persons alone
+            keypoints = class_name == "KeypointRCNN"  # only for persons
             usual = 2 if keypoints else 91
             return detection(classes=classes or usual, masks=class_name == "MaskRCNN", keypoints=keypoints)
         case "optical_flow":
@@ -184,8 +187,8 @@ def build_options(
 ) -> dict[str, Any]:
     """Return the arguments of `torchvision.models.get_model` besides the name and `weights=None`.
 
-    With fewer than all `trainable_layers` it is the builder's own pretrained backbone, whose first layers and, in most builders,
-    batch norm are frozen.
+    With fewer than all `trainable_layers` it is the builder's own pretrained backbone, whose first layers and, in most
+    builders, batch norm are frozen.
     """
     class_name = class_name_of(name)
     options: dict[str, Any] = {}
@@ -211,7 +214,7 @@ def _builder(name: str, task_name: str, options: Mapping[str, Any]) -> Callable[
         with _weights_left_out():
             module = get_model(name, weights=None, **options)
         if task_name == "detection":
-            # In training the image size is drawn from a list by a random number: always the largest instead.
+            # In training the image size is drawn at random from a list: the largest is always used instead.
             module.transform.torch_choice = max
         return module
 
@@ -220,7 +223,7 @@ def _builder(name: str, task_name: str, options: Mapping[str, Any]) -> Callable[
 
 @contextmanager
 def _weights_left_out() -> Iterator[None]:
-    """Within the context torchvision builds a model with pretrained weights, and downloads and loads none."""
+    """Make torchvision build models with pretrained weights without downloading or loading any, within the context."""
     with (
         mock.patch.object(WeightsEnum, "get_state_dict", lambda weights, *args, **kwargs: {}),
         mock.patch.object(nn.Module, "load_state_dict", lambda module, *args, **kwargs: None),
@@ -229,7 +232,7 @@ def _weights_left_out() -> Iterator[None]:
 
 
 def _notes(name: str, class_name: str, task_name: str, size: Size, trainable_layers: int | None) -> list[str]:
-    """Return what was chosen on the user's behalf, one sentence each."""
+    """Return choices made on the user's behalf, one sentence each."""
     notes = []
     if needs_two_samples(name, class_name, size):
         notes.append(
@@ -268,7 +271,7 @@ def _detection_notes(name: str, class_name: str, size: Size, trainable_layers: i
         "Built from scratch: every layer of the backbone trains. With a pretrained backbone torchvision freezes its first layers "
         "and most builders its batch norm, which takes less: trainable_layers=3 asks for it."
         if trainable_layers in (None, ALL_LAYERS)
-        else f"Built as with a pretrained backbone, of which {trainable_layers} layers train; most builders freeze its batch norm.",
+        else f"Built as with a pretrained backbone with {trainable_layers} trainable layers; most builders freeze its batch norm.",
     ]
     if class_name == "KeypointRCNN":
         notes.append("Training draws the short side from 640 to 800 pixels; this counts 800.")
@@ -276,7 +279,10 @@ def _detection_notes(name: str, class_name: str, size: Size, trainable_layers: i
 
 
 def resized(name: str, size: Size) -> Size:
-    """Height and width in pixels to which a detection model brings one image (GeneralizedRCNNTransform, before padding)."""
+    """Return the size (height, width in pixels) to which a detection model resizes one image, before padding.
+
+    Source: GeneralizedRCNNTransform.
+    """
     if name in _FIXED_SIZE:
         return _FIXED_SIZE[name]
     short, long = _RESIZE.get(name, _DEFAULT_RESIZE)
@@ -290,7 +296,7 @@ def _padded(size: Size) -> Size:
 
 _UNCOUNTED = {
     "detection": (
-        "How many boxes survive score thresholds and non-maximum suppression depends on the images; as many are counted as the "
-        "model itself goes on with at most, so a real run usually needs less.",
+        "How many boxes survive score thresholds and non-maximum suppression depends on the images. The estimate counts the "
+        "maximum that the model keeps, so a real run usually needs less.",
     )
 }

@@ -15,16 +15,16 @@ from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS, PAGED_FROM
 from sizer.catalogue.recipes import is_made_by_trl
 from sizer.query.request import Request
 
-# torchvision's and timm's own names of what tells classes apart, the last first (torchvision/models/*.py, 0.29).
+# torchvision's and timm's own names of classifiers, the last first (torchvision/models/*.py, 0.29).
 _HEADS = ("heads", "head", "classifier", "fc")
 _MODALITIES = ("image", "video", "audio")
 MANY = 8  # names in one sentence
 
 
 def limit_training(module: nn.Module, request: Request) -> nn.Module:
-    """The module of which only what a request asks for is trained: the head alone, all but towers, or an adapter, which wraps it.
+    """Limit a module's training to the requested part: the head, all but towers, or an adapter, which wraps the module.
 
-    Raises BuildError where the module has no head or no tower, or PEFT refuses it.
+    Raises BuildError if the module has no head or no tower, or PEFT refuses it.
     """
     if request.train == "adapter":
         return add_adapter(module, request)
@@ -33,11 +33,11 @@ def limit_training(module: nn.Module, request: Request) -> nn.Module:
 
 
 def freeze_backbone(module: nn.Module) -> None:
-    """Make the head's parameters the only ones that require a gradient. Raises BuildError where the module has no head."""
+    """Freeze all parameters except the head's. Raises BuildError if the module has no head."""
     head = {id(p) for part in head_of(module) for p in part.parameters() if p.requires_grad}
     if not head:
         raise BuildError(
-            f"{type(module).__name__} has no head to be trained alone",
+            f"{type(module).__name__} has no separate head to train",
             given="train=head",
             todo="choose a class with a task's head (head=), or train all of it",
         )
@@ -46,13 +46,13 @@ def freeze_backbone(module: nn.Module) -> None:
 
 
 def freeze_towers(module: nn.Module) -> None:
-    """Freeze the encoders of pictures and sound. Raises BuildError where the module has none, or nothing else."""
+    """Freeze the encoders of pictures and sound. Raises BuildError if the module has none, or nothing else."""
     towers = towers_of(module)
     for tower in towers.values():
         tower.requires_grad_(False)
     if not towers or not any(p.requires_grad for p in module.parameters()):
         raise BuildError(
-            f"{type(module).__name__} has no vision or audio tower beside what is trained",
+            f"{type(module).__name__} has no vision or audio tower in addition to the trained part",
             given=f"train={WITHOUT_TOWER}",
             todo="choose a model of several modalities, or train all of it",
         )
@@ -67,8 +67,11 @@ def towers_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def head_of(module: nn.Module) -> list[nn.Module]:
-    """The parts of a module that are its task's: what stands outside of transformers' `base_model` or of a backbone, else the
-    output embeddings, else what timm's `get_classifier()` returns or torchvision names so; none where there is none."""
+    """Return the parts of a module that belong to its task; empty if there are none.
+
+    These are the parts outside of transformers' `base_model` or of a backbone, else the output embeddings, else the classifier
+    by timm's `get_classifier()` or by torchvision's names.
+    """
     if hasattr(module, "base_model"):
         if module.base_model is not module:
             return list(_outside(module, module.base_model))
@@ -83,7 +86,7 @@ def head_of(module: nn.Module) -> list[nn.Module]:
 
 
 def _outside(module: nn.Module, inner: nn.Module) -> Iterator[nn.Module]:
-    """The children of a module that do not hold another one, and those of the children that do."""
+    """Yield the children of a module that do not contain `inner`, and those of the children that do."""
     for child in module.children():
         if child is inner:
             continue
@@ -94,10 +97,10 @@ def _outside(module: nn.Module, inner: nn.Module) -> Iterator[nn.Module]:
 
 
 def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
-    """Sentences on what of a module is trained: which part, how large it is, what comes along."""
+    """Return sentences on the trained part of a module: which part, its size, and further trained parts."""
     parameters = list(module.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    share = f"{trained:,} of {sum(map(elements_of, parameters)):,} parameters train, the others are frozen."
+    share = f"{trained:,} of {sum(map(elements_of, parameters)):,} parameters are trained, the rest are frozen."
     if request.train == "head":
         return (f"Only the head trains: {share}", *_tied(module))
     if request.train == WITHOUT_TOWER:
@@ -111,41 +114,41 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     rank = f", rank {request.adapter_rank}" if "r" in row.arguments else ""
     whole = "".join(_trained_whole(module, request.modules_to_save))
     injected = request.is_of_pipeline and not is_adapted(module)
-    held = "the question's dtype, in float32 beside float16" if injected else "float32"
+    held = "the question's dtype, in float32 for float16" if injected else "float32"
     told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in {held}: {share}{whole}"
     return (told, *_prepared(module, request))
 
 
 def describe_pages(module: nn.Module, request: Request) -> tuple[str, ...]:
-    """A sentence on what a paged optimizer keeps outside of PyTorch's allocator; none for any other."""
+    """Return a sentence on the memory of a paged optimizer outside of PyTorch's allocator; none for other optimizers."""
     row = OPTIMIZERS[request.optimizer]
     paged = sum(p.numel() for p in module.parameters() if p.requires_grad and p.numel() >= PAGED_FROM)
     if not paged * row.paged_bytes:
         return ()
     size = format_bytes(paged * row.paged_bytes)
     return (
-        f"{size} of the optimizer's state lie in managed memory, which the host holds and the device fetches where it steps: "
-        "they are no part of what is allocated.",
+        f"{size} of the optimizer's state are in managed memory on the host, and the device fetches them in its step: "
+        "they are not part of the allocated bytes.",
     )
 
 
 def uncounted_of(request: Request) -> tuple[str, ...]:
-    """Return what an estimate of a request's training leaves out."""
+    """Return the memory that an estimate of a request's training leaves out."""
     row = OPTIMIZERS[request.optimizer]
     if not row.compiled:
         return ()
     return (
-        f"what the compiled step of {row.package}'s {row.class_name} holds beside its states: it is not compiled on meta",
+        f"temporary memory of the compiled step of {row.package}'s {row.class_name}: it is not compiled on meta",
     )
 
 
 def _trained_whole(module: nn.Module, asked: tuple[str, ...]) -> Iterator[str]:
-    """Yield sentences on the parts of which PEFT trains a copy beside the adapter: those that were asked for, a classifier say."""
+    """Yield sentences on parts of which PEFT trains a copy in addition to the adapter: the requested ones, or a classifier."""
     copies = (name.partition(".modules_to_save.") for name, _ in module.named_parameters())
     found = dict.fromkeys(path for path, is_copy, _ in copies if is_copy)
     of_task = dict.fromkeys(path.rpartition(".")[2] for path in found if not path.endswith(asked))
     if saved := dict.fromkeys(path.rpartition(".")[2] for path in found if path.endswith(asked)):
-        yield f" A copy of {', '.join(saved)} trains as a whole, beside the frozen original."
+        yield f" A copy of {', '.join(saved)} is fully trained, in addition to the frozen original."
     if of_task:
         yield f" {', '.join(of_task)} trains whole, as PEFT has it for this task."
 
@@ -155,13 +158,13 @@ def _tied(module: nn.Module) -> tuple[str, ...]:
     inside = (name for name, p in module.named_parameters() if id(p) in heads)  # the first name of each
     other = {name for part in head_of(module) for name, child in module.named_modules() if child is part}
     tied = [name for name in inside if not name.startswith(tuple(other))]
-    return (f"The head is tied to {', '.join(tied)}, which trains with it.",) if tied else ()
+    return (f"The head is tied to {', '.join(tied)}, which is also trained.",) if tied else ()
 
 
 def _prepared(module: nn.Module, request: Request) -> tuple[str, ...]:
     quantized = getattr(base_of(module), "quantization_method", None) == BITSANDBYTES
     if quantized and is_made_by_trl(request.objective, request.loss):
-        cast = "TRL's trainers make the adapter bfloat16 beside quantised weights, and do not prepare the others."
+        cast = "TRL's trainers cast the adapter to bfloat16 if weights are quantised, and do not prepare other parameters."
         return (cast, *_checkpointed(module, request))
     return _checkpointed(module, request)
 

@@ -3,8 +3,8 @@
 The limits of sizes were found by running every architecture on meta tensors at each size (torchvision 0.29); most equal the
 `min_size` that torchvision publishes with its weights, and the tests try both sides of every one.
 
-Shapes: B samples, T frames, H x W pixels, K classes. Pixels are zeros (only their shape counts), except for detection,
-where their values decide which boxes survive.
+Shapes: B samples, T frames, H x W pixels, K classes. Pixels are zeros (only their shape counts), except for detection: there
+their values decide which boxes survive.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _USUAL_BY_TASK = {"detection": COCO_SIZE, "optical_flow": FLYING_CHAIRS_CROP}
 
 
 def usual_size(name: str, task: str) -> Size:
-    """The image size (height, width in pixels) that a torchvision model is commonly run at.
+    """Return the usual image size (height, width in pixels) of a torchvision model.
 
-    From the preprocessing of its published weights; where that keeps the image's own size, a training set's.
+    It comes from the preprocessing of its published weights; if that keeps the image's own size, from a training set.
     """
     if name in _USUAL_BY_NAME:
         return _USUAL_BY_NAME[name]
@@ -55,7 +55,7 @@ class SizeRule:
 
 
 def check_size(name: str, class_name: str, size: Size) -> None:
-    """Raise RequestError, naming the sizes that the model takes, where it does not take this one."""
+    """Raise RequestError if the model does not support this size, with the sizes that it supports."""
     rule = _rule(name, class_name)
     if not rule.accepts(*size):
         raise RequestError(
@@ -67,12 +67,12 @@ def check_size(name: str, class_name: str, size: Size) -> None:
 
 
 def format_size(size: Size) -> str:
-    """Height and width in pixels as the query string writes them: "480x640"."""
+    """Return height and width in pixels as in the query string: "480x640"."""
     return f"{size[0]}x{size[1]}"
 
 
 def check_training(name: str, class_name: str, size: Size, batch: int) -> None:
-    """Raise RequestError where a model that takes this size cannot be trained on it, or not one by one."""
+    """Raise RequestError if a model cannot be trained at this size, or not on a batch of one."""
     least = _TRAINING_MINIMUM.get(class_name, 1)
     if min(size) < least:
         raise RequestError(
@@ -86,7 +86,7 @@ def check_training(name: str, class_name: str, size: Size, batch: int) -> None:
 
 
 def batch_of_one_refused(name: str, size: Size) -> RequestError:
-    """The error of a batch of 1 where a batch norm layer would see one value per channel."""
+    """Return the error for a batch of 1 if a batch norm layer would see one value per channel."""
     return RequestError(f"batch for training {name} at {format_size(size)} pixels", given="1", allowed="at least 2",
                         todo="choose 2 or more: batch norm would see one value per channel, which PyTorch refuses")  # fmt: skip
 
@@ -98,7 +98,7 @@ def needs_two_samples(name: str, class_name: str, size: Size) -> bool:
 
 
 def at_least(pixels: int) -> SizeRule:
-    """The rule of networks that halve the image until nothing is left of it."""
+    """Return the size rule of networks that halve the image repeatedly."""
     return SizeRule(accepts=lambda h, w: min(h, w) >= pixels, allowed=f"at least {pixels}x{pixels} pixels")
 
 
@@ -113,10 +113,10 @@ def _rule(name: str, class_name: str) -> SizeRule:
     return at_least(max(get_model_weights(name).DEFAULT.meta["min_size"]))
 
 
-# Where torchvision's `min_size` is not the limit. MaxVit cuts the image into 4-pixel steps, then into 7 x 7 windows at
-# four scales (1, 2, 4, 8): 4 * 7 * 8 = 224; its builder fails on rectangles. MViT's builder fixes 56 x 56 steps of 4
-# pixels. S3D ends in a 7 x 7 pool after dividing by 32, rounding up four times and down once: 16 * 13 + 1 = 209. RAFT
-# halves its 8-pixel grid three times, down to 2 x 2. Swin pads everything from one 4-pixel patch on.
+# Models for which torchvision's `min_size` is not the limit. MaxVit cuts the image into 4-pixel steps, then into 7 x 7 windows at
+# four scales (1, 2, 4, 8): 4 * 7 * 8 = 224; its builder fails on rectangles. MViT's builder fixes 56 x 56 steps of 4 pixels. S3D
+# ends in a 7 x 7 pool after dividing by 32, rounding up four times and down once: 16 * 13 + 1 = 209. RAFT halves its 8-pixel grid
+# three times, down to 2 x 2. Swin pads everything from one 4-pixel patch on.
 _RULES = {
     "EfficientNet": at_least(1),
     "SwinTransformer": at_least(4),
@@ -143,7 +143,7 @@ _SINGLE_POSITION = {
     "MobileNetV2": 32, "MobileNetV3": 32, "RegNet": 32, "ResNet": 32, "ShuffleNetV2": 32,
 }  # fmt: skip
 
-# DeepLab pools the whole image, and SSDLite's 320 pixels shrink to one position, whatever the image's size.
+# DeepLab pools the whole image, and SSDLite's 320 pixels shrink to one position, for any image size.
 _ALWAYS_SINGLE_POSITION = {
     "deeplabv3_mobilenet_v3_large",
     "deeplabv3_resnet101",
@@ -177,21 +177,21 @@ class Task:
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros of which one is held, however many pictures there are: a trace reads none of them."""
+    """Return zeros that store a single value for any number of images: a trace reads none of them."""
     return torch.zeros((), dtype=dtype).expand(shape)
 
 
 def predict(module: nn.Module, example: Example) -> Any:
-    """Return what the module returns for the example's inputs."""
+    """Return the module's output for the example's inputs."""
     return module(*example.args, **example.kwargs)
 
 
 def classification(
     *, classes: int, channels: int = 3, frames: int | None = None, auxiliary_weight: float = 0.0
 ) -> Task:
-    """Cross entropy over images (B, C, H, W), or clips (B, C, T, H, W) where `frames` is given; targets (B,).
+    """Return the task of cross entropy over images (B, C, H, W), or clips (B, C, T, H, W) if `frames` is given; targets (B,).
 
-    A module that returns (logits, auxiliary logits, ...) adds `auxiliary_weight` times the loss of each of the others.
+    A module that returns (logits, auxiliary logits, ...) adds `auxiliary_weight` times the loss of each auxiliary output.
     """
 
     def example(batch: int, training: bool, size: Size) -> Example:
@@ -210,7 +210,10 @@ def classification(
 
 
 def segmentation() -> Task:
-    """Cross entropy per pixel over images (B, 3, H, W), targets (B, H, W); an auxiliary head's loss counts half."""
+    """Return the task of cross entropy per pixel over images (B, 3, H, W), targets (B, H, W).
+
+    An auxiliary head's loss counts half.
+    """
 
     def example(batch: int, training: bool, size: Size) -> Example:
         targets = _zeros(batch, *size, dtype=torch.int64) if training else None
@@ -229,7 +232,10 @@ def segmentation() -> Task:
 
 
 def detection(*, classes: int, masks: bool = False, keypoints: bool = False) -> Task:
-    """Sum of the module's own losses over B images (3, H, W), each with 8 boxes, and masks or keypoints where asked."""
+    """Return the task of the module's own losses over B images (3, H, W) with 8 boxes each.
+
+    Masks or keypoints are added if requested.
+    """
 
     def example(batch: int, training: bool, size: Size) -> Example:
         generator = torch.Generator().manual_seed(0)
@@ -246,10 +252,10 @@ def detection(*, classes: int, masks: bool = False, keypoints: bool = False) -> 
 
 
 def _objects(size: Size, classes: int, *, masks: bool, keypoints: bool) -> dict[str, Tensor]:
-    """Targets of one image: a grid of boxes, 4 across and 2 down, that tile it.
+    """Return the targets of one image: a grid of boxes, 4 across and 2 down, that tile it.
 
-    boxes (8, 4) as x1, y1, x2, y2; labels (8,) in 1..classes-1 (0 is the background); masks (8, H, W) of 0 and 1;
-    keypoints (8, 17, 3) as x, y, visible: all at the box's centre.
+    boxes (8, 4) as x1, y1, x2, y2; labels (8,) in 1..classes-1 (0 is the background); masks (8, H, W) of 0 and 1; keypoints (8,
+    17, 3) as x, y, visible: all at the box's centre.
     """
     height, width = size
     edges = [
@@ -271,7 +277,10 @@ def _objects(size: Size, classes: int, *, masks: bool, keypoints: bool) -> dict[
 
 
 def optical_flow() -> Task:
-    """RAFT's sequence loss over pairs of images (B, 3, H, W); targets are flows (B, 2, H, W) and valid pixels (B, H, W)."""
+    """Return the task of RAFT's sequence loss over pairs of images (B, 3, H, W).
+
+    Targets: flows (B, 2, H, W) and valid pixels (B, H, W).
+    """
 
     def example(batch: int, training: bool, size: Size) -> Example:
         pair = (_zeros(batch, 3, *size), _zeros(batch, 3, *size))

@@ -1,7 +1,7 @@
-"""Example inputs for every transformers class: right by construction, because each runs for real in the tests.
+"""Example inputs for every transformers class; the tests run each of them.
 
-A recipe turns a `ExampleSpec` into the keyword arguments of a forward. There is one per parameter name (`BY_PARAMETER`), and one
-per model type or class whose inputs depend on each other (`FAMILIES`); labels are added by task.
+A recipe turns an `ExampleSpec` into the keyword arguments of a forward. There is one per parameter name (`BY_PARAMETER`), and
+one per model type or class with dependent inputs (`FAMILIES`); labels are added by task.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FAMILIES: dict[str, Recipe] = {
 
 
 def text_or_audio_mask(spec: ExampleSpec) -> Tensor | None:
-    """The mask that a tokenizer or a feature extractor returns with the inputs; None where there is none."""
+    """Return the mask that a tokenizer or a feature extractor returns with the inputs; None if there is none."""
     return token_inputs.token_mask(spec) if spec.takes("input_ids", "inputs") else audio.audio_mask(spec)
 
 
@@ -69,7 +69,7 @@ BY_PARAMETER = {
 
 
 def make_example(spec: ExampleSpec) -> Example:
-    """The inputs of one step: real CPU tensors, the same at every call."""
+    """Return the inputs of one step: real CPU tensors, the same at every call."""
     with torch.device("cpu"):
         inputs = inputs_of(spec)
         if spec.interpolate:
@@ -82,7 +82,7 @@ def make_example(spec: ExampleSpec) -> Example:
 
 
 def inputs_of(spec: ExampleSpec) -> dict[str, Any]:
-    """The keyword arguments of the class's forward without labels."""
+    """Return the keyword arguments of the class's forward without labels."""
     if "MultipleChoice" in spec.class_name:
         return token_inputs.as_choices(_plain_inputs(replace(spec, batch=spec.batch * token_inputs.CHOICES)), spec.batch)
     return _plain_inputs(spec)
@@ -108,7 +108,7 @@ def _plain_inputs(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
-    """The image or audio that the example's texts hold; None where they hold none."""
+    """Return the image or audio inside the example's texts; None if there is none."""
     return None if spec.text_alone or _family(spec) else multimodal_text.multimodal_input_of(spec)
 
 
@@ -117,7 +117,7 @@ def _family(spec: ExampleSpec) -> Recipe | None:
 
 
 def by_parameter(spec: ExampleSpec) -> dict[str, Any]:
-    """One tensor for every parameter of the forward that has a recipe of its own."""
+    """Return one tensor for every parameter of the forward with a separate recipe."""
     if spec.takes("grid_thw"):
         return vision_towers.patch_grid_tower(spec)
     omitted = multimodal_text.left_out(spec)
@@ -128,5 +128,5 @@ def by_parameter(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def has_own_loss(spec: ExampleSpec) -> bool:
-    """True where the class returns its own loss when it is trained."""
+    """Return True if the class returns its own loss in training."""
     return labels.has_own_loss(spec, inputs_of(spec))

@@ -13,18 +13,20 @@ FRAMES_PER_SECOND = 100
 
 
 def waveform(spec: ExampleSpec) -> Tensor:
-    """Samples (batch, length) of one channel."""
+    """Return samples (batch, length) of one channel."""
     return floats(spec.batch, sample_count(spec))
 
 
 def spectrogram(spec: ExampleSpec) -> Tensor:
-    """Mel frames (batch, frames, mel bins), time first."""
+    """Return mel frames (batch, frames, mel bins), time first."""
     return floats(spec.batch, frame_count(spec), mel_bins(spec))
 
 
 def audio_mask(spec: ExampleSpec) -> Tensor | None:
-    """The feature extractor's mask of audio without padding: (batch, frames) ones for mel frames, (batch, samples) for the
-    raw audio of models with `feat_extract_norm` "layer"; None for the others, which are trained without.
+    """Return the feature extractor's mask of audio without padding.
+
+    This is (batch, frames) ones for mel frames, (batch, samples) for the raw audio of models with `feat_extract_norm` "layer";
+    None for other models, which are trained without.
     """
     if spec.takes("input_features"):
         return ones(spec.batch, frame_count(spec))
@@ -33,26 +35,26 @@ def audio_mask(spec: ExampleSpec) -> Tensor | None:
 
 
 def sample_count(spec: ExampleSpec) -> int:
-    """Samples of audio: the length asked for where the model takes nothing else, else 10 s at 16 kHz."""
+    """Return the samples of audio: the requested length if the model has no text, else 10 s at 16 kHz."""
     if spec.length is not None and not _writes(spec):
         return spec.length
     return SECONDS * spec.read("sampling_rate", "sample_rate", "audio_config.sampling_rate", default=SAMPLES_PER_SECOND)
 
 
 def frame_count(spec: ExampleSpec) -> int:
-    """Mel frames: the length asked for where the model takes nothing else, else 10 s at 100 frames a second."""
+    """Return the mel frames: the requested length if the model has no text, else 10 s at 100 frames a second."""
     if spec.length is not None and not _writes(spec):
         return spec.length
     return SECONDS * FRAMES_PER_SECOND
 
 
 def _writes(spec: ExampleSpec) -> bool:
-    """True where the length counts the tokens of a text that is read or written beside the audio."""
+    """Return True if the length counts the tokens of a text that is read or written together with the audio."""
     return spec.takes("input_ids", "decoder_input_ids") and not transduces(spec.cls)
 
 
 def mel_bins(spec: ExampleSpec) -> int:
-    """Bins of a mel frame."""
+    """Return the number of bins of a mel frame."""
     names = (
         "num_mel_bins",
         "n_mels",
@@ -72,7 +74,10 @@ LATENTS = 50  # steps of a codec's latents: 4 s at 12.5 a second
 
 
 def whisper_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """A Whisper encoder: mel frames (batch, bins, frames), as many as its positions times two, with a mask where it is wanted."""
+    """Return mel frames (batch, bins, frames) for a Whisper encoder, twice its number of positions.
+
+    A mask is added if it takes one.
+    """
     count = 2 * read(spec.config, "max_source_positions", default=1500)
     inputs = {"input_features": floats(spec.batch, mel_bins(spec), count)}
     return inputs | _mask(spec, count)
@@ -83,12 +88,12 @@ def _mask(spec: ExampleSpec, count: int) -> dict[str, Tensor]:
 
 
 def hidden_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Granite's speech encoder: mel frames under the name `hidden_states`."""
+    """Return the inputs of Granite's speech encoder: mel frames under the name `hidden_states`."""
     return {"hidden_states": floats(spec.batch, 1000, spec.config.input_dim)}
 
 
 def vocoder(spec: ExampleSpec) -> dict[str, Tensor]:
-    """A vocoder: 100 frames of a spectrogram."""
+    """Return 100 frames of a spectrogram for a vocoder."""
     name = next(name for name in ("spectrogram", "mel_spectrogram", "input_features") if spec.takes(name))
     bins = read(spec.config, "model_in_dim", "num_mel_bins", "mel_dim", default=80)
     if name == "mel_spectrogram":
@@ -97,55 +102,58 @@ def vocoder(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def codec(spec: ExampleSpec) -> dict[str, Tensor]:
-    """A neural codec: one second of audio, (batch, 1, samples)."""
+    """Return one second of audio for a neural codec, (batch, 1, samples)."""
     rate = read(spec.config, "sampling_rate", "sample_rate", default=24_000)
     return {"input_values": floats(spec.batch, read(spec.config, "audio_channels", default=1), rate)}
 
 
 def whole_audio_blocks(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Muse Spark's audio encoder: 10 s of samples, rounded up to a multiple of what becomes one token."""
+    """Return 10 s of samples for Muse Spark's audio encoder, rounded up to a multiple of the samples per token."""
     block = read(spec.config, "samples_per_token", default=1920)
     return {"input_values": floats(spec.batch, -(-160_000 // block) * block)}
 
 
 def mel_with_mask(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Gemma 3n's audio encoder: mel frames and which of them are padding (none)."""
+    """Return the inputs of Gemma 3n's audio encoder: mel frames and which of them are padding (none)."""
     frames = floats(spec.batch, 1000, spec.config.input_feat_size)
     return {"audio_mel": frames, "audio_mel_mask": torch.zeros(spec.batch, 1000, dtype=torch.bool)}
 
 
 def speech_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Phi-4's audio encoder: mel frames (batch, 1000, bins) and their mask."""
+    """Return the inputs of Phi-4's audio encoder: mel frames (batch, 1000, bins) and their mask."""
     frames = floats(spec.batch, 1000, spec.config.input_size)
     return {"hidden_states": frames, "mask": ones(spec.batch, 1000).bool()}
 
 
 def stacked_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Granite Speech 5: 500 mel frames with their changes and neighbours, four times the bins."""
+    """Return the inputs of Granite Speech 5: 500 mel frames with their changes and neighbours, four times the bins."""
     bins = 4 * read(spec.config, "num_mel_bins", "encoder_config.num_mel_bins", default=80)
     return {"input_features": floats(spec.batch, 500, bins), "attention_mask": ones(spec.batch, 500)}
 
 
 def low_rate_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Fun-ASR's encoder: 167 stacked mel frames (10 s) with their mask."""
+    """Return the inputs of Fun-ASR's encoder: 167 stacked mel frames (10 s) with their mask."""
     width = read(spec.config, "input_size", "num_mel_bins", default=560)
     return {"input_features": floats(spec.batch, 167, width), "input_features_mask": ones(spec.batch, 167)}
 
 
 def wide_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Gemma 4's audio encoder: 10 s of 128 mel bins and their mask."""
+    """Return the inputs of Gemma 4's audio encoder: 10 s of 128 mel bins and their mask."""
     return {"input_features": floats(spec.batch, 1000, 128), "attention_mask": ones(spec.batch, 1000).bool()}
 
 
 def joined_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """The audio encoders of Qwen Omni: 10 s of mel frames of all samples side by side, (bins, batch * 1000), and their lengths."""
+    """Return 10 s of mel frames for the audio encoders of Qwen Omni, and their lengths.
+
+    The frames of all samples are concatenated: (bins, batch * 1000).
+    """
     lengths = torch.full((spec.batch,), 1000)
     inputs = {"input_features": floats(mel_bins(spec), spec.batch * 1000), "feature_lens": lengths}
     return inputs | ({"aftercnn_lens": (lengths - 1) // 2 + 1} if spec.takes("aftercnn_lens") else {})
 
 
 def chunked_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Qwen3-ASR's encoder: 1000 mel frames (batch, bins, frames) and their mask."""
+    """Return the inputs of Qwen3-ASR's encoder: 1000 mel frames (batch, bins, frames) and their mask."""
     return {
         "input_features": floats(spec.batch, mel_bins(spec), 1000),
         "input_features_mask": ones(spec.batch, 1000),
@@ -153,12 +161,12 @@ def chunked_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def audio_as_hidden_states(spec: ExampleSpec) -> dict[str, Tensor]:
-    """VibeVoice's audio encoder: one second of audio (batch, 1, samples) under the name `hidden_states`."""
+    """Return the inputs of VibeVoice's audio encoder: one second of audio (batch, 1, samples) under the name `hidden_states`."""
     return {"hidden_states": floats(spec.batch, read(spec.config, "channels", default=1), 24_000)}
 
 
 def latents(spec: ExampleSpec) -> dict[str, Tensor]:
-    """A codec's decoder: its latents (batch, channels, steps)."""
+    """Return latents (batch, channels, steps) for a codec's decoder."""
     return {"latents": floats(spec.batch, read(spec.config, "hidden_size"), LATENTS)}
 
 

@@ -10,18 +10,18 @@ from torch import Tensor
 from sizer.architecture.examples.example_spec import ExampleSpec, floats, ones, read
 from sizer.architecture.examples.multimodal_inputs import MultimodalInput, count_features, placeholder
 
-WHISPER_FRAMES = 3000  # 30 s of mel frames, what a Whisper encoder takes
+WHISPER_FRAMES = 3000  # 30 s of mel frames, the input of a Whisper encoder
 HALVED = (WHISPER_FRAMES - 1) // 2 + 1  # by its second convolution, of stride 2
 FRAMES = 1000  # 10 s
 
 
 def find_audio_input(spec: ExampleSpec) -> MultimodalInput:
-    """The audio of each text, by the family's own recipe."""
+    """Return the audio of each text, by the family's own recipe."""
     return FAMILIES[spec.config.model_type](spec)
 
 
 def whisper_encoder(spec: ExampleSpec) -> MultimodalInput:
-    """30 s of mel frames (batch, bins, 3000) with their mask; the encoder halves them by a convolution and again by pooling.
+    """Return 30 s of mel frames (batch, bins, 3000) with their mask; the encoder halves them by a convolution and by pooling.
 
     3000 frames -> (3000 - 1) // 2 + 1 = 1500 -> (1500 - 2) // 2 + 1 = 750 features.
     """
@@ -31,7 +31,7 @@ def whisper_encoder(spec: ExampleSpec) -> MultimodalInput:
 
 
 def merged_whisper_encoder(spec: ExampleSpec) -> MultimodalInput:
-    """The same frames, of whose 1500 hidden states four become one feature: 375."""
+    """Return the same frames for an encoder that merges four of 1500 hidden states into one feature: 375."""
     inputs = {"input_features": _frames_last(spec), "input_features_mask": ones(spec.batch, WHISPER_FRAMES)}
     if spec.takes("padding_mask"):
         inputs["padding_mask"] = ones(spec.batch, 30 * 16_000)
@@ -39,14 +39,17 @@ def merged_whisper_encoder(spec: ExampleSpec) -> MultimodalInput:
 
 
 def asked_whisper_encoder(spec: ExampleSpec) -> MultimodalInput:
-    """Voxtral: 30 s of mel frames without a mask; the encoder says how many features it yields."""
+    """Return the inputs of Voxtral: 30 s of mel frames without a mask; the encoder says how many features it yields."""
     inputs = {"input_features": _frames_last(spec)}
     first = {"input_features": inputs["input_features"][:1]}
     return _audio_input(spec, inputs, count_features(spec, "get_audio_features", first))
 
 
 def frames(spec: ExampleSpec) -> MultimodalInput:
-    """Granite Speech: 10 s of mel frames (batch, 1000, bins); the encoder says how many features they yield."""
+    """Return the inputs of Granite Speech: 10 s of mel frames (batch, 1000, bins).
+
+    The encoder says how many features they yield.
+    """
     bins = read(spec.config, "encoder_config.input_dim", default=160)
     inputs = {"input_features": floats(spec.batch, FRAMES, bins)}
     first = {"input_features": inputs["input_features"][:1]}
@@ -54,7 +57,10 @@ def frames(spec: ExampleSpec) -> MultimodalInput:
 
 
 def masked_frames(spec: ExampleSpec) -> MultimodalInput:
-    """10 s of mel frames (batch, 1000, bins) with their mask; `subsampling_factor` of them become one feature, rounded up."""
+    """Return 10 s of mel frames (batch, 1000, bins) with their mask.
+
+    `subsampling_factor` frames become one feature, rounded up.
+    """
     part = spec.config.audio_config
     bins = read(part, "input_size", "num_mel_bins", "asr_config.num_mel_bins", default=80)
     inputs = {"input_features": floats(spec.batch, FRAMES, bins), "input_features_mask": ones(spec.batch, FRAMES)}
@@ -62,9 +68,9 @@ def masked_frames(spec: ExampleSpec) -> MultimodalInput:
 
 
 def chunked_frames(spec: ExampleSpec) -> MultimodalInput:
-    """Qwen3-ASR: 10 s of mel frames (batch, bins, 1000) in chunks of 100, of which three convolutions of stride 2 leave 13.
+    """Return 10 s of mel frames (batch, bins, 1000) for Qwen3-ASR, in chunks of 100.
 
-    100 -> 50 -> 25 -> 13 features for each of the 10 chunks: 130.
+    Three convolutions of stride 2 reduce a chunk, 100 -> 50 -> 25 -> 13: 130 features for the 10 chunks.
     """
     chunk = 2 * read(spec.config, "audio_config.n_window", default=50)
     bins = read(spec.config, "audio_config.num_mel_bins", default=128)
@@ -78,7 +84,7 @@ def chunked_frames(spec: ExampleSpec) -> MultimodalInput:
 
 
 def raw_audio(spec: ExampleSpec) -> MultimodalInput:
-    """VibeVoice: 10 s of samples at 24 kHz; the encoder says how many features they yield."""
+    """Return the inputs of VibeVoice: 10 s of samples at 24 kHz; the encoder says how many features they yield."""
     values = floats(spec.batch, 1, 10 * 24_000)
     if spec.takes("padding_mask"):
         inputs = {"input_values": values, "padding_mask": ones(spec.batch, 10 * 24_000).bool()}

@@ -14,12 +14,12 @@ REGIONS = 36  # regions of an image, as the detector in front of LXMERT and Visu
 
 
 def page_with_image(spec: ExampleSpec) -> dict[str, Any]:
-    """LayoutLMv2: words, their boxes, and the page's image under the name `image`."""
+    """Return the inputs of LayoutLMv2: words, their boxes, and the page's image under the name `image`."""
     return token_inputs.words_and_mask(spec) | {"bbox": token_inputs.boxes_of_words(spec), "image": vision.image(spec)}
 
 
 def regions(spec: ExampleSpec) -> dict[str, Any]:
-    """LXMERT: words, and 36 regions as features and as corners in parts of the image."""
+    """Return the inputs of LXMERT: words, and 36 regions as features and as corners in parts of the image."""
     config = spec.config
     inputs = token_inputs.words_and_mask(spec) | {
         "visual_feats": floats(spec.batch, REGIONS, config.visual_feat_dim),
@@ -31,7 +31,7 @@ def regions(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def region_embeddings(spec: ExampleSpec) -> dict[str, Any]:
-    """VisualBERT: words, and 36 regions as embeddings; its pretraining labels cover both."""
+    """Return the inputs of VisualBERT: words, and 36 regions as embeddings; its pretraining labels cover both."""
     inputs = token_inputs.words_and_mask(spec) | {
         "visual_embeds": floats(spec.batch, REGIONS, spec.config.visual_embedding_dim),
         "visual_attention_mask": ones(spec.batch, REGIONS),
@@ -44,7 +44,7 @@ def region_embeddings(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def table(spec: ExampleSpec) -> dict[str, Any]:
-    """TAPAS: words with seven token types (row and column among them); the first half is the question."""
+    """Return the inputs of TAPAS: words with seven token types (row and column among them); the first half is the question."""
     kinds = zeros(spec.batch, spec.tokens, len(spec.config.type_vocab_sizes))
     half = spec.tokens // 2
     place = torch.arange(spec.tokens - half)
@@ -58,28 +58,28 @@ def table(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def shaped_words(spec: ExampleSpec) -> dict[str, Any]:
-    """RoCBert: words with ids of their shapes and pronunciations beside them."""
+    """Return words for RoCBert, with ids of their shapes and pronunciations."""
     shape = integers(spec.config.shape_vocab_size, spec.batch, spec.tokens)
     pronunciation = integers(spec.config.pronunciation_vocab_size, spec.batch, spec.tokens)
     return token_inputs.words_and_mask(spec) | {"input_shape_ids": shape, "input_pronunciation_ids": pronunciation}
 
 
 def word_boxes_in_parts(spec: ExampleSpec) -> dict[str, Any]:
-    """BROS: words and their boxes as eight coordinates in parts of the page."""
+    """Return the inputs of BROS: words and their boxes as eight coordinates in parts of the page."""
     first = ones(spec.batch, spec.tokens).bool()
     inputs = token_inputs.words_and_mask(spec) | {"bbox": floats(spec.batch, spec.tokens, 8)}
     return inputs | ({"bbox_first_token_mask": first} if spec.takes("bbox_first_token_mask") else {})
 
 
 def question_token(spec: ExampleSpec) -> dict[str, Any]:
-    """Splinter: a text with its question token."""
+    """Return the inputs of Splinter: a text with its question token."""
     inputs = token_inputs.words_and_mask(spec)
     inputs["input_ids"][:, 1] = spec.config.question_token_id
     return inputs
 
 
 def retrieved(spec: ExampleSpec) -> dict[str, Any]:
-    """RAG: a question, and the documents that a retriever found for it, with their scores."""
+    """Return the inputs of RAG: a question, and the documents that a retriever found for it, with their scores."""
     count = spec.config.n_docs
     inputs = token_inputs.words_and_mask(spec)
     context = integers(1000, spec.batch * count, spec.tokens) + 100
@@ -91,7 +91,7 @@ def retrieved(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def bytes_or_arrays(spec: ExampleSpec) -> dict[str, Any]:
-    """Perceiver: words, pixels or a plain array under the name `inputs`, after the head's preprocessor."""
+    """Return the inputs of Perceiver: words, pixels or a plain array under the name `inputs`, after the head's preprocessor."""
     if "MaskedLM" in spec.class_name or "SequenceClassification" in spec.class_name:
         ids = integers(spec.config.vocab_size, spec.batch, spec.config.max_position_embeddings)
         return {"inputs": ids, "attention_mask": torch.ones_like(ids)}
@@ -103,7 +103,7 @@ def bytes_or_arrays(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def folded_positions(spec: ExampleSpec) -> dict[str, Any]:
-    """Reformer: in training exactly as many tokens as its axial positions have places."""
+    """Return the inputs of Reformer: in training exactly as many tokens as its axial positions have places."""
     shape = spec.config.axial_pos_shape
     length = shape[0] * shape[1] if spec.training and spec.config.axial_pos_embds else spec.tokens
     ids = integers(spec.config.vocab_size - 3, spec.batch, length) + 3
@@ -111,7 +111,7 @@ def folded_positions(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def marked_text(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Jev: one prompt, and where in it four questions with two options each end."""
+    """Return the inputs of Jev: one prompt with four questions of two options each, and the positions of their ends."""
     marks = torch.linspace(1, spec.tokens, 4).long().unsqueeze(0)
     ids = token_inputs.sentence(spec)[:1]
     return {"input_ids": ids, "marks": marks, "num_options": torch.full((1, 4), 2), "question_type_ids": zeros(1, 4)}

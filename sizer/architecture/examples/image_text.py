@@ -1,7 +1,7 @@
 """Recipes for an image inside a text (LLaVA, Qwen-VL, Idefics, ...): one `MultimodalInput` per way of passing it.
 
-Each sample has one image. Where the number of features follows from the config by a formula of the family's processor, the
-formula is used; otherwise the encoder itself is asked (`count_features`).
+Each sample has one image. If a formula of the family's processor gives the number of features from the config, it is used;
+otherwise the encoder itself runs (`count_features`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from sizer.architecture.examples.multimodal_inputs import (
 
 
 def tiles(spec: ExampleSpec) -> MultimodalInput:
-    """LLaVA-NeXT's way: the whole image and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
-    from transformers.image_processing_utils import select_best_resolution  # which imports torchvision
+    """Return the inputs of LLaVA-NeXT: the whole image and its tiles, (batch, 1 + tiles, channels, side, side), and the image size.
+    """
+    from transformers.image_processing_utils import select_best_resolution  # this module imports torchvision
 
     side = _square(read(spec.config, "vision_config.image_size", default=spec.sides))
     rows, columns = select_best_resolution(spec.sides, spec.config.image_grid_pinpoints)
@@ -38,14 +39,15 @@ def tiles(spec: ExampleSpec) -> MultimodalInput:
 
 
 def one_tile(spec: ExampleSpec) -> MultimodalInput:
-    """Pixels (batch, 1, channels, height, width): an image that needs no tiles beside it."""
+    """Return pixels (batch, 1, channels, height, width): an image without further tiles."""
     return counted_image_input(spec, {"pixel_values": vision.image(spec).unsqueeze(1)})
 
 
 def idefics(spec: ExampleSpec) -> MultimodalInput:
-    """Idefics2 and 3: pixels (batch, 1, channels, height, width) with their mask.
+    """Return the inputs of Idefics2 and 3: pixels (batch, 1, channels, height, width) with their mask.
 
-    Idefics2's perceiver yields `resampler_n_latents` features; Idefics3 and SmolVLM fold `scale_factor` squared patches into one.
+    Idefics2's perceiver yields `resampler_n_latents` features; Idefics3 and SmolVLM fold `scale_factor` squared patches into
+    one.
     """
     latents = read(spec.config, "perceiver_config.resampler_n_latents")
     fold = read(spec.config, "scale_factor", "pixel_shuffle_factor", default=1)
@@ -59,7 +61,10 @@ def idefics(spec: ExampleSpec) -> MultimodalInput:
 
 
 def idefics_one(spec: ExampleSpec) -> MultimodalInput:
-    """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
+    """Return the inputs of the first Idefics: pixels (batch, 1, channels, height, width).
+
+    Cross-attention reads them from every token except the first.
+    """
     seen = ones(spec.batch, spec.tokens, 1)
     seen[:, 0] = 0
     pixels = vision.image(spec).unsqueeze(1)
@@ -67,7 +72,7 @@ def idefics_one(spec: ExampleSpec) -> MultimodalInput:
 
 
 def aspect_ratio_tiles(spec: ExampleSpec) -> MultimodalInput:
-    """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
+    """Return four tiles for Llama 3.2 Vision with one in use, read by cross-attention: one placeholder for any size."""
     inputs = aspect_ratio_inputs(spec)
     crossing = zeros(spec.batch, spec.tokens, 1, inputs["aspect_ratio_mask"].shape[-1])
     crossing[:, 1:, :, 0] = 1
@@ -75,7 +80,7 @@ def aspect_ratio_tiles(spec: ExampleSpec) -> MultimodalInput:
 
 
 def aspect_ratio_inputs(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Tiles (batch, 1, tiles, channels, height, width), the id of their arrangement (1: a single tile), which are used."""
+    """Return tiles (batch, 1, tiles, channels, height, width), the id of their arrangement (1: a single tile), and their mask."""
     count = read(spec.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
     mask = zeros(spec.batch, 1, count)
     mask[..., 0] = 1
@@ -84,13 +89,16 @@ def aspect_ratio_inputs(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def tiles_with_mask(spec: ExampleSpec) -> MultimodalInput:
-    """Granite Docling: pixels (batch, 1, channels, height, width) and which tiles are real."""
+    """Return the inputs of Granite Docling: pixels (batch, 1, channels, height, width) and which tiles are real."""
     inputs = {"pixel_values": vision.image(spec).unsqueeze(1), "pixel_attention_mask": ones(spec.batch, 1).bool()}
     return counted_image_input(spec, inputs)
 
 
 def pooled_crops(spec: ExampleSpec) -> MultimodalInput:
-    """Molmo 2: the whole image and one crop as patches, and which patches each placeholder pools (2 x 2, -1 at the edge)."""
+    """Return the inputs of Molmo 2: the whole image and one crop as patches, and the patches that each placeholder pools.
+
+    Each pools 2 x 2 patches, -1 at the edge.
+    """
     part = spec.config.vision_config
     side = int(part.num_position_embeddings**0.5) if hasattr(part, "num_position_embeddings") else 27
     pool = -(-side // 2)
@@ -134,12 +142,12 @@ TILED: dict[str, Callable[[ExampleSpec], MultimodalInput]] = {
 
 
 QUESTION_TOKENS = 16
-OUTPUT_SIZE = (1152, 768)  # height and width of the image that GLM-Image is asked for, its processor's default
+OUTPUT_SIZE = (1152, 768)  # height and width of the image that GLM-Image generates, its processor's default
 PIXELS_PER_CODE = 32  # along each side for one of its codes
 
 
 def find_image_input(spec: ExampleSpec) -> MultimodalInput:
-    """The image of each text: by the family's own recipe, by grid of patches (Qwen-VL), else plain pixels (LLaVA)."""
+    """Return the image of each text: by the family's own recipe, by grid of patches (Qwen-VL), else plain pixels (LLaVA)."""
     own = FAMILIES.get(spec.config.model_type)
     if own is not None:
         return own(spec)
@@ -147,20 +155,23 @@ def find_image_input(spec: ExampleSpec) -> MultimodalInput:
 
 
 def kind_of(spec: ExampleSpec) -> str:
-    """Return what the placeholders stand for: an "image", or a "video" where there is a token for nothing else."""
+    """Return the modality of the placeholders: an "image", or a "video" if that is the only token."""
     has = lambda kind: any(hasattr(spec.config, name) for name in placeholder_names(kind))  # noqa: E731
     return "video" if has("video") and not has("image") else "image"
 
 
 def pixels(spec: ExampleSpec, **more: Tensor) -> MultimodalInput:
-    """LLaVA's way: pixels (batch, channels, height, width)."""
+    """Return the inputs of LLaVA: pixels (batch, channels, height, width)."""
     if read(spec.config, "vision_config.model_type") == "pixtral":
         return pixtral(spec)
     return counted_image_input(spec, {"pixel_values": vision.image(spec), **more})
 
 
 def pixtral(spec: ExampleSpec) -> MultimodalInput:
-    """Pixtral's tower: any size, so the image's size goes with it; one feature per `spatial_merge_size` squared patches."""
+    """Return the inputs of Pixtral's tower: images of any size, and their sizes.
+
+    One feature per `spatial_merge_size` squared patches.
+    """
     step = spec.config.vision_config.patch_size * read(spec.config, "spatial_merge_size", default=1)
     rows, columns = (max(1, side // step) for side in spec.sides)
     inputs = {"pixel_values": floats(spec.batch, vision.channels(spec), rows * step, columns * step),
@@ -169,7 +180,10 @@ def pixtral(spec: ExampleSpec) -> MultimodalInput:
 
 
 def queried_patches(spec: ExampleSpec) -> MultimodalInput:
-    """Aria: an image of as many patches as its projector has queries for (490 pixels: 1225 patches, 128 queries)."""
+    """Return the inputs of Aria: an image with a number of patches that its projector has queries for.
+
+    490 pixels are 1225 patches and use 128 queries.
+    """
     patch = spec.config.vision_config.patch_size
     counts = {int(count): queries for count, queries in spec.config.projector_patch_to_query_dict.items()}
     smallest = min(counts)
@@ -179,21 +193,21 @@ def queried_patches(spec: ExampleSpec) -> MultimodalInput:
 
 
 def downsampled_patches(spec: ExampleSpec) -> MultimodalInput:
-    """Step 3.7: pixels whose patches two convolutions of stride 2 (kernel 3, padding 1) fold along each side."""
+    """Return pixels for Step 3.7: two convolutions of stride 2 (kernel 3, padding 1) reduce its patches along each side."""
     patch = spec.config.vision_config.patch_size
     rows, columns = ((size // patch + 3) // 4 for size in spec.sides)
     return image_input(spec, {"pixel_values": vision.image(spec)}, rows * columns)
 
 
 def with_high_resolution(spec: ExampleSpec) -> MultimodalInput:
-    """DeepSeek-VL's hybrid: the same image small for one tower and large for the other."""
+    """Return an image for DeepSeek-VL's hybrid, small for one tower and large for the other."""
     side = read(spec.config, "high_res_vision_config.image_size", default=1024)
     large = floats(spec.batch, vision.channels(spec), side, side)
     return counted_image_input(spec, {"pixel_values": vision.image(spec), "high_res_pixel_values": large})
 
 
 def queries(spec: ExampleSpec) -> MultimodalInput:
-    """BLIP-2's way: the Q-Former's queries replace the placeholders."""
+    """Return the inputs of BLIP-2: the Q-Former's queries replace the placeholders."""
     inputs = {"pixel_values": vision.image(spec)}
     if spec.takes("qformer_input_ids"):
         words = question(spec.config.qformer_config.vocab_size, spec.batch)
@@ -203,14 +217,14 @@ def queries(spec: ExampleSpec) -> MultimodalInput:
 
 
 def video_queries(spec: ExampleSpec) -> MultimodalInput:
-    """InstructBLIP for videos: four frames, each read by the Q-Former's queries."""
+    """Return the inputs of InstructBLIP for videos: four frames, each read by the Q-Former's queries."""
     inputs = queries(spec).inputs | {"pixel_values": floats(spec.batch, 4, vision.channels(spec), *spec.sides)}
     token = placeholder(spec.config, "video")
     return MultimodalInput(inputs=inputs, token=token, count=4 * spec.config.num_query_tokens)
 
 
 def grid_of_patches(spec: ExampleSpec) -> MultimodalInput:
-    """Qwen-VL's way: the patches of the whole batch as rows, and per image the grid (time, height, width) they form.
+    """Return the inputs of Qwen-VL: the patches of the whole batch as rows, and per image the grid (time, height, width).
 
     `merge` x `merge` patches become one feature; HunYuan adds a token per row and two around the image.
     """
@@ -224,9 +238,9 @@ def grid_of_patches(spec: ExampleSpec) -> MultimodalInput:
 
 
 def source_and_target(spec: ExampleSpec) -> MultimodalInput:
-    """GLM-Image: the patches of an image to start from, one code each, and the grid of the image that is asked for.
+    """Return the inputs of GLM-Image: the patches of a source image, one code each, and the grid of the generated image.
 
-    The grids of a sample stand one after the other; the last is the one to be drawn (`GlmImageProcessor`).
+    The grids of a sample are concatenated; the last one is the image to generate (`GlmImageProcessor`).
     """
     source = vision.grid_thw(spec)[:1]
     target = torch.tensor([[1, *(side // PIXELS_PER_CODE for side in OUTPUT_SIZE)]])
@@ -241,20 +255,22 @@ def source_and_target(spec: ExampleSpec) -> MultimodalInput:
 
 
 def padded_patches(spec: ExampleSpec) -> MultimodalInput:
-    """ColQwen2: the patches of each image apart, (batch, patches, values), as its processor pads them."""
+    """Return the inputs of ColQwen2: the patches of each image apart, (batch, patches, values), as its processor pads them."""
     multimodal_input = grid_of_patches(spec)
     rows = multimodal_input.inputs["pixel_values"].unflatten(0, (spec.batch, -1))
     return replace(multimodal_input, inputs=multimodal_input.inputs | {"pixel_values": rows})
 
 
 def merged_grid(spec: ExampleSpec) -> MultimodalInput:
-    """Inkling 2: rows of already merged patches (rows, side, side, channels), one feature each."""
+    """Return the inputs of Inkling 2: rows of already merged patches (rows, side, side, channels), one feature each."""
     inputs = vision.merged_patches(spec)
     return image_input(spec, inputs, int(inputs["image_grid_thw"][0].prod()))
 
 
 def patches_with_shape(spec: ExampleSpec) -> MultimodalInput:
-    """LFM2-VL (SigLIP 2's NaFlex): patches (batch, count, channels * patch * patch), their mask and how they lie.
+    """Return the inputs of LFM2-VL (SigLIP 2's NaFlex).
+
+    These are patches (batch, count, channels * patch * patch), their mask, and the rows and columns of their grid.
 
     `downsample_factor` squared patches become one feature, rounded up along each side.
     """
@@ -264,7 +280,10 @@ def patches_with_shape(spec: ExampleSpec) -> MultimodalInput:
 
 
 def patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
-    """Gemma 4: patches (batch, count, channels * patch * patch) and where each lies; `pooling_kernel_size` squared become one."""
+    """Return the inputs of Gemma 4: patches (batch, count, channels * patch * patch) and their positions.
+
+    `pooling_kernel_size` squared patches become one feature.
+    """
     part = spec.part("vision_config")
     pool = read(part, "pooling_kernel_size", "num_pooled_patches", default=1)
     inputs = vision.positioned_patches(spec, pool)
@@ -272,7 +291,10 @@ def patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
 
 
 def merged_patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
-    """Gemma 4 without an encoder: merged patches (batch, count, channels * side * side) and their places, a placeholder each."""
+    """Return the inputs of Gemma 4 without an encoder.
+
+    These are merged patches (batch, count, channels * side * side) and their positions, with one placeholder each.
+    """
     side = spec.config.vision_config.model_patch_size
     rows, columns = (max(1, size // side) for size in spec.sides)
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
@@ -282,7 +304,7 @@ def merged_patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
 
 
 def fuyu_patches(spec: ExampleSpec) -> MultimodalInput:
-    """Fuyu: patches (batch, count, channels * patch * patch), one placeholder each."""
+    """Return the inputs of Fuyu: patches (batch, count, channels * patch * patch), one placeholder each."""
     patch = spec.config.patch_size
     rows, columns = (max(1, size // patch) for size in spec.sides)
     values = floats(spec.batch, rows * columns, spec.config.num_channels * patch * patch)
@@ -290,7 +312,9 @@ def fuyu_patches(spec: ExampleSpec) -> MultimodalInput:
 
 
 def patches_side_by_side(spec: ExampleSpec) -> MultimodalInput:
-    """MiniCPM-V: the patches of all images side by side, (1, channels, patch, patches * patch), and (rows, columns) of each.
+    """Return the inputs of MiniCPM-V: the patches of all images in one row, and (rows, columns) of each image.
+
+    The patches have the shape (1, channels, patch, patches * patch).
 
     Sixteen patches become one feature, four in the "4x" mode.
     """
@@ -300,13 +324,19 @@ def patches_side_by_side(spec: ExampleSpec) -> MultimodalInput:
 
 
 def patch_cubes(spec: ExampleSpec) -> MultimodalInput:
-    """Inkling: each patch as a small video of itself, (patches, frames, patch, patch, channels), one feature each."""
+    """Return the inputs of Inkling: each patch as a small video, with one feature each.
+
+    The shape is (patches, frames, patch, patch, channels).
+    """
     values = vision.cubes(spec)
     return image_input(spec, {"pixel_values": values}, len(values) // spec.batch)
 
 
 def flat_grid(spec: ExampleSpec) -> MultimodalInput:
-    """Nemotron Omni: rows of flattened patches and (rows, columns) of each image; a pixel shuffle folds 2 x 2 into one."""
+    """Return the inputs of Nemotron Omni: rows of flattened patches and (rows, columns) of each image.
+
+    A pixel shuffle folds 2 x 2 into one.
+    """
     patch = spec.part("vision_config").patch_size
     rows, columns = (max(1, size // (2 * patch)) * 2 for size in spec.sides)
     values = floats(1, spec.batch * rows * columns, 3 * patch * patch)[0]
@@ -315,7 +345,7 @@ def flat_grid(spec: ExampleSpec) -> MultimodalInput:
 
 
 def lone_patches(spec: ExampleSpec) -> MultimodalInput:
-    """NeoMME: rows of flattened patches, one placeholder each."""
+    """Return the inputs of NeoMME: rows of flattened patches, one placeholder each."""
     patch = spec.config.patch_size
     rows, columns = (max(1, size // patch) for size in spec.sides)
     values = floats(1, spec.batch * rows * columns, 3 * patch * patch)[0]
@@ -323,14 +353,14 @@ def lone_patches(spec: ExampleSpec) -> MultimodalInput:
 
 
 def marked_places(spec: ExampleSpec) -> MultimodalInput:
-    """Kosmos-2: a mask says where in the text the image's latent queries go."""
+    """Return the inputs of Kosmos-2: a mask marks the positions of the image's latent queries in the text."""
     count = spec.config.latent_query_num
     inputs = {"pixel_values": vision.image(spec), "image_embeds_position_mask": _places(spec, count)}
     return MultimodalInput(inputs=inputs, token=None, count=count)
 
 
 def marked_flat_patches(spec: ExampleSpec) -> MultimodalInput:
-    """Kosmos-2.5: flattened patches as Pix2Struct has them, and a mask of the places of the latent queries."""
+    """Return the inputs of Kosmos-2.5: flattened patches as in Pix2Struct, and a mask of the positions of the latent queries."""
     count = spec.config.latent_query_num
     inputs = vision.flattened_patches(spec)
     inputs.pop("attention_mask")
@@ -340,7 +370,7 @@ def marked_flat_patches(spec: ExampleSpec) -> MultimodalInput:
 
 
 def question(vocabulary: int, batch: int) -> Tensor:
-    """Token ids (batch, 16) of a question about the image."""
+    """Return token ids (batch, 16) of a question about the image."""
     return torch.arange(QUESTION_TOKENS).remainder(max(1, vocabulary - 2)).add(1).repeat(batch, 1)
 
 

@@ -30,20 +30,22 @@ Target = Callable[[ExampleSpec, dict[str, Any]], object]
 
 
 def continuation(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """The input ids themselves (batch, length): each token is predicted from those before it."""
+    """Return the input ids themselves (batch, length): each token is predicted from those before it."""
     return inputs["input_ids"].clone()
 
 
 def hidden_words(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """The ids of every 7th token, (batch, length), -100 elsewhere."""
+    """Return the ids of every 7th token, (batch, length), -100 elsewhere."""
     ids = inputs["input_ids" if "input_ids" in inputs else "inputs"]
     return torch.where(torch.arange(ids.shape[-1]) % MASKED_SHARE == 0, ids, IGNORED_LABEL)
 
 
 def transcript(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """Token ids of what is said, (batch, n): 12 a second of raw audio (letters), 3 a second of mel frames (word pieces).
+    """Return token ids of the spoken text, (batch, n).
 
-    CTC needs fewer of them than the encoder has output frames.
+    Raw audio gets 12 a second (letters), mel frames 3 a second (word pieces).
+
+    CTC needs fewer tokens than the encoder has output frames.
     """
     audio = inputs["input_values" if "input_values" in inputs else "input_features"]
     count = max(1, audio.shape[1] // (1280 if "input_values" in inputs else 32))
@@ -51,50 +53,52 @@ def transcript(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
 
 
 def transcript_so_far(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """Return what a transducer's decoder reads: the blank and the transcript in training, (batch, 1 + n); else the blank to
-    begin with."""
+    """Return the input of a transducer's decoder.
+
+    In training it is the blank and the transcript, (batch, 1 + n); else only the initial blank.
+    """
     blank = torch.full((spec.batch, 1), read(spec.config, "blank_token_id", default=0))
     return torch.cat([blank, transcript(spec, inputs)], dim=1) if spec.training else blank
 
 
 def class_of_sample(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """One class per sample, (batch,)."""
+    """Return one class per sample, (batch,)."""
     return integers(spec.config.num_labels, spec.batch)
 
 
 def class_of_token(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """One class per token, (batch, length)."""
+    """Return one class per token, (batch, length)."""
     return integers(spec.config.num_labels, spec.batch, spec.tokens)
 
 
 def one_of_two(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """The number of the right answer, (batch,)."""
+    """Return the number of the right answer, (batch,)."""
     return integers(2, spec.batch)
 
 
 def position(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """A position in the text per sample, (batch,)."""
+    """Return a position in the text per sample, (batch,)."""
     return integers(max(1, spec.tokens - 2), spec.batch) + 1
 
 
 def class_of_pixel(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """One class per pixel, (batch, height, width)."""
+    """Return one class per pixel, (batch, height, width)."""
     return integers(spec.config.num_labels, spec.batch, *spec.sides)
 
 
 def depth_of_pixel(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """A depth per pixel, (batch, height, width) float32."""
+    """Return a depth per pixel, (batch, height, width) float32."""
     return floats(spec.batch, *spec.sides) + 0.5
 
 
 def objects(spec: ExampleSpec, inputs: dict[str, Any]) -> list[dict[str, Tensor]]:
-    """Per image a dict of `class_labels` (5,) and `boxes` (5, 4), as object detectors take them."""
+    """Return per image a dict of `class_labels` (5,) and `boxes` (5, 4), as object detectors take them."""
     kinds = integers(spec.config.num_labels, BOXES)
     return [{"class_labels": kinds.clone(), "boxes": boxes(BOXES)} for _ in range(spec.batch)]
 
 
 def true(spec: ExampleSpec, inputs: dict[str, Any]) -> bool:
-    """The switch `return_loss`."""
+    """Return True for the switch `return_loss`."""
     return True
 
 
@@ -104,13 +108,13 @@ def hidden_frames(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
 
 
 def other_frames(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
-    """For each output frame the frames that it is told apart from, (batch, frames, negatives)."""
+    """Return the negative frames for each output frame, (batch, frames, negatives)."""
     frames = frame_count(spec, inputs)
     return integers(frames, spec.batch, frames, spec.config.num_negatives)
 
 
 def frame_count(spec: ExampleSpec, inputs: dict[str, Any]) -> int:
-    """Output frames of an encoder whose first layers are convolutions over raw audio; mel frames stay as many as they are."""
+    """Return the output frames of an encoder with convolutions over raw audio; the number of mel frames does not change."""
     frames = inputs["input_values" if "input_values" in inputs else "input_features"].shape[1]
     kernels, strides = getattr(spec.config, "conv_kernel", ()), getattr(spec.config, "conv_stride", ())
     for kernel, stride in zip(kernels, strides, strict=False):
@@ -125,7 +129,7 @@ def frames_of_speakers(spec: ExampleSpec, inputs: dict[str, Any]) -> Tensor:
     return torch.nn.functional.one_hot(kinds, spec.config.num_labels)
 
 
-# The first substring that the class's name contains decides what `labels` is.
+# The first substring in the class's name determines the `labels`.
 BY_TASK: tuple[tuple[str, Target], ...] = (
     ("SequenceClassification", class_of_sample),
     ("TokenClassification", class_of_token),
@@ -144,7 +148,7 @@ BY_TASK: tuple[tuple[str, Target], ...] = (
     ("RNNT", transcript),
     ("TDT", transcript),
 )
-# Other parameters of a forward that make it return its own loss.
+# Other parameters with which a forward returns its own loss.
 BY_PARAMETER: dict[str, Target] = {
     "start_positions": position,
     "end_positions": position,
@@ -154,16 +158,16 @@ BY_PARAMETER: dict[str, Target] = {
     "mask_time_indices": hidden_frames,
     "sampled_negative_indices": other_frames,
 }
-FOR_PRETRAINING = frozenset({"mask_time_indices", "sampled_negative_indices"})  # base models take them too, for nothing
-# What the recipes of single families add themselves, and classes that return a loss without being given anything.
+FOR_PRETRAINING = frozenset({"mask_time_indices", "sampled_negative_indices"})  # base models take them too, without effect
+# Label arguments that recipes of single families add, and classes that return a loss without labels.
 LABEL_ARGUMENTS = frozenset(
     {"labels", "mask_labels", "future_values", "target_values", "spectrogram_labels", "actions", "bool_masked_pos"}
 )
 LOSS_WITHOUT_LABELS = frozenset(
     {"ViTMAEForPreTraining", "VideoMAEForPreTraining", "PatchTSTForPretraining", "PatchTSMixerForPretraining"}
 )
-# Classes whose forward takes labels and fails on them in transformers 5.23: their losses get arguments that they do not know,
-# or (GLM-Image) the size of another vocabulary than the head's.
+# Classes with a forward that takes labels and fails on them in transformers 5.23: their losses get unknown arguments, or
+# (GLM-Image) a vocabulary size that differs from the head's.
 UNTRAINABLE = frozenset(
     {
         "GlmImageForConditionalGeneration",
@@ -177,7 +181,7 @@ REFUSAL = re.compile(r"labels is not None:\s*raise ")
 
 
 def targets(spec: ExampleSpec, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes the class's forward return its own loss, by parameter name; empty where it has none."""
+    """Return the inputs with which the class's forward returns its own loss, by parameter name; empty without one."""
     pretrained = "ForPreTraining" in spec.class_name
     made = {name: make for name, make in BY_PARAMETER.items() if pretrained or name not in FOR_PRETRAINING}
     found = {name: make(spec, inputs) for name, make in made.items() if spec.takes(name)}
@@ -188,14 +192,16 @@ def targets(spec: ExampleSpec, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_own_loss(spec: ExampleSpec, inputs: dict[str, Any]) -> bool:
-    """True where the class, trained on these inputs and their targets, returns a loss of its own."""
+    """Return True if the class, trained on these inputs and their targets, returns its own loss."""
     return bool(targets(spec, inputs) or LABEL_ARGUMENTS & inputs.keys() or spec.class_name in LOSS_WITHOUT_LABELS)
 
 
 def task_labels(spec: ExampleSpec, inputs: dict[str, Any]) -> Target | None:
-    """The recipe for `labels`: by the class's name, else a text to produce (an encoder-decoder) or the text itself (a decoder).
+    """Return the recipe for `labels`, by the class's name.
 
-    None where the forward takes no labels, or takes them only to raise that it cannot be trained.
+    Otherwise an encoder-decoder gets a target text, and a decoder the text itself.
+
+    None if the forward takes no labels, or only raises an error for them.
     """
     if not spec.takes("labels") or refuses_labels(spec.cls):  # type: ignore[arg-type]  # as in example_spec.takes
         return None
@@ -209,5 +215,5 @@ def task_labels(spec: ExampleSpec, inputs: dict[str, Any]) -> Target | None:
 
 @cache
 def refuses_labels(cls: type[PreTrainedModel]) -> bool:
-    """True where the class's forward raises when it is given labels ("Training is not implemented yet")."""
+    """Return True if the class's forward raises when it is given labels ("Training is not implemented yet")."""
     return cls.__name__ in UNTRAINABLE or bool(REFUSAL.search(inspect.getsource(cls.forward)))

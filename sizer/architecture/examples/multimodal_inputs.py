@@ -21,9 +21,9 @@ from sizer.base.errors import BuildError
 class MultimodalInput:
     """Inputs that one sample's image or audio adds to a forward.
 
-    `inputs` are keyword arguments for the whole batch; `token` is the id of the placeholder and `count` how many of them each
-    text needs: as many as the encoder yields features. `kind` names it in the notes. Without a token (cross-attention) the text
-    has no placeholders. `marks` are the ids right before and after the placeholders, where the model looks for them.
+    `inputs` are keyword arguments for the whole batch. `token` is the id of the placeholder and `count` the number of
+    placeholders in each text: one per feature of the encoder. `kind` names it in the notes. Without a token (cross-attention)
+    the text has no placeholders. `marks` are the ids right before and after the placeholders, for models that search for them.
     """
 
     inputs: dict[str, Any]
@@ -39,7 +39,10 @@ def placeholder_names(kind: str) -> tuple[str, ...]:
 
 
 def placeholder(config: PreTrainedConfig, kind: str) -> int:
-    """The id that stands for one feature of an "image", a "video" or an "audio" in the text. Raises BuildError without one."""
+    """Return the placeholder id of one feature of an "image", a "video" or an "audio" in the text.
+
+    Raises BuildError without one.
+    """
     token = read(config, *placeholder_names(kind))
     if token is None:
         raise BuildError(f"the config names no {kind}_token_id", todo="use the config.json of a published checkpoint")
@@ -49,8 +52,8 @@ def placeholder(config: PreTrainedConfig, kind: str) -> int:
 def count_features(spec: ExampleSpec, method: str, inputs: dict[str, Any]) -> int:
     """Return the number of features that the class's own `get_image_features` (or audio) yields for one sample on meta.
 
-    `inputs` are those of a batch of one. Integer tensors stay real: they only steer the code. Raises BuildError where the
-    encoder cannot run so.
+    `inputs` are those of a batch of one. Integer tensors stay real, because they only control the code. Raises BuildError if
+    the encoder fails on them.
     """
     if spec.features is not None:
         return spec.features
@@ -64,24 +67,24 @@ def count_features(spec: ExampleSpec, method: str, inputs: dict[str, Any]) -> in
             output = found(**{name: _on_meta(value) for name, value in inputs.items()})
     except Exception as error:
         raise BuildError(
-            f"the encoder of {spec.class_name} could not be asked how many features it yields: {error}"
+            f"the encoder of {spec.class_name} could not be run to count its features: {error}"
         ) from error
     return sum(tensor.shape[:-1].numel() for tensor in _features_in(output))
 
 
 def counted_image_input(spec: ExampleSpec, inputs: dict[str, Any]) -> MultimodalInput:
-    """An image input whose encoder says itself how many features it yields."""
+    """Return an image input with the number of features that the encoder itself yields."""
     first = {name: value[: len(value) // spec.batch] for name, value in inputs.items()}
     return image_input(spec, inputs, count_features(spec, "get_image_features", first))
 
 
 def image_input(spec: ExampleSpec, inputs: dict[str, Any], count: int) -> MultimodalInput:
-    """An image of so many features, in the place of the config's token for one."""
+    """Return an image of `count` features, which replace the config's image token."""
     return MultimodalInput(inputs=inputs, token=placeholder(spec.config, "image"), count=count)
 
 
 def image_sizes(spec: ExampleSpec, height: int, width: int) -> Tensor:
-    """The true size of every image, (batch, 2) as height and width."""
+    """Return the true size of every image, (batch, 2) as height and width."""
     return torch.tensor([[height, width]]).repeat(spec.batch, 1)
 
 
@@ -90,7 +93,7 @@ def _on_meta(value: object) -> object:
 
 
 def _features_in(output: object) -> Iterator[Tensor]:
-    """The tensors of features: `pooler_output`, else `last_hidden_state` of a model's output, else the output itself."""
+    """Yield the tensors of features: `pooler_output`, else `last_hidden_state` of a model's output, else the output itself."""
     if isinstance(output, ModelOutput):
         output = output.get("pooler_output", output.get("last_hidden_state"))
     if isinstance(output, Tensor):

@@ -14,13 +14,13 @@ from sizer.architecture.examples.token_inputs import sentence
 from sizer.architecture.heads import choose_head
 from sizer.base.errors import RequestError
 
-TEXT_BESIDE = 256  # tokens of text beside the placeholders where nobody says how long the text is
+TEXT_BESIDE = 256  # tokens of text in addition to the placeholders if the length of the text is not given
 
 
 def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
-    """The image of a model that reads images within its text, else its audio; None for a model that reads neither so.
+    """Return the image of a model that reads images within its text, else its audio; None for other models.
 
-    None, too, where the config leaves the encoder of the images out, or where the model's way to read audio is not known.
+    None, too, if the config has no image encoder, or if the model's way to read audio is not known.
     """
     if not spec.takes("input_ids"):
         return None
@@ -35,8 +35,10 @@ def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
 
 
 def kind_of(spec: ExampleSpec) -> str | None:
-    """Return what a placeholder token stands for in the model's texts: "image", "video" or "audio"; None where there is no
-    such token."""
+    """Return the modality of the placeholder tokens in the model's texts: "image", "video" or "audio".
+
+    None without such tokens.
+    """
     if not spec.takes("input_ids"):
         return None
     spec = inner(spec)
@@ -46,25 +48,25 @@ def kind_of(spec: ExampleSpec) -> str | None:
 
 
 def left_out(spec: ExampleSpec) -> tuple[str, ...]:
-    """The parameters of images and audio clips that a text without them leaves out: no encoder, or no known way to pass them."""
+    """Return the image and audio parameters that a text-only example leaves out: no encoder, or no known way to pass them."""
     images_out = ("pixel_values",) if reads_images(spec) and not has_vision_tower(spec) else ()
     audio_out = ("input_features", "input_values") if _names_token(spec, "audio") else ()
     return images_out + audio_out if spec.takes("input_ids") else ()
 
 
 def reads_images(spec: ExampleSpec) -> bool:
-    """True where images go into the text in place of a token."""
+    """Return True if images replace a token of the text."""
     known = spec.config.model_type in image_text.FAMILIES
     return spec.takes("pixel_values", "image_pixel_values") and (known or _names_token(spec, "image"))
 
 
 def has_vision_tower(spec: ExampleSpec) -> bool:
-    """False where the config has a place for an encoder of images and leaves it empty."""
+    """Return False if the config has a key for an image encoder, and it is empty."""
     return not hasattr(spec.config, "vision_config") or spec.config.vision_config is not None
 
 
 def inner(spec: ExampleSpec) -> ExampleSpec:
-    """The spec of the vision-language model that a retrieval model (ColPali) wraps, else the spec itself."""
+    """Return the spec of the vision-language model that a retrieval model (ColPali) wraps, else the spec itself."""
     config = read(spec.config, "vlm_config")
     return spec if config is None else replace(spec, config=config, cls=choose_head(config, None)[0])
 
@@ -81,9 +83,9 @@ def text_alone(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput) -> dict[str, Any]:
-    """A text (batch, length) with the input's placeholders after its first token, a mask as processors return it, the input itself.
+    """Return a text (batch, length) with placeholders after its first token, a mask as from processors, and the input itself.
 
-    Raises RequestError where the text is too short for the placeholders.
+    Raises RequestError if the text is too short for the placeholders.
     """
     needed = multimodal_input.count + 2
     if spec.tokens < needed:
@@ -91,7 +93,7 @@ def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput)
             f"seq: one {multimodal_input.kind} takes {multimodal_input.count} tokens of the text of {spec.class_name}",
             given=f"{spec.tokens} tokens",
             allowed=f"at least {needed}",
-            todo="ask for a longer seq, or for text alone with inputs=text",
+            todo="use a longer seq, or only text with inputs=text",
         )
     ids = sentence(inner(spec))
     if multimodal_input.token is not None:

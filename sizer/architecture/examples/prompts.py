@@ -1,4 +1,4 @@
-"""Recipes for models that are told where to look, or what to look for: SAM, open-vocabulary detectors, matching."""
+"""Recipes for models with prompts for regions or objects: SAM, open-vocabulary detectors, matching."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from torch import Tensor
 from sizer.architecture.examples import token_inputs, vision
 from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats, integers, ones, read
 
-CLS, SEP, FULL_STOP = 101, 102, 1012  # in BERT's vocabulary
+CLS, SEP, FULL_STOP = 101, 102, 1012  # ids in BERT's vocabulary
 CLASSES = 4  # names of objects to look for in every image
 
 
 def point(spec: ExampleSpec) -> dict[str, Tensor]:
-    """SAM: an image and one point in its middle, (batch, 1, 1, 2) as (x, y), marked as belonging to the object."""
+    """Return the inputs of SAM: an image and one point of the object in its middle, (batch, 1, 1, 2) as (x, y)."""
     height, width = spec.sides
     points = torch.tensor([width / 2, height / 2]).repeat(spec.batch, 1, 1, 1)
     return {"pixel_values": vision.image(spec), "input_points": points, "input_labels": ones(spec.batch, 1, 1)}
 
 
 def names(spec: ExampleSpec) -> dict[str, Tensor]:
-    """OWL-ViT: an image and four names to look for, (batch * 4, length) token ids."""
+    """Return the inputs of OWL-ViT: an image and four names to look for, (batch * 4, length) token ids."""
     ids = token_inputs.sentence(spec).repeat_interleave(CLASSES, dim=0)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": vision.image(spec)}
 
 
 def pair(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Keypoint matchers: two images of the same thing, (batch, 2, channels, height, width)."""
+    """Return the inputs of Keypoint matchers: two images of the same thing, (batch, 2, channels, height, width)."""
     return {"pixel_values": floats(spec.batch, 2, vision.channels(spec), *spec.sides)}
 
 
 def tiled_image(spec: ExampleSpec) -> dict[str, Tensor]:
-    """ViTMatte: an image and its trimap as a fourth channel."""
+    """Return the inputs of ViTMatte: an image and its trimap as a fourth channel."""
     return {"pixel_values": floats(spec.batch, 4, *spec.sides)}
 
 
 def video_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """VideoMAE, TimeSformer, ViViT: frames (batch, frames, channels, height, width)."""
+    """Return the inputs of VideoMAE, TimeSformer, ViViT: frames (batch, frames, channels, height, width)."""
     inputs: dict[str, Tensor] = {"pixel_values": vision.video(spec)}
     if "PreTraining" in spec.class_name:
         inputs["bool_masked_pos"] = _hidden_tubes(spec)
@@ -51,7 +51,7 @@ def _hidden_tubes(spec: ExampleSpec) -> Tensor:
 
 
 def video(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Frames under the name `pixel_values_videos`, with words where the model reads them too."""
+    """Return frames under the name `pixel_values_videos`, with words if the model reads them too."""
     inputs = {"pixel_values_videos": vision.video(spec)}
     if spec.takes("input_ids"):
         inputs |= token_inputs.words_and_mask(spec)
@@ -59,7 +59,7 @@ def video(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def video_and_words(spec: ExampleSpec) -> dict[str, Any]:
-    """TVP, X-CLIP: frames and a sentence about them; in training TVP is told how long they last, and where it begins and ends."""
+    """Return frames and a sentence about them for TVP and X-CLIP; in training TVP also gets duration, begin and end."""
     inputs = {"pixel_values": vision.video(spec)} | token_inputs.words_and_mask(spec)
     if spec.training and "VideoGrounding" in spec.class_name:
         inputs["labels"] = [torch.full((spec.batch,), seconds) for seconds in (30.0, 5.0, 12.0)]
@@ -67,7 +67,7 @@ def video_and_words(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def universal_segments(spec: ExampleSpec) -> dict[str, Any]:
-    """Mask2Former, MaskFormer, EoMT: an image, and in training five masks with their classes per image."""
+    """Return the inputs of Mask2Former, MaskFormer, EoMT: an image, and in training five masks with their classes per image."""
     inputs: dict[str, Any] = {"pixel_values": vision.image(spec)}
     if spec.training:
         inputs |= segments(spec)
@@ -75,7 +75,7 @@ def universal_segments(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def segments(spec: ExampleSpec) -> dict[str, list[Tensor]]:
-    """Per image five horizontal strips as masks (5, height, width) and their classes (5,)."""
+    """Return per image five horizontal strips as masks (5, height, width) and their classes (5,)."""
     height, width = spec.sides
     rows = torch.arange(height) * vision.BOXES // height
     masks = (
@@ -87,7 +87,7 @@ def segments(spec: ExampleSpec) -> dict[str, list[Tensor]]:
 
 
 def task_and_segments(spec: ExampleSpec) -> dict[str, Any]:
-    """OneFormer: an image, the task as words, and in training the masks and the words for each query."""
+    """Return the inputs of OneFormer: an image, the task as words, and in training the masks and the words for each query."""
     config = spec.config
     inputs = universal_segments(spec)
     inputs["task_inputs"] = integers(config.text_encoder_vocab_size, spec.batch, config.task_seq_len).float()
@@ -98,7 +98,7 @@ def task_and_segments(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def classes_and_task(spec: ExampleSpec) -> dict[str, Tensor]:
-    """OmDet-Turbo: an image, four names of classes, and the task as a sentence."""
+    """Return the inputs of OmDet-Turbo: an image, four names of classes, and the task as a sentence."""
     length = 8
     classes = integers(1000, spec.batch * CLASSES, length) + 100
     task = integers(1000, spec.batch, length) + 100
@@ -113,14 +113,17 @@ def classes_and_task(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def painted_example(spec: ExampleSpec) -> dict[str, Tensor]:
-    """SegGPT: an image, one with its mask as the prompt, in training the mask to paint; it stacks two of them to its size."""
+    """Return the inputs of SegGPT: an image, a second one with its mask as the prompt, and in training the mask to paint.
+
+    It stacks two of them to its size.
+    """
     half = floats(spec.batch, 3, spec.sides[0] // 2, spec.sides[1])
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks", *(("labels",) if spec.training else ()))
     return {name: half.clone() for name in names}
 
 
 def robot(spec: ExampleSpec) -> dict[str, Tensor]:
-    """PI0: three cameras, a command in words, the robot's state, and in training the next fifty actions."""
+    """Return the inputs of PI0: three cameras, a command in words, the robot's state, and in training the next fifty actions."""
     config = spec.config
     inputs = {
         "state": floats(spec.batch, config.max_state_dim),
@@ -134,7 +137,7 @@ def robot(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def answers(spec: ExampleSpec) -> dict[str, Tensor]:
-    """ViLT: an image and a question; in training a score for every possible answer."""
+    """Return the inputs of ViLT: an image and a question; in training a score for every possible answer."""
     inputs = token_inputs.words_and_mask(spec) | {"pixel_values": vision.image(spec)}
     if spec.training and "QuestionAnswering" in spec.class_name:
         inputs["labels"] = floats(spec.batch, spec.config.num_labels)
@@ -142,7 +145,10 @@ def answers(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def named_objects(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Grounding DINO: an image and names to look for, "[CLS] a b . c d . ... [SEP]", whose marks its code knows by their ids."""
+    """Return an image and names to detect for Grounding DINO.
+
+    Its code recognizes the marks in "[CLS] a b . c d . ... [SEP]" by their ids.
+    """
     ids = token_inputs.sentence(spec)
     ids[:, 3::3] = FULL_STOP
     ids[:, 0], ids[:, -2], ids[:, -1] = CLS, FULL_STOP, SEP
@@ -150,12 +156,12 @@ def named_objects(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def video_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
-    """PE-Audio-Video: frames, one second of audio, and where the model reads it a sentence about them."""
+    """Return the inputs of PE-Audio-Video: frames, one second of audio, and a sentence about them if the model reads it."""
     return video(spec) | {"input_values": floats(spec.batch, 1, 48_000)}
 
 
 def masked_image_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
-    """FLAVA: an image of which every other patch is hidden, the same image for its codebook, and words, some of them hidden."""
+    """Return an image for FLAVA with every other patch masked, the image for its codebook, and words, some of them masked."""
     config = spec.config
     words = token_inputs.sentence(spec)
     side = config.image_config.image_size // config.image_config.patch_size
@@ -174,7 +180,7 @@ def masked_image_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def clipseg(spec: ExampleSpec) -> dict[str, Tensor]:
-    """CLIPSeg: an image and a name for what to find; in training the mask (batch, height, width)."""
+    """Return an image and the name of an object for CLIPSeg; in training the mask (batch, height, width)."""
     inputs = {"pixel_values": vision.image(spec)} | token_inputs.words_and_mask(spec)
     if spec.training and "Segmentation" in spec.class_name:
         inputs["labels"] = floats(spec.batch, *spec.sides)

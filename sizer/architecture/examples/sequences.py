@@ -15,7 +15,10 @@ EPISODE = 20  # steps of the past that a Decision Transformer sees (its paper's 
 
 
 def lagged_series(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Time Series Transformer, Informer, Autoformer: the past is as much longer than the context as the longest lag."""
+    """Return the inputs of Time Series Transformer, Informer and Autoformer.
+
+    The past has the length of the context plus the longest lag.
+    """
     config = spec.config
     past = config.context_length + max(config.lags_sequence)
     variates = () if config.input_size == 1 else (config.input_size,)
@@ -36,7 +39,7 @@ def lagged_series(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def patched_series(spec: ExampleSpec) -> dict[str, Tensor]:
-    """PatchTST, PatchTSMixer: the past (batch, context, channels), and in training what their head predicts from it."""
+    """Return the past (batch, context, channels) for PatchTST and PatchTSMixer, and in training the targets of their head."""
     config = spec.config
     inputs = {"past_values": floats(spec.batch, config.context_length, config.num_input_channels)}
     if not spec.training:
@@ -51,7 +54,7 @@ def patched_series(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def plain_series(spec: ExampleSpec) -> dict[str, Any]:
-    """TimesFM: one series per sample (batch, context), and in training what follows it."""
+    """Return one series per sample (batch, context) for TimesFM, and in training its continuation."""
     inputs = {"past_values": floats(spec.batch, spec.config.context_length)}
     if spec.takes("past_values_padding"):
         inputs["past_values_padding"] = torch.zeros(spec.batch, spec.config.context_length, dtype=torch.int64)
@@ -63,7 +66,7 @@ def plain_series(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def episode(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Decision Transformer: 20 steps of states, actions, rewards and returns still to come."""
+    """Return the inputs of Decision Transformer: 20 steps of states, actions, rewards and returns still to come."""
     config = spec.config
     return {
         "states": floats(spec.batch, EPISODE, config.state_dim),
@@ -83,7 +86,10 @@ OF_THE_SAMPLER = "distogram_atom_idx"  # made for `fold`, which draws structures
 
 
 def residues_and_atoms(spec: ExampleSpec) -> dict[str, Tensor]:
-    """ESMFold2: a chain of residues (batch, length) and its atoms (batch, atoms), as `prepare_protein_features` makes them."""
+    """Return the inputs of ESMFold2: a chain of residues (batch, length) and its atoms (batch, atoms).
+
+    They have the format of `prepare_protein_features`.
+    """
     package = spec.cls.__module__.rpartition(".")[0]
     prepare = importlib.import_module(f"{package}.protein_utils").prepare_protein_features
     features = prepare("".join(islice(cycle(RESIDUES), spec.tokens)))

@@ -15,24 +15,24 @@ CODES = 250  # steps of codec codes: 5 s at 50 a second
 
 
 def whisper(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Whisper: 30 s as mel frames (batch, bins, 3000), as many as its encoder has positions times two."""
+    """Return the inputs of Whisper: 30 s as mel frames (batch, bins, 3000), as many as its encoder has positions times two."""
     return {"input_features": floats(spec.batch, mel_bins(spec), 2 * spec.config.max_source_positions)}
 
 
 def encoded_speech(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Speech encoder-decoder: raw audio where the encoder's first layers are convolutions over it, else mel frames."""
+    """Return the inputs of speech encoder-decoders: raw audio if the encoder begins with convolutions over it, else mel frames."""
     if hasattr(spec.config.encoder, "conv_kernel"):
         return {"input_values": audio.waveform(spec)}
     return {"input_features": audio.spectrogram(spec)}
 
 
 def spectrogram_image(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Audio Spectrogram Transformer: mel frames (batch, frames, bins) under the name `input_values`."""
+    """Return the inputs of Audio Spectrogram Transformer: mel frames (batch, frames, bins) under the name `input_values`."""
     return {"input_values": floats(spec.batch, spec.config.max_length, spec.config.num_mel_bins)}
 
 
 def clap(spec: ExampleSpec) -> dict[str, Any]:
-    """CLAP: 10 s as mel frames (batch, 1, frames, bins), whether it was longer, and words where the class reads them."""
+    """Return 10 s as mel frames (batch, 1, frames, bins) for CLAP, whether it was longer, and words if the class reads them."""
     audio = spec.part("audio_config")
     inputs: dict[str, Any] = {
         "input_features": floats(spec.batch, 4 if audio.enable_fusion else 1, 1001, audio.num_mel_bins),
@@ -44,12 +44,15 @@ def clap(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def clvp(spec: ExampleSpec) -> dict[str, Tensor]:
-    """CLVP: words and mel frames (batch, bins, frames)."""
+    """Return the inputs of CLVP: words and mel frames (batch, bins, frames)."""
     return token_inputs.words_and_mask(spec) | {"input_features": floats(spec.batch, 80, 500)}
 
 
 def synthesis(spec: ExampleSpec) -> dict[str, Tensor]:
-    """FastSpeech 2: phonemes; in training how long, how high and how loud each is, and the spectrogram of two frames each."""
+    """Return the inputs of FastSpeech 2: phonemes, and in training their durations, pitches and energies, and the spectrogram.
+
+    In training how long, how high and how loud each is, and the spectrogram of two frames each.
+    """
     config = read(spec.config, "model_config", default=spec.config)
     count = spec.tokens
     ids = integers(config.vocab_size - 1, spec.batch, count) + 1
@@ -65,7 +68,12 @@ def synthesis(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def music(spec: ExampleSpec) -> dict[str, Tensor]:
-    """MusicGen: a description in words, and codes of music (batch * codebooks, steps); in training as labels too."""
+    """Return the inputs of MusicGen: a description in words, and codes of music (batch * codebooks, steps).
+
+    In training the codes are also the labels.
+
+    In training as labels too.
+    """
     decoder = spec.config.decoder
     ids = words = integers(1000, spec.batch, 64) + 10
     codes = integers(decoder.vocab_size - 1, spec.batch * decoder.num_codebooks, CODES)
@@ -76,7 +84,7 @@ def music(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def music_decoder(spec: ExampleSpec) -> dict[str, Tensor]:
-    """MusicGen's decoder alone: codes (batch * codebooks, steps)."""
+    """Return codes (batch * codebooks, steps) for MusicGen's decoder."""
     count = spec.config.num_codebooks
     codes = integers(spec.config.vocab_size - 1, spec.batch * count, CODES)
     inputs = {"input_ids": codes}
@@ -86,13 +94,13 @@ def music_decoder(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def depth_codes(spec: ExampleSpec) -> dict[str, Tensor]:
-    """CSM's depth decoder: the codes of one frame, (batch, codebooks)."""
+    """Return the inputs of CSM's depth decoder: the codes of one frame, (batch, codebooks)."""
     codes = integers(spec.config.vocab_size, spec.batch, spec.config.num_codebooks)
     return {"input_ids": codes}
 
 
 def words_with_codes(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Kyutai's speech to text: at each step a word and the codes of the audio, (batch, length, 1 + codebooks)."""
+    """Return the inputs of Kyutai's speech to text: a word and audio codes for each step, (batch, length, 1 + codebooks)."""
     config = spec.config
     words = integers(config.vocab_size - 1, spec.batch, spec.tokens, 1)
     codes = integers(config.codebook_vocab_size - 1, spec.batch, spec.tokens, config.num_codebooks)
@@ -101,7 +109,8 @@ def words_with_codes(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def latent_speech(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Pocket TTS, Phonon: a text, the start of the audio, one place for each of its latent frames, and the frames."""
+    """Return the inputs of Pocket TTS and Phonon: a text, the start of the audio, placeholders for latent frames, and the frames.
+    """
     config = spec.config
     ids = token_inputs.sentence(spec)
     frames = spec.tokens // 2
@@ -112,32 +121,35 @@ def latent_speech(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def audio_tokens(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Inkling's audio encoder: 250 quantised mel frames."""
+    """Return the inputs of Inkling's audio encoder: 250 quantized mel frames."""
     config = spec.config
     bins = read(config, "n_mel_bins", "num_mel_bins", default=80)
     return {"audio_input_ids": integers(read(config, "mel_vocab_size", default=16), spec.batch, 250, bins)}
 
 
 def beats(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Pop2Piano: 200 frames of embedded audio."""
+    """Return the inputs of Pop2Piano: 200 frames of embedded audio."""
     return {"input_features": floats(spec.batch, 200, spec.config.d_model)}
 
 
 def audio_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
-    """PE-Audio: one second of audio (batch, 1, samples) and a sentence about it."""
+    """Return the inputs of PE-Audio: one second of audio (batch, 1, samples) and a sentence about it."""
     rate = read(spec.config, "audio_config.dac_config.sampling_rate", default=48_000)
     return {"input_values": floats(spec.batch, 1, rate)} | token_inputs.words_and_mask(spec)
 
 
 def frames_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
-    """CSM: at each step the codes of one frame of audio, (batch, length, codebooks)."""
+    """Return the inputs of CSM: at each step the codes of one frame of audio, (batch, length, codebooks)."""
     config = spec.config
     codes = integers(config.vocab_size - 1, spec.batch, spec.tokens, config.num_codebooks)
     return {"input_ids": codes} | ({"labels": codes.clone()} if spec.training else {})
 
 
 def audio_with_features(spec: ExampleSpec) -> dict[str, Tensor]:
-    """NeuCodec, X-Codec 2: one second of audio, (batch, 1, samples), and its mel frames for the semantic encoder."""
+    """Return the inputs of NeuCodec and X-Codec 2: one second of audio, (batch, 1, samples), and its mel frames.
+
+    The semantic encoder reads the mel frames.
+    """
     frames = floats(
         spec.batch, 50, read(spec.config, "semantic_model_config.feature_projection_input_dim", default=160)
     )
@@ -145,14 +157,14 @@ def audio_with_features(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def streamed_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Voxtral Realtime's encoder: 10 s of mel frames (batch, bins, frames)."""
+    """Return the inputs of Voxtral Realtime's encoder: 10 s of mel frames (batch, bins, frames)."""
     return {"input_features": floats(spec.batch, mel_bins(spec), 1000)}
 
 
 def streamed_speech(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Voxtral Realtime: a word (batch, length) for every stretch of audio, to which it is added: mel frames (batch, bins, frames).
+    """Return a word for every stretch of audio for Voxtral Realtime: (batch, length) with mel frames (batch, bins, frames).
 
-    A convolution of stride 2 halves the frames; `downsample_factor` of what is left become one step.
+    A convolution of stride 2 halves the frames; `downsample_factor` of the rest become one step, which is added to the word.
     """
     frames = 2 * spec.config.downsample_factor * spec.tokens
     features = floats(spec.batch, mel_bins(spec), frames)
@@ -160,7 +172,12 @@ def streamed_speech(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def dialogue(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Dia: a text in bytes, and the codes of its audio in nine channels, (batch, steps, channels); in training as labels too."""
+    """Return the inputs of Dia: a text in bytes, and audio codes in nine channels, (batch, steps, channels).
+
+    In training the codes are also the labels.
+
+    In training as labels too.
+    """
     decoder = spec.config.decoder_config
     ids = integers(spec.config.encoder_config.vocab_size, spec.batch, spec.tokens)
     codes = integers(1024, spec.batch, CODES, decoder.num_channels)
@@ -171,14 +188,14 @@ def dialogue(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def codes_beside_each_other(spec: ExampleSpec) -> dict[str, Any]:
-    """Bark's fine model: all codes of each step, (batch, length, codebooks), of which it corrects the last."""
+    """Return all codes of each step for Bark's fine model, (batch, length, codebooks); the model corrects the last codebook."""
     config = spec.config
     codes = integers(config.input_vocab_size - 1, spec.batch, spec.tokens, config.n_codes_total)
     return {"input_ids": codes, "codebook_idx": config.n_codes_total - 1}
 
 
 def phonemes(spec: ExampleSpec) -> dict[str, Tensor]:
-    """VITS: the ids of phonemes (batch, length)."""
+    """Return the inputs of VITS: the ids of phonemes (batch, length)."""
     ids = integers(spec.config.vocab_size - 1, spec.batch, spec.tokens) + 1
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

@@ -1,4 +1,4 @@
-"""Recipes for inner parts of larger models on their own, which read what another part has made: features, queries, codes."""
+"""Recipes for separate parts of larger models, with the outputs of other parts as inputs: features, queries, codes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, floats
 SAM_SIDE = 72  # patches of 14 along each side of SAM 3's image of 1008 pixels
 PROMPT = 32  # tokens of a prompt
 BYTES_PER_PATCH = 4
-QUERIES = 200  # objects that SAM 3 asks for
+QUERIES = 200  # objects that SAM 3 searches for
 
 
 def embedded(spec: ExampleSpec) -> dict[str, Tensor]:
-    """An inner decoder: embeddings (batch, length, hidden size)."""
+    """Return embeddings (batch, length, hidden size) for an inner decoder."""
     return {"inputs_embeds": floats(spec.batch, spec.length or 256, spec.config.hidden_size)}
 
 
 def image_by_name(spec: ExampleSpec) -> dict[str, Tensor]:
-    """BridgeTower's tower: pixels under the name `image`."""
+    """Return the inputs of BridgeTower's tower: pixels under the name `image`."""
     return {"image": vision.image(spec)}
 
 
 def patches_and_queries(spec: ExampleSpec) -> dict[str, Any]:
-    """DeepSeek-OCR 2's encoder: 256 patches and as many queries after them."""
+    """Return the inputs of DeepSeek-OCR 2's encoder: 256 patches and as many queries after them."""
     return {"inputs_embeds": floats(spec.batch, 512, spec.config.hidden_size), "num_patches": 256}
 
 
 def resampled(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Idefics2's resampler: an image of 35 x 35 patches and their mask."""
+    """Return the inputs of Idefics2's resampler: an image of 35 x 35 patches and their mask."""
     return {
         "context": floats(spec.batch, 1225, spec.config.hidden_size),
         "attention_mask": ones(spec.batch, 1225),
@@ -40,13 +40,16 @@ def resampled(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def page_patches(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Kosmos-2.5's encoder: 2048 patches of a page, embedded."""
+    """Return the inputs of Kosmos-2.5's encoder: 2048 patches of a page, embedded."""
     patches = floats(spec.batch, 2048, spec.config.hidden_size)
     return {"hidden_states": patches, "attention_mask": ones(spec.batch, 2048)}
 
 
 def draft(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Muse Glimmer's assistant: one block of embeddings to write, and the large model's states of 256 tokens before it."""
+    """Return the inputs of Muse Glimmer's assistant: one block of embeddings to write, and the large model's states before it.
+
+    The states are those of 256 tokens.
+    """
     config = spec.config
     layers = len(read(config, "target_layer_ids", default=(0,)))
     return {
@@ -56,7 +59,7 @@ def draft(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def pyramid(spec: ExampleSpec) -> dict[str, Any]:
-    """SAM 3's fusing encoder: features of an image (batch, channels, 72, 72), their positions, and a prompt."""
+    """Return the inputs of SAM 3's fusing encoder: image features (batch, channels, 72, 72), their positions, and a prompt."""
     size = spec.config.hidden_size
     features = floats(spec.batch, size, SAM_SIDE, SAM_SIDE)
     return {
@@ -68,7 +71,7 @@ def pyramid(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def fused_features(spec: ExampleSpec) -> dict[str, Tensor]:
-    """SAM 3's decoder: fused features (batch, 72 * 72, channels), their positions and shape, and a prompt."""
+    """Return the inputs of SAM 3's decoder: fused features (batch, 72 * 72, channels), their positions and shape, and a prompt."""
     size = spec.config.hidden_size
     features = floats(spec.batch, SAM_SIDE**2, size)
     return {
@@ -81,7 +84,7 @@ def fused_features(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def queries_and_pyramid(spec: ExampleSpec) -> dict[str, Any]:
-    """SAM 3's mask decoder: queries, three levels of features, the encoder's output, and a prompt."""
+    """Return the inputs of SAM 3's mask decoder: queries, three levels of features, the encoder's output, and a prompt."""
     size = spec.config.hidden_size
     return {
         "decoder_queries": floats(spec.batch, QUERIES, size),
@@ -93,7 +96,7 @@ def queries_and_pyramid(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def codes_in_channels(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Dia's decoder: codes (batch, 250, channels) and the hidden states of the text that they speak."""
+    """Return the inputs of Dia's decoder: codes (batch, 250, channels) and the hidden states of the text that they speak."""
     config = spec.config
     return {
         "input_ids": integers(1024, spec.batch, 250, config.num_channels),
@@ -102,7 +105,8 @@ def codes_in_channels(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def codes_of_one_frame(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Moshi's depth decoder: a word and the codes of one frame (batch, codebooks), and the large model's state of each."""
+    """Return the inputs of Moshi's depth decoder: a word, the codes of one frame (batch, codebooks), and the large model's states.
+    """
     config = spec.config
     count = config.num_codebooks
     inputs = {
@@ -113,7 +117,10 @@ def codes_of_one_frame(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def groups_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Qwen3-Omni's code predictor: the embeddings of one frame's codes but the last, for the last group to be predicted."""
+    """Return the inputs of Qwen3-Omni's code predictor: the embeddings of one frame's codes without the last.
+
+    The last group of codes is predicted.
+    """
     config = spec.config
     inputs = {"inputs_embeds": floats(spec.batch, config.num_code_groups, config.hidden_size)}
     count = config.num_code_groups
@@ -121,7 +128,7 @@ def groups_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def reply_to_speak(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Qwen2.5-Omni's talker: the thinker's reply as embeddings and codes of speech."""
+    """Return the inputs of Qwen2.5-Omni's talker: the thinker's reply as embeddings and codes of speech."""
     config = spec.config
     count = min(spec.tokens, 1024)
     return {
@@ -133,7 +140,7 @@ def reply_to_speak(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def noisy_spectrogram(spec: ExampleSpec) -> dict[str, Any]:
-    """Qwen2.5-Omni's diffusion transformer: a noisy spectrogram of 300 frames, its voice and its codes."""
+    """Return the inputs of Qwen2.5-Omni's diffusion transformer: a noisy spectrogram of 300 frames, its voice and its codes."""
     config = spec.config
     frames = 300
     return {
@@ -146,7 +153,7 @@ def noisy_spectrogram(spec: ExampleSpec) -> dict[str, Any]:
 
 
 def codes_to_audio(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Qwen2.5-Omni's last part: the codes of 300 frames of speech, a voice (batch, width) and the spectrogram it comes from."""
+    """Return the inputs of Qwen2.5-Omni's last part: codes of 300 frames of speech, a voice (batch, width) and its spectrogram."""
     config = spec.config.dit_config
     frames = 300
     return {
@@ -157,7 +164,7 @@ def codes_to_audio(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def audio_chunks(spec: ExampleSpec) -> dict[str, Tensor]:
-    """dots' audio encoder: mel frames (batch, bins, 1000) and how many samples each chunk has."""
+    """Return mel frames (batch, bins, 1000) for dots' audio encoder, and the number of samples of each chunk."""
     config = spec.config
     return {
         "input_features": floats(spec.batch, read(config, "num_mel_bins", default=128), 1000),
@@ -166,36 +173,36 @@ def audio_chunks(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Nemotron's transcriber: 10 s of mel frames of its inner encoder's own width."""
+    """Return the inputs of Nemotron's transcriber: 10 s of mel frames of its inner encoder's own width."""
     bins = read(spec.config, "asr_config.num_mel_bins", "num_mel_bins", default=128)
     return {"input_features": floats(spec.batch, 1000, bins), "attention_mask": ones(spec.batch, 1000)}
 
 
 def compressed_patches(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Unlimited-OCR's second tower: what its first one makes of an image, (batch, hidden size, 16, 16)."""
+    """Return the first tower's features of an image for Unlimited-OCR's second tower, (batch, hidden size, 16, 16)."""
     return {"patch_embeds": floats(spec.batch, spec.config.hidden_size, 16, 16)}
 
 
 def audio_latents(spec: ExampleSpec) -> dict[str, Tensor]:
-    """VibeVoice's decoder of audio: 25 latents (batch, channels, 25)."""
+    """Return the inputs of VibeVoice's decoder of audio: 25 latents (batch, channels, 25)."""
     return {"hidden_states": floats(spec.batch, read(spec.config, "hidden_size", default=64), 25)}
 
 
 def words_with_delay(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Voxtral Realtime's text model: words, and the embedding of how long it may wait."""
+    """Return the inputs of Voxtral Realtime's text model: words, and the embedding of how long it may wait."""
     inputs = {"input_ids": token_inputs.sentence(spec), "t_cond": floats(1, 1, spec.config.hidden_size)}
     return inputs | ({"labels": inputs["input_ids"].clone()} if spec.training and spec.takes("labels") else {})
 
 
 def bytes_in_patches(spec: ExampleSpec) -> dict[str, Any]:
-    """BLT's local encoder: 512 bytes in patches of four."""
+    """Return the inputs of BLT's local encoder: 512 bytes in patches of four."""
     count = 512 // BYTES_PER_PATCH
     patch = (torch.arange(512) // BYTES_PER_PATCH).repeat(spec.batch, 1)
     return {"input_ids": integers(256, spec.batch, 512), "patch_ids": patch, "num_patches": count}
 
 
 def patches_to_bytes(spec: ExampleSpec) -> dict[str, Tensor]:
-    """BLT's local decoder: 512 embedded bytes, and what the global transformer makes of their patches."""
+    """Return 512 embedded bytes for BLT's local decoder, and the global transformer's outputs for their patches."""
     width = read(spec.config, "hidden_size_global", default=spec.config.hidden_size)
     return {
         "inputs_embeds": floats(spec.batch, 512, spec.config.hidden_size),

@@ -1,4 +1,4 @@
-"""Recipes for images and videos, whole or as patches, and what comes with them: masks, grids, prompts."""
+"""Recipes for images and videos, whole or as patches, and their masks, grids and prompts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ VIDEO_FRAMES = 8
 
 
 def image(spec: ExampleSpec) -> Tensor:
-    """Pixels (batch, channels, height, width)."""
+    """Return pixels (batch, channels, height, width)."""
     return floats(spec.batch, channels(spec), *spec.sides)
 
 
 def video(spec: ExampleSpec) -> Tensor:
-    """Frames of pixels (batch, frames, channels, height, width)."""
+    """Return frames of pixels (batch, frames, channels, height, width)."""
     return floats(spec.batch, frames(spec), channels(spec), *spec.sides)
 
 
 def channels(spec: ExampleSpec) -> int:
-    """Colour channels of an image, 3 where the config does not say."""
+    """Return the colour channels of an image, 3 if the config does not define them."""
     names = ("num_channels", "in_channels", "in_chans")
     paths = [*names, *(f"vision_config.{name}" for name in names), *(f"backbone_config.{name}" for name in names)]
     found = spec.read(*paths, default=3)
@@ -33,7 +33,7 @@ def channels(spec: ExampleSpec) -> int:
 
 
 def frames(spec: ExampleSpec) -> int:
-    """Frames of a video: the config's own number, else 8."""
+    """Return the number of frames of a video: the config's own number, else 8."""
     return spec.read("num_frames", "vision_config.num_frames", "frames_per_clip", default=VIDEO_FRAMES)
 
 
@@ -43,7 +43,7 @@ def patches(spec: ExampleSpec) -> int:
 
 
 def grid(spec: ExampleSpec) -> tuple[int, int]:
-    """Patches along height and width."""
+    """Return the numbers of patches along height and width."""
     patch = read(spec.config, "patch_size", "vision_config.patch_size", "encoder_stride", default=16)
     sides = patch if isinstance(patch, (list, tuple)) else (patch, patch)
     return spec.sides[0] // sides[-2], spec.sides[1] // sides[-1]
@@ -57,7 +57,7 @@ def hidden_patches(spec: ExampleSpec) -> Tensor | None:
 
 
 def boxes(count: int) -> Tensor:
-    """Boxes (count, 4) as centre x, centre y, width, height in parts of the image, no two alike."""
+    """Return distinct boxes (count, 4) as centre x, centre y, width, height in parts of the image."""
     place = (torch.arange(count, dtype=torch.float32) + 1) / (count + 1)
     return torch.stack([place, place, place / 4 + 0.05, place / 4 + 0.05], dim=-1)
 
@@ -69,7 +69,7 @@ FRAMES = 2  # the first shows the objects, in the second the memory of the first
 
 
 def followed_objects(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Two frames (2, channels, height, width), and in the first a point on each of as many objects as there are samples."""
+    """Return two frames (2, channels, height, width), and a point in the first frame for each object, one object per sample."""
     height, width = spec.sides
     return {
         "frames": floats(FRAMES, channels(spec), height, width),
@@ -85,11 +85,11 @@ FAMILIES: dict[str, Recipe] = dict.fromkeys(("edgetam_video", "sam2_video", "sam
 
 
 SHAPED_PATCHES = frozenset({"kimi_k25", "paddleocr_vl"})  # (channels, patch, patch) instead of one row
-FLAT_PATCHES = 2048  # of Pix2Struct and Kosmos-2.5, as their processors cut a page
+FLAT_PATCHES = 2048  # for Pix2Struct and Kosmos-2.5, as their processors split a page
 
 
 def grid_thw(spec: ExampleSpec) -> Tensor:
-    """The grid of patches of each image, (batch, 3) int64: one frame, rows, columns, both multiples of the merge size."""
+    """Return the grid of patches of each image, (batch, 3) int64: one frame, rows, columns, both multiples of the merge size."""
     patch = side_of(read(spec.part("vision_config"), "patch_size", default=14))
     step = merge_size(spec.config)
     rows, columns = (max(1, size // (patch * step)) * step for size in spec.sides)
@@ -97,7 +97,7 @@ def grid_thw(spec: ExampleSpec) -> Tensor:
 
 
 def patch_rows(spec: ExampleSpec, grid: Tensor) -> Tensor:
-    """One row per patch of the grids, (patches, channels * frames * patch * patch), or shaped as the family wants them."""
+    """Return one row per patch of the grids, (patches, channels * frames * patch * patch), or in the family's own shape."""
     part = spec.part("vision_config")
     patch = side_of(read(part, "patch_size", default=14))
     depth = side_of(read(part, "temporal_patch_size", "patch_temporal", default=1))
@@ -114,7 +114,7 @@ def merge_size(config: PreTrainedConfig) -> int:
 
 
 def merged_patches(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Merged patches (rows, side, side, channels) of all images, and the grid each forms."""
+    """Return merged patches (rows, side, side, channels) of all images, and the grid of each image."""
     part = spec.part("vision_config")
     side = part.patch_size * merge_size(spec.config)
     rows, columns = (max(1, size // side) for size in spec.sides)
@@ -123,7 +123,7 @@ def merged_patches(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def naflex(spec: ExampleSpec) -> dict[str, Tensor]:
-    """The patches of an image as SigLIP 2 takes them: (batch, patches, values), a mask, (rows, columns)."""
+    """Return the patches of an image in SigLIP 2's format: (batch, patches, values), a mask, (rows, columns)."""
     rows, columns = grid(spec)
     patch = spec.part("vision_config").patch_size
     return {
@@ -134,7 +134,7 @@ def naflex(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def positioned_patches(spec: ExampleSpec, pool: int, name: str = "image_position_ids") -> dict[str, Tensor]:
-    """Patches (batch, count, values) in [0, 1) and their (column, row), (batch, count, 2)."""
+    """Return patches (batch, count, values) in [0, 1) and their (column, row), (batch, count, 2)."""
     patch = spec.part("vision_config").patch_size
     rows, columns = (max(1, size // (patch * pool)) * pool for size in spec.sides)
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
@@ -145,7 +145,7 @@ def positioned_patches(spec: ExampleSpec, pool: int, name: str = "image_position
 
 
 def side_by_side(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Patches side by side in one row and the grid that each image's form, both sides multiples of four."""
+    """Return the patches of all images in one row and each image's grid, both sides multiples of four."""
     patch = spec.part("vision_config").patch_size
     rows, columns = (max(1, size // (4 * patch)) * 4 for size in spec.sides)
     values = floats(1, channels(spec), patch, spec.batch * rows * columns * patch)
@@ -153,7 +153,7 @@ def side_by_side(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def cubes(spec: ExampleSpec) -> Tensor:
-    """The patches of all images, (patches, frames, patch, patch, channels)."""
+    """Return the patches of all images, (patches, frames, patch, patch, channels)."""
     part = spec.part("vision_config")
     rows, columns = (max(1, size // part.patch_size) for size in spec.sides)
     depth = read(part, "temporal_patch_size", default=2)
@@ -162,7 +162,7 @@ def cubes(spec: ExampleSpec) -> Tensor:
 
 
 def flattened_patches(spec: ExampleSpec) -> dict[str, Tensor]:
-    """2048 patches (batch, 2048, 2 + channels * patch * patch), row and column of each in front, and their mask."""
+    """Return 2048 patches (batch, 2048, 2 + channels * patch * patch), row and column of each in front, and their mask."""
     patch = read(spec.config, "vision_config.patch_size", "patch_size", default=16)
     side = 45  # 45 x 45 of at most 2048 patches, the processors' default
     patches = floats(spec.batch, FLAT_PATCHES, 2 + 3 * patch * patch)
@@ -173,5 +173,5 @@ def flattened_patches(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def side_of(value: Any) -> int:
-    """A size that a config gives as one number or one per side, as one number."""
+    """Return a size that a config gives as one number or one per side, as one number."""
     return value if isinstance(value, int) else value[0]

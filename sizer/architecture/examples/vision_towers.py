@@ -12,7 +12,7 @@ STACKED_PATCHES = frozenset({"paddleocr_vl_vision"})  # one more dimension in fr
 
 
 def patch_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
-    """A Qwen-VL tower: the patches of all images as rows, under the name its forward uses, and their grids."""
+    """Return the patches of all images as rows for a Qwen-VL tower, under the name in its forward, and their grids."""
     grid = vision.grid_thw(spec)
     name = "hidden_states" if spec.takes("hidden_states") else "pixel_values"
     inputs = {name: vision.patch_rows(spec, grid), "grid_thw": grid}
@@ -24,30 +24,30 @@ def patch_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def cube_tower(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Inkling's tower: patches as small videos."""
+    """Return the inputs of Inkling's tower: patches as small videos."""
     return {"pixel_values": vision.cubes(spec)}
 
 
 def positioned_tower(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Gemma 4's tower: patches and their positions."""
+    """Return the inputs of Gemma 4's tower: patches and their positions."""
     pool = read(spec.config, "pooling_kernel_size", default=1)
     return vision.positioned_patches(spec, pool, name="pixel_position_ids")
 
 
 def sized_tower(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Pixtral's tower: pixels, each image's size with them."""
+    """Return the inputs of Pixtral's tower: pixels, each image's size with them."""
     sizes = torch.tensor([spec.sides]).repeat(spec.batch, 1)
     return {"pixel_values": vision.image(spec), "image_sizes": sizes}
 
 
 def tiled_tower(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Llama 3.2's tower: four tiles of which one is used."""
+    """Return four tiles for Llama 3.2's tower, with one in use."""
     inputs = image_text.aspect_ratio_inputs(spec)
     return {name: value for name, value in inputs.items() if spec.takes(name)}
 
 
 def queries(spec: ExampleSpec) -> dict[str, Tensor]:
-    """A Q-Former: 32 queries that read an image's 257 features."""
+    """Return 32 queries for a Q-Former, and an image's 257 features."""
     config = spec.config
     width = read(config, "encoder_hidden_size", "hidden_size")
     inputs = {
@@ -61,23 +61,23 @@ def queries(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def hidden_tokens(spec: ExampleSpec) -> dict[str, Tensor]:
-    """An encoder of hidden states (batch, length, hidden size)."""
+    """Return hidden states (batch, length, hidden size) for an encoder."""
     return {"hidden_states": floats(spec.batch, spec.length or 256, spec.config.hidden_size)}
 
 
 def hidden_pixels(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Florence-2's tower: pixels under the name `hidden_states`."""
+    """Return the inputs of Florence-2's tower: pixels under the name `hidden_states`."""
     return {"hidden_states": floats(spec.batch, 3, 768, 768)}
 
 
 def quantized_image(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Janus' VQ-VAE: an image with as many patches along each side as its codes have places."""
+    """Return the inputs of Janus' VQ-VAE: an image with as many patches along each side as its codes have places."""
     side = spec.config.num_patches * 2 ** (len(spec.config.channel_multiplier) - 1)
     return {"pixel_values": floats(spec.batch, spec.config.in_channels, side, side)}
 
 
 def pooled_patches(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Molmo 2's adapter: features of 729 patches and which four of them each token pools."""
+    """Return the inputs of Molmo 2's adapter: features of 729 patches and which four of them each token pools."""
     config = spec.config
     width = config.hidden_size * len(config.vision_feature_layer)
     windows = torch.arange(spec.batch * 182 * 4).view(-1, 4)
@@ -85,14 +85,14 @@ def pooled_patches(spec: ExampleSpec) -> dict[str, Tensor]:
 
 
 def rows_of_patches(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Molmo 2's tower: patches (images, patches, channels * patch * patch), as many as it has positions."""
+    """Return patches for Molmo 2's tower (images, patches, channels * patch * patch), one per position."""
     config = spec.config
     count = read(config, "num_position_embeddings", default=729)
     return {"pixel_values": floats(spec.batch, count, 3 * config.patch_size**2)}
 
 
 def frames_as_images(spec: ExampleSpec) -> dict[str, Tensor]:
-    """X-CLIP's tower: the frames of all videos as images, (batch * frames, channels, height, width)."""
+    """Return the inputs of X-CLIP's tower: the frames of all videos as images, (batch * frames, channels, height, width)."""
     return {"pixel_values": vision.video(spec).flatten(0, 1)}
 
 
