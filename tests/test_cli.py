@@ -155,7 +155,7 @@ def test_how_much_is_trained_is_told_of_what_trains(mode, told):
 def test_what_the_host_holds_follows_the_headline():
     report = report_for(parse_query("arch=torchvision:resnet50&dtype=float32&batch=32"))
     held = tuple(replace(row, host_bytes=3 * 2**30) for row in report.estimates)
-    said = "The host holds 3.00 GiB of what is offloaded"
+    said = "The host holds 3.00 GiB of offloaded tensors"
     assert f"{said}." in format_report(replace(report, estimates=held)).splitlines()
     ranks = replace(report, estimates=held, request=report.request | {"parallel": "ddp"})
     assert f"{said}, for each rank." in format_report(ranks).splitlines()
@@ -167,7 +167,7 @@ def test_a_training_recipe_has_a_row_for_each_phase(asked, has):
     report = report_for(parse_query("arch=hf:gpt2&dtype=float32&batch=32"))
     report = replace(report, request=report.request | asked)
     lines = format_report(report).splitlines()
-    begun = "Allocated in each phase, and what is allocated and reserved when it ends, float32:"
+    begun = "Peak allocated in each phase, and allocated and reserved at its end, float32:"
     assert (begun in lines) is has
     if has:
         row = report.estimates[0]
@@ -676,7 +676,7 @@ def test_what_a_job_had_found_is_printed_though_it_was_stopped(capsys):
     shown = capsys.readouterr()
     assert status == JobError.exit_status != 0
     assert "Largest batch" in shown.out
-    assert "stopped after 120 s" in shown.err and "the same command goes on" in shown.err
+    assert "stopped after 120 s" in shown.err and "the same command continues" in shown.err
 
 
 class _Asked:

@@ -265,7 +265,7 @@ def test_out_of_memory_is_a_result(run, device, ledger):
     status, out, err = run("measure", QUERY, "--device", "cuda:0")
     assert (status, err) == (0, "")
     assert (
-        "The device ran out of memory in backward, asked for 1.00 GiB with 1.00 MiB free; the estimate had said" in out
+        "The device ran out of memory in backward, requesting 1.00 GiB with 1.00 MiB free; the estimate predicted" in out
     )
     assert ledger.rows()[0].measured_peak_allocated_bytes is None
 
@@ -311,8 +311,8 @@ def test_a_device_that_was_lost_is_told_and_is_no_success(run, device, ledger):
     device(steps[: steps.index("=forward") + 1], CUDA, failure="CUDA error: unspecified launch failure")
     status, out, err = run("measure", QUERY, "--device", "cuda:0")
     assert status == 1
-    assert "The device did not come to the end (CUDA error: unspecified launch failure)" in out
-    assert "the device did not come to the end: given 'CUDA error" in err
+    assert "The device did not complete the work (CUDA error: unspecified launch failure)" in out
+    assert "the device did not complete the work: given 'CUDA error" in err
 
 
 def test_times_are_told_with_and_without_waiting(run, device):

@@ -136,7 +136,7 @@ def test_it_says_what_is_trained():
     assert lora.startswith("LoRA, rank 16, on 6 layers (q_proj, v_proj), in float32: 39,936 of ")  # 3*16*(512 + 320)
     assert prepared.startswith("Checkpointing is not reentrant")
     (lora,) = said(f"{arch(BERT)}&train=adapter&targets=query")
-    assert lora.endswith("the others are frozen. classifier trains whole, as PEFT has it for this task.")
+    assert lora.endswith("the rest are frozen. classifier trains whole, as PEFT has it for this task.")
     (prompt,) = said(f"{arch(LLAMA)}&train=adapter&adapter=prompt&r=8")
     assert prompt.startswith("Prompt tuning with 8 virtual tokens: 2,048 of ")
     assert (
@@ -151,9 +151,9 @@ def test_copies_of_whole_modules_train_beside_an_adapter():
     trained = [name for name, one in module.named_parameters() if one.requires_grad and "lora_" not in name]
     assert [name.rpartition(".modules_to_save.")[0].rpartition(".")[2] for name in trained] == ["embed_tokens", "lm_head"]
     (lora,) = said(query)
-    assert lora.endswith("the others are frozen. A copy of embed_tokens, lm_head trains as a whole, beside the frozen original.")
+    assert lora.endswith(" A copy of embed_tokens, lm_head is fully trained, in addition to the frozen original.")
     (both,) = said(f"{arch(BERT)}&train=adapter&targets=query&modules_to_save=pooler")
-    assert " A copy of pooler trains as a whole" in both and " classifier trains whole, as PEFT has it" in both
+    assert " A copy of pooler is fully trained" in both and " classifier trains whole, as PEFT has it" in both
 
 
 @needs_peft
@@ -252,16 +252,16 @@ def test_all_but_the_towers_is_trained():
 
 @pytest.mark.parametrize("config", [LLAMA, BERT, WHISPER], ids=lambda config: config["model_type"])
 def test_a_model_without_a_tower_is_refused(config: dict):
-    with pytest.raises(BuildError, match="has no vision or audio tower beside what is trained: given train=without-tower"):
+    with pytest.raises(BuildError, match="has no vision or audio tower in addition to the trained part: given train=without-tower"):
         made(f"{arch(config)}&train=without-tower")
 
 
 def test_a_tied_head_is_said():
     trained, tied = said(f"{arch(GPT2)}&train=head")
-    assert tied == "The head is tied to transformer.wte.weight, which trains with it."
+    assert tied == "The head is tied to transformer.wte.weight, which is also trained."
     assert "64,000 of" in trained  # 1,000 * 64
 
 
 def test_a_model_without_a_head_is_refused():
-    with pytest.raises(BuildError, match=r"LlamaModel has no head to be trained alone: given train=head"):
+    with pytest.raises(BuildError, match=r"LlamaModel has no separate head to train: given train=head"):
         made(f"{arch(LLAMA | {'architectures': ['LlamaModel']})}&head=LlamaModel&train=head")

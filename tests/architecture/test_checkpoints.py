@@ -179,7 +179,7 @@ def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
     found = estimate(parse_query(f"{arch(method)}&{INFERENCE}"))
     assert found.estimates[0].weights_bytes == BYTES[method] + 2 * REST
     assert found.model.parameters == LINEAR + REST
-    assert any("whose kernels are not traced" in line for line in caveats(found))
+    assert any("its kernels are not traced" in line for line in caveats(found))
 
 
 def test_every_method_has_a_layout():
@@ -350,11 +350,11 @@ def test_weights_that_arrive_quantised_are_those_that_are_quantised_as_they_arri
 REASONS = {
     "dtype=bfloat16": ("awq", "quantised weights are not trained"),
     "train=head": ("fp8", "quantised weights are not trained"),
-    "train=adapter": ("awq", "adapters beside such weights are not traced"),
-    "train=adapter&adapter=dora": ("gptq", "beside such weights adapter=lora and rslora are traced"),
+    "train=adapter": ("awq", "adapters on such weights cannot be traced"),
+    "train=adapter&adapter=dora": ("gptq", "on such weights only adapter=lora and rslora are traced"),
     "train=adapter&dtype=bfloat16&batch=1&compile=default": ("gptq", "compiled training with such weights is not traced"),
     "mode=inference&gpu=t4": ("fp8", "the Tesla T4 (16 GB) does not compute with them, and transformers makes them"),
-    "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are known for CUDA devices alone"),
+    "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are only known for CUDA devices"),
     "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
     "mode=inference&batch=1": ("fp_quant", "no layout of this method is known"),
 }
@@ -412,13 +412,13 @@ def test_auto_rounds_older_name_and_key_are_read():
     [
         (
             "mode=generate&gpu=rtx-4090",
-            "the weights are as the checkpoint has them, MXFP4, whose kernels are not traced",
+            "the weights have the checkpoint's format, MXFP4, and its kernels are not traced",
         ),
         ("gpu=rtx-4090", "they are counted unquantised: quantised weights are not trained"),
         ("mode=inference&gpu=v100-32gb", "(32 GB) does not compute with them, and transformers makes them 16 bits"),
         (
             "train=adapter&weights=nf4",
-            "this checkpoint is MXFP4, which transformers does not quantise anew: the figures",
+            "this checkpoint is MXFP4, and transformers does not requantise it: the figures",
         ),
         ("mode=inference&weights=full", None),
     ],

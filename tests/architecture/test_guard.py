@@ -231,7 +231,7 @@ def test_what_reaches_for_code_or_files_is_dropped_and_named():
         "vision_config.attn_implementation",
     )
     assert clean.dropped == (*[key for key in raw if key not in clean.config], *inside)
-    assert clean.notes == ("The config names code of its own; the library's class for its model type is used instead.",)
+    assert clean.notes == ("The config names remote code; transformers' class for its model type is used instead.",)
 
 
 def test_undeclared_dicts_are_cleaned_too():
@@ -288,7 +288,7 @@ def test_known_keys_are_no_methods():
         ({"model_type": "lama"}, r"model_type is not known: given 'lama', .*; did you mean .*llama"),
         ({"model_type": "zzzzzz"}, "code of a repository never runs here: estimate your own script"),
         ({"model_type": "../../etc"}, "model_type is not known"),
-        ({"model_type": "rwkv"}, "model_type is refused: given 'rwkv'; it compiles code of its own"),
+        ({"model_type": "rwkv"}, "model_type is refused: given 'rwkv'; it compiles its own code"),
         ({"model_type": "llava", "text_config": {"model_type": "rwkv"}}, "text_config.model_type is refused"),
         ({"model_type": "llava", "text_config": {"model_type": "lama"}}, "text_config.model_type is not known"),
         ({"model_type": "clip", "text_config": {"model_type": "rwkv"}}, "text_config.model_type is refused"),

@@ -211,7 +211,7 @@ def test_a_model_that_reads_images_can_be_given_text_alone(family):
     assert is_text(blueprint.example(2, False))
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (2, 8)
     assert blueprint.text_example is None
-    assert "The texts hold no image." in blueprint.notes
+    assert "The texts contain no image." in blueprint.notes
     beside = huggingface_blueprint(TINY[family], name=family).text_example(1, False)
     assert is_text(beside) and beside.kwargs["input_ids"].shape[1] > 8
 

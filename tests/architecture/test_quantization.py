@@ -113,7 +113,7 @@ def test_a_model_without_linear_layers_is_refused():
 
 def test_an_adapter_that_takes_whole_weights_alone_is_refused():
     pytest.importorskip("peft")
-    with pytest.raises(BuildError, match=r"HRA is not traced beside quantised weights: .*, allowed lora, dora, "):
+    with pytest.raises(BuildError, match=r"HRA cannot be traced on quantised weights: .*, allowed lora, dora, "):
         made("train=adapter&adapter=hra&weights=nf4")
 
 

@@ -97,7 +97,7 @@ UNKNOWN = {
     "when asked for": (
         {"weight": FP8 | {"is_dynamic": True}},
         {},
-        "weights that are quantised when they are asked for",
+        "weights that are quantised on use",
     ),
     "zeros": ({"weight": INT4 | {"zero_point_type": "float32"}}, {}, "zero points of 'float32'"),
     "scales": ({"weight": INT4 | {"scale_format": "e5m3"}}, {}, "scales in 'e5m3'"),
@@ -105,13 +105,13 @@ UNKNOWN = {
     "inputs": (
         {"weight": FP8, "input_tensors": FP8 | {"qscheme": "per_channel"}},
         {},
-        "input_tensors with scales 'per_channel' of their own",
+        "input_tensors with separate scales 'per_channel'",
     ),
     "of a layer": ({"weight": FP8}, {"layer_quant_config": {"x": {"weight": [FP8]}}}, "quantised in stages"),
     "a cache": (
         {"weight": FP8},
         {"kv_cache_quant_config": {"x": {"output_tensors": FP8 | {"qscheme": "per_group"}}}},
-        "output_tensors with scales 'per_group'",
+        "output_tensors with separate scales 'per_group'",
     ),
     "rotation": (
         {"weight": FP8},

@@ -36,5 +36,5 @@ def test_a_servers_log_is_read_as_its_question(page: Page, app_url: str) -> None
     box.press("Control+Enter")
     expect(page.get_by_text("Read as a startup log of vLLM 0.9.2")).to_be_visible(timeout=ANSWER_MS)
     wait_for(page, arch="hf:smollm2-135m", gpu="t4", mode="serve", engine_version="0.9.2", max_model_len="8192")
-    for line in ("weights: 0.25 GiB in the log", "beside weights and cache: ", "KV tokens: 471,000 in the log"):
+    for line in ("weights: 0.25 GiB in the log", "other than weights and cache: ", "KV tokens: 471,000 in the log"):
         expect(page.get_by_text(line)).to_be_visible(timeout=ANSWER_MS)

@@ -117,7 +117,7 @@ def test_devices_that_are_not_nvidias_say_so_and_what_stands_in():
     (amd,), (intel,) = GPUS["mi300x"].cautions, GPUS["arc-b580"].cautions
     assert amd.startswith("PyTorch's caching allocator on ROCm is that of CUDA, replayed exactly; kernels and")
     assert intel.startswith("PyTorch's caching allocator for Intel's devices has the rules of CUDA's; kernels and")
-    assert amd.endswith("are modelled on those of CUDA capability 8.0") and intel.endswith("of CUDA capability 8.0")
+    assert amd.endswith("are modelled as for CUDA capability 8.0") and intel.endswith("as for CUDA capability 8.0")
 
 
 def test_memory_that_is_the_hosts_too_is_said_to_be():

@@ -148,7 +148,7 @@ def test_a_pipeline_has_a_stage_on_each_host_and_the_samples_of_all_gpus(monkeyp
     asked = parse_query(made.query)
     assert (made.gpus, asked.ranks, asked.pp, asked.batches, asked.microbatch) == (16, 8, 2, (4,), 2)
     assert made.cell == anew(made.query)
-    assert refused.gpus == 32 and "at most 3, so that no stage is empty" in refused.reason
+    assert refused.gpus == 32 and "at most 3, else a stage is empty" in refused.reason
     told = replace(found, rows=(replace(made, searched=True, tried=True, batch=4, possible_batch=4),))
     assert [*describe_fewest(told)] == [
         "It fits on 16 GPUs by FSDP2 of 8, pipeline parallel; the largest batch of each is at least 4."

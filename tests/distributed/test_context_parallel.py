@@ -84,7 +84,7 @@ MISTRAL = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausal
     [
         (CONFIG, 100, r"^cp: given 4 for 100 tokens, allowed a length that divides by 8: .*; ask for seq=96"),
         (CONFIG, 3, r"^cp: given 4 for 3 tokens, .*; ask for seq=8"),
-        (MISTRAL, 128, r"^cp: given 4 for mistral, whose layers look back 100 tokens, .*; ask for seq=96"),
+        (MISTRAL, 128, r"^cp: given 4 for mistral, with attention windows of 100 tokens, .*; ask for seq=96"),
         (BERT, 64, r"^cp: given 4 for BertForMaskedLM, allowed language models of transformers that learn the next"),
     ],
 )

@@ -94,7 +94,7 @@ MISTRAL = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausal
     [
         (CONFIG, 30, "sp=1", r"^sp: given 1 for 30 tokens on 4 ranks, allowed a length .* by 4; ask for seq=32"),
         (CONFIG, 64, "sp=1&attention=eager", r"^sp: given 1 with eager attention, allowed sdpa, .*"),
-        (MISTRAL, 64, "sp=1", r"^sp: given 1 for mistral, whose layers look back 48 tokens, .*; ask for seq=44"),
+        (MISTRAL, 64, "sp=1", r"^sp: given 1 for mistral, with attention windows of 48 tokens, .*; ask for seq=44"),
         (PHI3, 64, "sp=1", r"^sp: given 1 for Phi3ForCausalLM, allowed models of Llama's shape"),
         (MIXTRAL, 64, "lp=1", r"^lp: given 1 for MixtralForCausalLM, allowed models of Llama's shape.*; leave lp out"),
         (

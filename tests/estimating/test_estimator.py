@@ -79,7 +79,7 @@ def test_another_makers_device_is_estimated_with_a_caution(gpu: str, maker: str)
     query = "arch=hf:gpt2&seq=64&dtype=bfloat16&batch=2&gpu="
     report, stand_in = (estimate(parse_query(f"{query}{key}")) for key in (gpu, "a100-80gb"))
     (caution,) = report.cautions
-    assert maker in caution and caution.endswith("are modelled on those of CUDA capability 8.0")
+    assert maker in caution and caution.endswith("are modelled as for CUDA capability 8.0")
     assert caution in report.notes
     assert report.estimates[0].peak_allocated_bytes == stand_in.estimates[0].peak_allocated_bytes
 
@@ -174,7 +174,7 @@ def test_a_model_without_a_step_is_counted_and_says_why() -> None:
     report = of_config({"model_type": "bark", **RARE["bark"]}, "batch=1,2")
     assert report.model.parameters > 10**4
     assert not report.estimates
-    assert report.failures["float32"].startswith("BarkModel has no forward of its own; estimate one of its parts")
+    assert report.failures["float32"].startswith("BarkModel has no forward; estimate one of its parts")
 
 
 def test_a_model_that_takes_one_sample_at_a_time_is_estimated_for_one() -> None:

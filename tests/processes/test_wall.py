@@ -57,7 +57,7 @@ def test_what_model_code_needs_is_still_there(found: dict, need: str) -> None:
 
 def test_other_systems_have_no_layer_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert raise_wall(()) == dict.fromkeys(LAYERS, "darwin has no such thing")
+    assert raise_wall(()) == dict.fromkeys(LAYERS, "darwin does not support it")
 
 
 def decide(program: bytes, architecture: int, number: int, *arguments: int) -> int:

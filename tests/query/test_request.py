@@ -602,7 +602,7 @@ RANKS_REFUSED = [
     ("parallel=zero2", "The nearest is parallel=fsdp&reshard=0, which needs less"),
     ("parallel=zero2", "sizer run --gpu h100-80gb -- deepspeed --num_gpus 8 train.py"),
     ("parallel=zero3", "sizer run --gpu h100-80gb -- deepspeed --num_gpus 8 train.py"),
-    ("parallel=ep", "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code"),
+    ("parallel=ep", "the values of a token determine its rank; use tp or fsdp, or pass your code to sizer.size_step"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
     ("parallel=ddp&optimizer=lion-8bit", "optimizer: given 'lion-8bit' with parallel=ddp, allowed PyTorch's own"),

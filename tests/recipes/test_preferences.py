@@ -139,7 +139,7 @@ def test_a_frozen_model_beside_takes_its_weights_and_changes_no_later_phase():
 @pytest.mark.full
 def test_the_answer_says_what_a_sample_is_and_counts_the_policy_alone():
     found = estimate(parse_query(f"{GPT2}&objective=dpo"))
-    assert any("a sample is a pair of sequences, whose first half is the prompt" in note for note in found.notes)
+    assert any("a sample is a pair of sequences; their first half is the prompt" in note for note in found.notes)
     assert found.model.parameters == estimate(parse_query(GPT2)).model.parameters
 
 

@@ -141,7 +141,7 @@ def test_an_evaluation_adds_its_phase_and_changes_no_other():
         ("autocast=1&dtype=bfloat16,float16", "autocast: given 1 with dtype=float16, allowed 1 with dtype=bfloat16"),
         ("objective=dpo&train=adapter&weights=nf4&prepare=0", "prepare: given 0 with objective=dpo, allowed its default"),
         ("loss=trl&train=adapter&weights=nf4&prepare=0", "prepare: given 0 with loss=trl, allowed its default"),
-        ("objective=gkd", "objective: given 'gkd', allowed lm, dpo, kto, orpo, reward, grpo, contrastive; a teacher beside"),
+        ("objective=gkd", "objective: given 'gkd', allowed lm, dpo, kto, orpo, reward, grpo, contrastive; a teacher model"),
         ("objective=RLOO", "ask for objective=grpo, with reference=none if beta is 0"),
         ("evaluate=loss&parallel=fsdp&tp=2", "evaluate: given 'loss' without tp=1"),
         ("autocast=1&mode=inference", "autocast: given '1' without mode=training"),
@@ -249,7 +249,7 @@ def test_layers_of_liger_need_a_type_that_it_has():
         pytest.raises(RequestError, match="liger: the installed liger-kernel has no layers for the type gpt2") as refused,
     ):
         estimate(parse_query(f"{GPT2}&liger=1"))
-    assert "allowed types of transformers that it has, such as llama; remove it" in str(refused.value)
+    assert "allowed model types that it supports, such as llama; remove it" in str(refused.value)
 
 
 @pytest.mark.full

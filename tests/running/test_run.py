@@ -343,7 +343,7 @@ def test_a_guard_fails_over_a_size(dry_run: DryRunner):
         (("--gpu", "rtx-9999", "--", "train.py"), "gpu: given 'rtx-9999'"),
         (("--", "missing.py"), "script: given 'missing.py', allowed a file that exists"),
         ((), "run has no script"),
-        (("--fail-over", "20 apples", "--", "train.py"), "is no size: write for example 20GiB"),
+        (("--fail-over", "20 apples", "--", "train.py"), "is not a size: write for example 20GiB"),
         (("--world", "2", "--rank", "2", "--", "train.py"), "--rank: given 2, allowed 0 to 1"),
     ],
 )

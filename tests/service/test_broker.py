@@ -301,7 +301,7 @@ def test_what_is_no_answer_fails_the_question_alone(url, start_worker, make_clie
     redis = Redis.from_url(url)
     (answer,) = redis.keys("sizer:answer:*")
     redis.xadd(answer, {"kind": "result", "data": b"\x80no JSON"})
-    with pytest.raises(JobError, match="what the broker holds of its answer is not one"):
+    with pytest.raises(JobError, match="the broker's data on its answer are invalid"):
         job.result(30)
     assert submit(client, "echo", "x").result(30)["argument"] == "x"
 

@@ -118,7 +118,7 @@ def test_an_error_is_the_answer_for_a_moment(make_client, tmp_path):
 
 def test_answer_that_is_no_report_is_an_error(make_client):
     client = make_client(read=client_module.Report.from_dict)
-    with pytest.raises(JobError, match="the job's answer is not what was expected"):
+    with pytest.raises(JobError, match="the job's answer is invalid"):
         submit(client, "echo").result(timeout=30)
 
 

@@ -207,7 +207,7 @@ def held(server: RawServer, number: int) -> int:
 
 def test_a_server_without_a_group_says_what_is_done_instead(begin):
     server = begin("from sizer.service import memory_budget as budget\nbudget.CONTROL_GROUPS /= 'nowhere'\n")
-    assert server.read()["missing"][memory_group.GROUP].endswith("what they hold is read four times a second")
+    assert server.read()["missing"][memory_group.GROUP].endswith("their memory is polled four times a second")
 
 
 REAL = "from pathlib import Path\nPath({group!r}, 'cgroup.procs').write_text('0')\n"

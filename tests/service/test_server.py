@@ -549,7 +549,7 @@ def test_torchvision_of_another_torch_is_told_in_one_sentence(tmp_path, monkeypa
         error = error_from_wire(server.read()["fatal"])
         assert server.process.wait(30) == 1
     assert str(error).startswith("torch 2.")
-    assert "do not belong together (operator torchvision::nms does not exist); reinstall both with one pip" in str(
+    assert "are incompatible (operator torchvision::nms does not exist); reinstall both with one pip" in str(
         error
     )
 

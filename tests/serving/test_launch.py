@@ -91,7 +91,7 @@ def test_flags_of_how_a_server_starts_change_no_memory():
     assert launch.unmatched == (
         "--compilation-config",
         "--compilation-config.mode 3",
-        '--speculative-config {"method": "ngram"}: a draft comes off the cache: fewer tokens than planned',
+        '--speculative-config {"method": "ngram"}: a draft model reduces the cache: fewer tokens than planned',
         "--load-format bitsandbytes",
     )
 
@@ -101,7 +101,7 @@ def test_a_short_command_of_sglang_and_its_dp_attention():
     attention = read_launch("python -m sglang.launch_server --model deepseek-ai/DeepSeek-V3 --tp 8 --enable-dp-attention --dp 8")
     assert dict(attention.items) == {"mode": "serve", "engine": "sglang", "tp": "8"}  # on 8 GPUs
     (line,) = attention.unmatched
-    assert line.startswith("--enable-dp-attention: each GPU of tensor parallel has requests of its own")
+    assert line.startswith("--enable-dp-attention: each tensor-parallel GPU has separate requests")
     log = "server_args=ServerArgs(model_path='a/b', tp_size=8, dp_size=8, enable_dp_attention=True)\nmax_total_num_tokens=5"
     assert read_startup(log).query() == "mode=serve&engine=sglang&tp=8"
 
@@ -127,7 +127,7 @@ def test_flags_without_a_counterpart_are_named():
     launch = read_launch(text)
     assert (launch.arch, launch.model, launch.irrelevant) == (None, "/models", 1)
     assert launch.unmatched == (
-        "--lora-extra-vocab-size 512: the slots of adapters come off the cache: fewer tokens than planned",
+        "--lora-extra-vocab-size 512: the slots of adapters reduce the cache: fewer tokens than planned",
         "--max-model-leng 8: not known as a flag of vLLM; did you mean max-model-len?",
         "--config a.yaml: its lines are not read; paste them",
         "quantization=gguf: which layers are quantised is in the checkpoint's config.json alone; give it as arch",

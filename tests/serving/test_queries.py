@@ -262,7 +262,7 @@ def test_a_command_is_planned(startup):
         "  model Qwen/Qwen3-8B → arch=hf:qwen3-8b",
         "  --max-model-len 8K → max_model_len=8192",
         "  --enable-lora → max_loras=1",
-        "  not counted: --lora-extra-vocab-size 512: the slots of adapters come off the cache: fewer tokens than planned",
+        "  not counted: --lora-extra-vocab-size 512: the slots of adapters reduce the cache: fewer tokens than planned",
     ]
     assert "The question: arch=hf:qwen3-8b&mode=serve&max_model_len=8192&max_loras=1&gpu=l4" in said
     assert json.loads("\n".join(startup("vllm serve Qwen/Qwen3-8B", "--json")[:1]))["engine"] == "vllm"

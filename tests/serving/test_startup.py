@@ -115,7 +115,7 @@ def test_differences_have_a_cause_if_they_are_large():
     gib = 2**30
     same = LOG.replace("15.2683", f"{served.weights_bytes / gib:.4f}").replace("18.69", f"{served.kv_cache_bytes / gib:.2f}")
     lines = compare(read_startup(same.replace("136,080", f"{served.kv_tokens:,}")), served)
-    assert [line.partition(":")[0] for line in lines] == ["weights", "beside weights and cache", "KV tokens"]
+    assert [line.partition(":")[0] for line in lines] == ["weights", "other than weights and cache", "KV tokens"]
     assert "(+0.00)" in lines[0] and "(+0.0 %)" in lines[2]
     less = compare(read_startup(LOG), served)
     assert "another quantisation" in less[0]
@@ -140,7 +140,7 @@ def test_an_error_alone_has_lines_of_its_own():
     ]
     (device, free) = compare(read_startup(ERRORS["the server's share of the memory was not free"]), served)
     assert device == "memory of the device: 23.52 GiB in the log, 24.00 planned (+0.48): another device than that of the question"
-    assert free.startswith("free when the server starts: 21.07 GiB in the log, 21.64 are its share: another program holds memory")
+    assert free.startswith("free when the server starts: 21.07 GiB in the log, 21.64 are its share: another program uses memory")
     (warm,) = compare(read_startup(ERRORS["the sampler ran out of memory"]), served)
     assert warm.startswith(f"profile run: {served.profile_peak_bytes / gib:.2f} GiB planned, for 256 requests: warming up needs it")
     assert read_startup(ERRORS["the sampler ran out of memory"]).query() == "mode=serve&max_num_seqs=256"

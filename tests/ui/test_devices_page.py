@@ -174,10 +174,10 @@ def test_what_was_shown_stays_and_belongs_to_its_device(script):
 
 
 def test_a_device_that_is_full_says_what_to_do(script):
-    script.demonstration = DeviceError("cpu has not enough free memory", given="1 GiB free", todo="end what else runs")
+    script.demonstration = DeviceError("cpu has not enough free memory", given="1 GiB free", todo="end other programs")
     page = show_it(open_devices())
     assert page.error[0].value == "This device cannot be used."
-    assert texts(page)[-3:] == ["cpu has not enough free memory", "Given: 1 GiB free", "What to do: end what else runs"]
+    assert texts(page)[-3:] == ["cpu has not enough free memory", "Given: 1 GiB free", "What to do: end other programs"]
     assert page.dataframe, "the list of devices stands"
 
 

@@ -276,13 +276,13 @@ def test_time_and_transfers_on_an_accelerator(monkeypatch, ledger, open_measure)
 def test_doubts_and_retries_are_said(monkeypatch, ledger, open_measure):
     def doubtful(facts, cell):
         measured = measured_on(facts, cell)
-        doubts = ("the allocator gave memory back 3 times",)
+        doubts = ("the allocator released cached memory 3 times",)
         return replace(measured, measurement=replace(measured.measurement, retries=3, doubts=doubts))
 
     install_machine(monkeypatch, ScriptedMachine(CPU, CUDA, measure=doubtful), ledger)
     page = press(open_measure(**SMALL))
     assert "may be unreliable" in page.warning[0].value
-    assert "the allocator gave memory back 3 times" in texts(page)
+    assert "the allocator released cached memory 3 times" in texts(page)
     assert page.metric[-1].value == "3"
 
 

@@ -583,7 +583,7 @@ def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
 
 def test_no_batch_size_that_can_be_replayed_is_told_with_the_reason(monkeypatch, open_page):
     why = "float32, batch 65536: its blocks would take 9.2e+18 bytes"
-    notes = ("131072 tokens is more than the 2048 positions that this model was made for.", why)
+    notes = ("131072 tokens exceed the 2048 positions of this model.", why)
     install(monkeypatch, ScriptedClient(lambda r: replace(report_for(r), estimates=(), focus=None, notes=notes)))
     page = open_page(arch="torchvision:resnet50", dtype="float32")
     assert "no batch size that was asked for could be replayed" in page.warning[0].value

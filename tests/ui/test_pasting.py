@@ -162,7 +162,7 @@ def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
     assert (asked.mode, asked.name, asked.gpu, asked.max_model_len, asked.tp) == ("serve", "qwen3-8b", "l4", 8192, 2)
     assert asked.max_loras == 1
     assert "**Read as a command of vLLM**" in markup(page)
-    draft = "--speculative-config {}: a draft comes off the cache: fewer tokens than planned"
+    draft = "--speculative-config {}: a draft model reduces the cache: fewer tokens than planned"
     assert {"--max-model-len 8192 → max_model_len=8192", "--enable-lora → max_loras=1", draft} <= set(texts(page))
     page.text_area(key=pasting.TEXT).set_value("vllm serve /models --mem-fraction-static 0.8").run()
     assert any("--gpu-memory-utilization" in line for line in texts(page))

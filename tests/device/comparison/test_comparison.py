@@ -219,11 +219,11 @@ def test_a_device_that_ran_out_of_memory_where_the_estimate_fits():
     assert not comparison.holds
     assert "the device ran out of memory in backward" in comparison.wrong[0]
     assert comparison.verdict.startswith(
-        "The device ran out of memory in backward, asked for 585.94 KiB with 1,000 B free; the estimate had said that it fits; "
+        "The device ran out of memory in backward, requesting 585.94 KiB with 1,000 B free; the estimate predicted that it fits; "
     )
     assert comparison.find("peak_allocated_bytes") is None
     assert comparison.find("phases.forward.allocated_bytes").holds
-    assert any("did not come to the end" in note for note in comparison.notes)
+    assert any("did not complete the work" in note for note in comparison.notes)
 
 
 def test_both_sides_run_out_of_memory():
@@ -234,7 +234,7 @@ def test_both_sides_run_out_of_memory():
     )
     assert comparison.estimate.fits is False
     assert comparison.holds
-    assert "so the estimate had said (aten.mm.default in two would fail in forward)" in comparison.verdict
+    assert "as the estimate predicted (aten.mm.default in two would fail in forward)" in comparison.verdict
 
 
 def test_a_device_that_does_what_does_not_fit_by_the_estimate():
@@ -252,13 +252,13 @@ def test_work_that_was_not_even_tried():
     told = Measured(measurement=replace(nothing.measurement, tensors=tensors))
     comparison = compare(report_of(tape, gpu_of(CUDA)), told, tape)
     assert comparison.rows == ()
-    assert comparison.verdict.endswith("the estimate had said that it fits, before anything was read.")
+    assert comparison.verdict.endswith("the estimate predicted that it fits, before anything was read.")
     assert Comparison.from_dict(comparison.to_dict()) == comparison
 
 
 def test_another_end_is_told():
     comparison = compared(cut(training(sides="device"), "forward"), facts=CUDA, failure="the device was lost")
-    assert comparison.verdict.startswith("The device did not come to the end (the device was lost); up to there")
+    assert comparison.verdict.startswith("The device did not complete the work (the device was lost); up to there")
 
 
 # --------------------------------------------------------------------------------------------------------------- notes
@@ -274,7 +274,7 @@ def test_doubts_retries_and_versions_are_told():
         report={"uncounted": ["cuDNN's choice"]},
     )
     assert "the measurement may not be trusted: another process uses the device" in comparison.notes
-    assert any("tried again 3 times" in note for note in comparison.notes)
+    assert any("retried 3 times" in note for note in comparison.notes)
     assert "the estimate was made with torch 2.15.0, the measurement with 2.11.0+cu130" in comparison.notes
     assert "the estimate does not count: cuDNN's choice" in comparison.notes
 
@@ -301,7 +301,7 @@ def test_without_a_recording_the_figures_stand_alone():
     )
     assert comparison.estimated_curve
     assert any("were not recorded" in note for note in comparison.notes)
-    assert any(text.endswith("Without a recording of the device nobody can say where") for text in comparison.wrong)
+    assert any(text.endswith("The place is unknown without a recording of the device") for text in comparison.wrong)
 
 
 def test_a_recording_that_does_not_add_up_is_told():
@@ -327,7 +327,7 @@ def test_a_generation_of_too_many_steps_is_not_compared():
     endless = replace(tape, loops=(Loop(begin=length - 2, end=length, count=10**7),))
     # 2 events, 10,000,000 times
     with pytest.raises(
-        RequestError, match=r"too many to be compared one by one: given 20,000,000 events, allowed 4,000,000"
+        RequestError, match=r"too many steps to compare one by one: given 20,000,000 events, allowed 4,000,000"
     ):
         compare(report_of(tape, gpu_of(CPU)), measured_from(tape), endless)
 
@@ -415,7 +415,7 @@ def test_the_cpu_has_the_memory_that_it_reports():
 def test_a_device_that_does_not_say_how_much_memory_it_has():
     unknown = gpu_of(DeviceFacts(device="cuda:0", name="Unheard", total_bytes=None, capability=(9, 0)))
     assert unknown.total_bytes == GPUS["h100-80gb"].total_bytes
-    assert "the device did not say" in unknown.source
+    assert "the device did not report its memory" in unknown.source
     assert gpu_of(DeviceFacts(device="cuda:0", name="NVIDIA H200", total_bytes=None)) == GPUS["h200"]
 
 

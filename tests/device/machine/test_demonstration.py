@@ -159,7 +159,7 @@ def test_a_context_counts_where_the_driver_is_asked_before_it_is_made():
     assert probe.read() == (1, 2, 700 * MIB)
     probe.empty_cache()
     assert backend.calls == ["synchronize cuda:0", "empty_cache"]
-    assert probe.driver.endswith("before this process came to it")
+    assert probe.driver.endswith("before this process started")
 
 
 def test_without_the_drivers_library_the_context_is_left_out():
@@ -241,7 +241,7 @@ def broken(monkeypatch):
 )
 def test_a_device_that_is_full_is_no_crash(broken, error):
     broken(error)
-    with pytest.raises(DeviceError, match=r"cpu has not enough free memory .* 32.00 GiB free.* end what else runs"):
+    with pytest.raises(DeviceError, match=r"cpu has not enough free memory .* 32.00 GiB free.* end other programs"):
         demonstration.main("cpu")
 
 

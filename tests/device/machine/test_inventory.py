@@ -68,7 +68,7 @@ def names(inventory: Inventory) -> list[str]:
         (torch_with(cuda=cuda(refusal=NO_GPU), version=None, hip="7.0"), {}, r"No GPU was found .*\(ROCm 7.0\)"),
         (torch_with(version=None, xpu=()), {}, "No Intel GPU was found, or its driver is missing"),
         (torch_with(version=None, mps=None), {}, "MPS is not available: macOS of unknown version"),
-        (NOTHING, {}, r"This build of PyTorch \(2.15.0\) is for the CPU alone; .*https://pytorch.org/get-started"),
+        (NOTHING, {}, r"This build of PyTorch \(2.15.0\) only supports the CPU; .*https://pytorch.org/get-started"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_in_one_sentence(torch, variables, sentence):

@@ -166,7 +166,7 @@ def test_where_nothing_counts_peaks_kernels_are_not_recorded(tmp_path):
     runner = ScriptedBench()
     left, said = run(tmp_path, runner, record=True, facts=mps)
     assert (left, {what for what, _, _ in runner.asked}) == ((), {"measure"})
-    assert said[-1] == "mps has no peak counter: what its kernels hold inside cannot be recorded"
+    assert said[-1] == "mps has no peak counter: memory inside its kernels cannot be recorded"
 
 
 def test_out_of_memory_is_said(tmp_path):
@@ -315,8 +315,8 @@ def test_of_ranks_the_one_that_needs_most_is_kept_and_no_kernels(tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--minutes", "0"], "'0' is no number of minutes between 0 and a day"),
-        (["--minutes", "long"], "'long' is no number of minutes"),
+        (["--minutes", "0"], "'0' is not a number of minutes between 0 and a day"),
+        (["--minutes", "long"], "'long' is not a number of minutes"),
         (["--list", "--only", "nothing such"], "no case of the suite has this in its name"),
     ],
 )

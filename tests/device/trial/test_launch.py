@@ -167,7 +167,7 @@ def test_an_answer_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch, answer: 
         return popen([sys.executable, "-c", f"print({answer!r})"], **options)
 
     monkeypatch.setattr(subprocess, "Popen", other)
-    with pytest.raises(JobError, match="the answer is not what was expected"):
+    with pytest.raises(JobError, match="the answer is invalid"):
         measure(TINY, "cpu")
 
 

@@ -157,6 +157,6 @@ def test_a_measurement_is_of_one_cell(keys: str) -> None:
 def test_context_parallel_is_for_gpus() -> None:
     request = parse_query("arch=hf:gpt2&dtype=float32&batch=1&parallel=ddp&ranks=1&cp=2")
     with pytest.raises(
-        RequestError, match="cp: given 2 on the CPU, allowed on GPUs, for whose attention PyTorch has it"
+        RequestError, match="cp: given 2 on the CPU, allowed on GPUs: PyTorch has it only for their attention"
     ):
         check_places(request, "cpu", 8)

@@ -54,5 +54,5 @@ def test_why_ranks_do_not_meet_is_said(
 
     monkeypatch.setattr(dist, "init_process_group", fail)
     words = " ".join(str(error).split())
-    with pytest.raises(DeviceError, match=f"^rank 1 of 2 could not meet the others on cuda:1: {words}$"):
+    with pytest.raises(DeviceError, match=f"^rank 1 of 2 could not meet the other ranks on cuda:1: {words}$"):
         meet(tmp_path, calls)
