@@ -140,7 +140,7 @@ def _show_answers(requests: Requests, answers: Answers) -> None:
     found = side_by_side(list(requests.values()), sides)
     st.markdown("**What differs**")
     show_keys(found, numbers)
-    st.markdown("**The cell in focus of each**")
+    st.markdown("**Selected cell of each question**")
     show_figures(found, numbers)
     show_lines(
         f"Question {number} could not be traced: {side.error}"
@@ -155,7 +155,7 @@ def _show_answers(requests: Requests, answers: Answers) -> None:
 
 def _show_charts(reports: Mapping[int, Report], titles: Mapping[int, str]) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown("**At the peak**, over each other", width="content")
+        st.markdown("**At the peak**", width="content")
         kind = ask_peak_kind()
     _show_drawn(reports, titles, kind)
 
@@ -165,14 +165,14 @@ def _show_drawn(reports: Mapping[int, Report], titles: Mapping[int, str], kind: 
     cells = focused(reports)
     left, right = st.columns(2, gap="medium")
     with left:
-        st.markdown("**Memory over batch size**, of the dtype in focus")
+        st.markdown("**Memory over batch size**, in the selected dtype")
         draw(growth_chart(reports, titles, kind), "growth_chart")
         tallest = max(
             kind.of(row) for number in cells for row in reports[number].estimates if row.dtype == cells[number].dtype
         )
         st.caption(capacities(devices(reports), tallest))
     with right:
-        st.markdown("**Memory by category**, of the cell in focus")
+        st.markdown("**Memory by category**, of the selected cell")
         draw(bars_chart(reports, kind), "bars_chart")
         st.caption(capacities(devices(reports), max(map(kind.of, cells.values()))))
     st.html(charts.legend([*CATEGORIES, *kind.extra]))

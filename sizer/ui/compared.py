@@ -215,9 +215,9 @@ def _ask_change(requests: Mapping[int, Request]) -> None:
     allowed = {key.name: key.allowed for key in query_keys()}
     names = list(changeable_keys())
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.selectbox("Add the same as", list(requests), format_func=_title, key=CHANGE, width=150)
-        key = st.selectbox("with another", names, index=names.index(FIRST_KEY), key=CHANGE_KEY, width=180)
-        st.text_input("namely", key=CHANGE_VALUE, help=allowed[key], placeholder="nothing for its default", width=260)
+        st.selectbox("Copy of", list(requests), format_func=_title, key=CHANGE, width=150)
+        key = st.selectbox("with a changed", names, index=names.index(FIRST_KEY), key=CHANGE_KEY, width=180)
+        st.text_input("New value", key=CHANGE_VALUE, help=allowed[key], placeholder="empty for the default", width=260)
         st.button("Add", icon=":material/add:", on_click=_add_changed, args=(dict(requests),))
     if refused := st.session_state.pop(REFUSED, None):
         show_error(refused)

@@ -31,7 +31,7 @@ def test_one_thing_changed_beside_it(page: Page, context: BrowserContext, app_ur
     sentence = headline(page, "at batch 2 of 64 × 64 pixels in float32")
     page.get_by_role("button", name="Compare with another question").click()
     expect(page.get_by_label("Question 1", exact=True)).to_have_value(FOCUSED)
-    write(page, "namely", "1")
+    write(page, "New value", "1")
     page.get_by_role("button", name="Add", exact=True).click()
     expect(page.get_by_label("Question 2", exact=True)).to_have_value(CHECKPOINTED)
     shown = figures(page)
