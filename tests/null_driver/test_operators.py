@@ -99,10 +99,11 @@ def test_operators_allocate_as_on_an_h200(run_on_null, mode: str, dtype: str):
 
 
 @OF_2_15
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_all_samples_of_some_operators_are_equal(run_on_null, monkeypatch, dtype: str):
-    """Attention with as many heads of keys as of queries and `enable_gqa`, its mask of a triangle, and `ldexp` by integers."""
-    names = "ldexp nn.functional.scaled_dot_product_attention"
+    """Attention with as many heads of keys as of queries and `enable_gqa`, its mask of a triangle, `ldexp` by integers, `isclose`
+    without tolerance, and scans and dropout of complex numbers."""
+    names = "ldexp nn.functional.scaled_dot_product_attention isclose cumprod cumulative_trapezoid nn.functional.dropout"
     monkeypatch.setenv(operators.NAMED, names)
     ran, differing = compared(run_on_null, operators, "no_grad", dtype, 0, 40, 1)
     assert ran > 30

@@ -28,7 +28,7 @@ DROPOUT = "cuDNN's dropout state"
 INDICES, PERMUTED = "indices", "permuted"
 COUNT, SELECT, SCAN, LARGEST = "count", "select", "scan", "largest"
 KEYS, UNIQUE, RUNS, NUMBERED = "keys alone", "unique", "runs", "numbered runs"
-FLOAT, WHOLE = "float", "whole"  # kinds of numbers
+FLOAT, WHOLE, COMPLEX = "float", "whole", "complex"  # kinds of numbers
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 SUMS, SUM = "partial sums", "sum"
 ALWAYS, FEW = "always sorted", "few rows"
@@ -37,6 +37,7 @@ _DROPOUT_PER_PROCESSOR = 2048 * 16  # threads, and bytes of each
 SMALL_ROW, WARP = 4096, 32  # values of a row that one block sorts; columns of a block
 _ALIGNED, _SEGMENTS, _LARGE = 256, 128, 1_000_000
 _SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
+_SCAN_OF_COMPLEX = {8: 896, 16: 384}  # elements of a tile; CUB has no descriptor for these values
 # Elements of a tile by the bytes of a key and of what is sorted with it; from capability 9.0 on, from 8.0 on, and before
 _TILES = {
     (1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (1, 0): 9728, (2, 0): 9728, (4, 0): 7296, (8, 0): 5760,
@@ -79,8 +80,15 @@ def dropout_state(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) ->
     return HARDWARE[key].processors * _DROPOUT_PER_PROCESSOR
 
 
-def scanned(elements: int, itemsize: int) -> int:
-    """Return the bytes that CUB holds for an inclusive scan."""
+def scanned(elements: int, itemsize: int, *, is_complex: bool = False) -> int:
+    """Return the bytes that CUB holds for an inclusive scan.
+
+    Complex numbers have a status of 4 bytes, a sum of the tile and a sum so far in three arrays (single_pass_scan_operators.cuh,
+    ScanTileState<T, false>).
+    """
+    if is_complex:
+        tiles = -(-elements // _SCAN_OF_COMPLEX[itemsize]) + 32
+        return round_up(tiles * 4, _ALIGNED) + 2 * round_up(tiles * itemsize, _ALIGNED) + 2 * _ALIGNED - 1
     return _scanned_tiles(elements, *_SCAN.get(itemsize, _SCAN[8]))
 
 
@@ -178,8 +186,8 @@ def largest_block(key: str, which: str, itemsize: int, rows: int, row: int) -> i
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of random keys, by (keys, bytes of a
     key, bits); of rows of values, by bytes of a
-    value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value and elements; of
-    `unique`, by the bytes of an element, its kind and elements."""
+    value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value, its kind and
+    elements; of `unique`, by the bytes of an element, its kind and elements."""
     name = words[0]
     if name == RUNS:
         return counted_runs(numbers[0])
@@ -191,7 +199,7 @@ def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> in
             return sort_bytes(key, elements, (itemsize, 0), itemsize, is_float=kind == FLOAT)
         return kept_of_runs(key, elements, itemsize, is_half=kind == FLOAT and itemsize == 2)
     if name == SCAN:
-        return scanned(numbers[0], int(words[1]))
+        return scanned(numbers[0], int(words[1]), is_complex=words[-1] == COMPLEX)
     if name == LARGEST:
         return largest_block(key, words[1], int(words[2]), *numbers)
     if name == PERMUTED:

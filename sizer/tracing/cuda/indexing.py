@@ -45,7 +45,7 @@ def masked_scatter(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
     """masked_scatter(input, mask, source): the places in the source in int64, the mask as wide as the input, and a scan of it
     (cuda/IndexKernel.cpp, masked_scatter__cuda; IndexKernel.cu, launch_masked_scatter_kernel)."""
     count = args[0].numel()
-    return [[count * 8, *copies(args[1].expand(args[0].shape)), scanned_elements(count, 8)]] if count else []
+    return [[count * 8, *copies(args[1].expand(args[0].shape)), scanned_elements(count, torch.int64)]] if count else []
 
 
 def _scratch(name: str, mask: torch.Tensor) -> list[Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import (
+    COMPLEX,
     COUNT,
     FLOAT,
     INDICES,
@@ -38,12 +39,12 @@ def sorted_pairs(elements: int, rows: int) -> DeferredSize:
     return DeferredSize(16 * elements, SORT, (INDICES,), (elements, rows))
 
 
-def scanned_elements(elements: int, itemsize: int) -> DeferredSize:
+def scanned_elements(elements: int, dtype: torch.dtype) -> DeferredSize:
     """Return the bytes that CUB holds while it scans elements: whole tiles, which are on no line over the batch.
 
     Of a GPU that is not described they are not counted: 16 bytes for 896 elements of 8 bytes.
     """
-    return DeferredSize(0, SORT, (SCAN, str(itemsize)), (elements,))
+    return DeferredSize(0, SORT, (SCAN, str(dtype.itemsize), COMPLEX if dtype.is_complex else WHOLE), (elements,))
 
 
 def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -53,7 +54,7 @@ def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
         return []
     converted = [input.numel() * out.itemsize] if input.dtype != out.dtype else []
     whole = input.shape[dim] == input.numel()
-    scratch = [scanned_elements(input.numel(), out.itemsize)] if whole else []
+    scratch = [scanned_elements(input.numel(), out.dtype)] if whole else []
     return [[*converted, *(() if converted else copies(input)), *scratch]]
 
 
@@ -61,7 +62,7 @@ def repeated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """aten.repeat_interleave(counts): their sums so far, and the last of them if no result size is given (native/Repeat.cpp)."""
     count = args[0].numel()
     yield (count * 8,)
-    yield [scanned_elements(count, 8)]
+    yield [scanned_elements(count, torch.int64)]
     yield [8] if kwargs.get("output_size") is None else []
     yield out
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sizer.base.errors import TraceError
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.host_memory import HostMemory, steps_on
+from sizer.tracing.meta.in_place import isclose
 
 _ACCELERATOR = torch.device("cuda")
 _TOLD = {"cuda": torch.device("cuda", 0), "mps": torch.device("mps", 0), "cpu": torch.device("cpu")}  # by kind of device
@@ -45,6 +46,7 @@ _MOVES = frozenset({Tensor.cuda, Tensor.xpu, Tensor.to})
 _DENSE = (torch.strided, torch.jagged)
 _TO_NUMPY = frozenset({Tensor.numpy, Tensor.__array__})
 _NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+_CLOSE = frozenset({torch.isclose, Tensor.isclose})
 _ATTENTION = nn.functional.scaled_dot_product_attention
 _CAN_USE = ("can_use_flash_attention", "can_use_efficient_attention", "can_use_cudnn_attention")
 _PYTHON = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot  # at which dispatch modes stand
@@ -153,6 +155,8 @@ class OnMeta(TorchFunctionMode):
             raise sparse_refused(func.__name__)
         if func in _MOVES and args[0].layout not in _DENSE and (func is not Tensor.to or _names_device(args, kwargs)):
             raise sparse_refused(func.__name__)
+        if func in _CLOSE:
+            return isclose(*args, **(kwargs or {}))
         if func is _ATTENTION and args and args[0].is_nested:
             with _nested_attention_answered():
                 return func(*args, **(kwargs or {}))

@@ -199,6 +199,13 @@ def _ldexp(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     return torch.mul(x, exponent)
 
 
+def _complex_dropout(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """native_dropout of complex numbers: the result and a mask (native/cuda/Dropout.cu); the meta kernel refuses the dtype."""
+    if not args[0].is_complex() or not args[0].is_meta or kwargs or args[2] is False:
+        return NotImplemented
+    return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
+
+
 def _gradient_of_view(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """select_backward(gradient, sizes, ..), slice_backward, diagonal_backward: zeros, into a view of which the gradient is copied.
 
@@ -218,6 +225,7 @@ def _gradient_of_view(recorder: HandlerContext, func: Any, args: tuple, kwargs: 
 
 HANDLERS = {
     _aten.ldexp.Tensor: _ldexp,
+    _aten.native_dropout.default: _complex_dropout,
     **dict.fromkeys(
         (_aten.select_backward.default, _aten.slice_backward.default, _aten.diagonal_backward.default), _gradient_of_view
     ),

@@ -184,6 +184,18 @@ def _is_saved(tensor: Tensor) -> bool:
     return any(isinstance(one, Tensor) and torch._C._storage_address(one) == address for one in saved)
 
 
+def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    """torch.isclose: the masks of NaN are joined in place (native/TensorCompare.cpp, isclose).
+
+    With a tolerance the peak comes later, and PyTorch's own chain of operators is the same.
+    """
+    is_apart = equal_nan and not rtol and not atol and input.is_meta and type(other) is Tensor and input.dtype == other.dtype
+    if not is_apart or not (input.is_floating_point() or input.is_complex()):
+        return torch.isclose(input, other, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    close = torch.eq(input, other)
+    return close.bitwise_or_(torch.isnan(input).bitwise_and_(torch.isnan(other)))
+
+
 # Gradients of what selects a value: value_selecting_reduction_backward, and of the larger or smaller of two tensors: a mask.
 _SELECTING = ("MaxBackward", "MinBackward", "KthvalueBackward", "MedianBackward", "NanmedianBackward", "ModeBackward",
               "SortBackward", "TopkBackward", "CummaxBackward", "CumminBackward", "AminmaxBackward")  # fmt: skip
