@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nested._internal.nested_tensor import _nt_view_dummy
+from torchvision.ops import deform_conv2d
 
 from tests.null_driver.operators import Case, print_measured
 
@@ -35,6 +36,14 @@ def attended(x: Tensor, layer: type[nn.Module], **options: Tensor) -> Tensor:
 def convolved(x: Tensor, layer: type[nn.Module], *, format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Return the sum of a convolution, whose gradient is one expanded number."""
     return layer(8, 8, 3).to(x.device, memory_format=format)(x).sum()
+
+
+def deformed(x: Tensor, groups: int, *, masked: bool = False) -> Tensor:
+    """Return a deformed convolution of images; its weight, bias, places and mask have gradients if the images have."""
+    images, channels, rows, columns = x.shape
+    made = [(32, channels // groups, 3, 3), (images, 18, rows, columns), (32,), (images, 9, rows, columns)]
+    weight, offset, bias, mask = (x.new_ones(shape).requires_grad_(x.requires_grad) for shape in made)
+    return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask if masked else None)
 
 
 def places(x: Tensor) -> Tensor:
@@ -141,6 +150,13 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
        for dtype in (torch.bool, torch.float16, torch.float32, torch.int64) for more in ((), ("inverse",), ("counts",))},
     "runs": (lambda x: unique(x, "inverse", "counts", function=torch.unique_consecutive), (3000, 7), torch.int32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
+    **{f"deformed convolution of {images} images in {groups} groups": (
+        partial(deformed, groups=groups), (images, 16, 20, 20), torch.float32,
+    ) for images, groups in ((2, 1), (1, 2), (64, 2), (3, 4))},
+    "masked deformed convolution in halves": (partial(deformed, groups=1, masked=True), (2, 16, 20, 20), torch.float16),
+    "deformed convolution in channels last": (
+        lambda x: deformed(x.to(memory_format=torch.channels_last), 1), (2, 16, 20, 20), torch.float32,
+    ),
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, During, Held, Steps, copies
+from sizer.tracing.allocations import PRODUCT, During, Held, Step, Steps, copies
 from sizer.tracing.cuda import cudnn
 from sizer.tracing.cuda.by_capability import CUDNN, tensor_cores_from
 from sizer.tracing.cuda.reductions import summing
@@ -341,19 +341,50 @@ def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-def deformable(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """torchvision.deform_conv2d(input, weight, offset, …): two results that are filled, the columns of up to 32 images at once,
-    and the result with the bias (torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.26)."""
-    input, weight = args[:2]
+def _unfolded(input: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
+    """Return how many images are unfolded at once, at most 32, and their bytes (get_greatest_divisor_below_bound)."""
     images = next(count for count in range(min(32, len(input)), 0, -1) if len(input) % count == 0)
-    rows = input.shape[1] * weight.shape[2] * weight.shape[3]
-    yield (out.nbytes, out.nbytes, rows * images * out.shape[2] * out.shape[3] * out.itemsize)
+    return images, input.shape[1] * weight.shape[2] * weight.shape[3] * images * out.shape[2] * out.shape[3] * out.itemsize
+
+
+def deformable(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """torchvision.deform_conv2d(input, weight, offset, …): contiguous inputs, two results that are filled, the columns of up to
+    32 images at once, and the result with the bias (torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.26)."""
+    _, columns = _unfolded(args[0], args[1], out)
+    yield (*copies(*args[:5]), out.nbytes, out.nbytes, columns)
     yield [PRODUCT]
     yield out
 
 
+def deformable_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """torchvision._deform_conv2d_backward(grad, input, weight, offset, …): gradients of the inputs, then of the parameters.
+
+    Both unfold up to 32 images at once. The gradient of the result is copied if these are several: chunk by chunk, then as a
+    whole. A product with the columns is made for each chunk and group; the gradient of the weight is added to it in another
+    (torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.29).
+    """
+    grad, input, weight = args[:3]
+    of_input, of_weight, of_offset, of_mask, of_bias = out
+    images, columns = _unfolded(input, weight, grad)
+    groups = input.shape[1] // weight.shape[1]
+    chunks = len(input) // images * groups
+    copied = [grad.nbytes] if images > 1 else []
+    yield tuple(copies(*args[:6]))
+    yield of_input
+    yield of_offset
+    yield of_mask
+    chunk: list[Step] = [During([size // chunks for size in copied], [[PRODUCT]])]
+    yield During([columns], chunk * chunks)
+    yield of_weight
+    product = weight.nbytes // groups
+    added: list[Step] = [During([product], [[PRODUCT], [product]])]
+    yield During([*copied, columns], added * chunks)
+    yield During([of_bias.nbytes, of_bias.nbytes], [of_bias])
+
+
 HELD: dict[Any, Held] = {
     "torchvision.deform_conv2d.default": deformable,
+    "torchvision._deform_conv2d_backward.default": deformable_backward,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
 }
