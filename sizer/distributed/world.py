@@ -6,6 +6,7 @@ torch/distributed/fsdp/_flat_param.py, _init_utils.py, _common_utils.py.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
@@ -17,7 +18,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
+from torch.distributed import device_mesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.base.errors import RequestError
@@ -54,12 +57,11 @@ def flat_parameters_patched(on_no_device: Callable[[Tensor], bool]) -> Iterator[
         stack.enter_context(mock.patch.object(_init_utils, "_need_to_materialize_module", needs_materializing))
         for module in (_flat_param, _runtime_utils):
             stack.enter_context(mock.patch.object(module, "_no_dispatch_record_stream", record_stream))
-        stack.enter_context(_storages_told_apart())
         yield
 
 
 @contextmanager
-def _storages_told_apart() -> Iterator[None]:
+def _storages_told_apart(is_needed: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Return distinct storage addresses to FSDP1, which compares storages by address.
 
     All addresses are 0 on meta, as are those of storages without bytes on any device.
@@ -67,7 +69,7 @@ def _storages_told_apart() -> Iterator[None]:
     address = torch.UntypedStorage.data_ptr
 
     def data_ptr(storage: torch.UntypedStorage) -> int:
-        if storage.device.type != "meta":
+        if storage.device.type != "meta" or not is_needed():
             return address(storage)
         return storage._cdata if storage.nbytes() else 0
 
@@ -125,6 +127,19 @@ def world_of(
     with ExitStack() as stack:
         stack.enter_context(devices_answer(accelerator, local_rank, count=local))
         stack.enter_context(_environment(size, rank, local_rank, min(size, local)))
+        stack.enter_context(_joined(size, rank, backend, groups))
+        if groups is None:
+            stack.enter_context(_addresses_differ())
+            stack.enter_context(_accelerate_forgets())
+            stack.enter_context(flat_parameters_patched(on_no_device))
+            stack.enter_context(_storages_told_apart())
+        yield
+
+
+@contextmanager
+def _joined(size: int, rank: int, backend: str, groups: Hashable) -> Iterator[None]:
+    """Within the context torch.distributed is initialized, and takes tensors on meta."""
+    with ExitStack() as stack:
         stack.enter_context(_process_group(size, rank, backend))
         stack.enter_context(_meshes_kept_apart((size, rank, groups) if groups is not None else None))
         for patched in (
@@ -136,11 +151,44 @@ def world_of(
             _normalized_over_ranks,
         ):
             stack.enter_context(patched())
-        if groups is None:
-            stack.enter_context(_addresses_differ())
-            stack.enter_context(_accelerate_forgets())
-            stack.enter_context(flat_parameters_patched(on_no_device))
         yield
+
+
+@contextmanager
+def alone(
+    accelerator: Accelerator, on_no_device: Callable[[Tensor], bool], refuse: Callable[[int], None] = lambda ranks: None
+) -> Iterator[None]:
+    """Answer for the device, and let code create a process group of one rank, as scripts do without a launcher.
+
+    PyTorch's NCCL group needs a driver, and ends the process without one. Groups on the host are PyTorch's own.
+
+    Args:
+        accelerator: The described device.
+        on_no_device: See `world_of`.
+        refuse: Called with the number of ranks if code joins more than one.
+    """
+    own, joined = dist.init_process_group, ExitStack()
+
+    def init_process_group(backend: Any = None, init_method: Any = None, *more: Any, **kwargs: Any) -> None:
+        asked = inspect.signature(own).bind(backend, init_method, *more, **kwargs).arguments
+        ranks = asked.get("world_size", -1)
+        ranks = int(os.environ.get("WORLD_SIZE", 1)) if ranks == -1 else ranks
+        if ranks > 1:
+            refuse(ranks)
+        named = str(backend or "").lower()
+        is_of_device = not named or "nccl" in named or "cuda" in named
+        if ranks > 1 or not is_of_device or (asked.get("rank", -1) == -1 and "RANK" not in os.environ):
+            own(backend, init_method, *more, **kwargs)
+            return
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            joined.enter_context(_joined(1, 0, "nccl", None))
+            joined.enter_context(flat_parameters_patched(on_no_device))
+
+    with devices_answer(accelerator, count=1), _storages_told_apart(dist.is_initialized), ExitStack() as stack:
+        for place in (dist, device_mesh):
+            stack.enter_context(mock.patch.object(place, "init_process_group", init_process_group))
+        with joined:
+            yield
 
 
 @contextmanager
@@ -163,7 +211,7 @@ def _process_group(size: int, rank: int, backend: str) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
 
     with _registered(_create_fake_pg):
-        dist.init_process_group(
+        c10d.init_process_group(
             ",".join(f"{device}:{_FAKE}" for device in _DEVICES), rank=rank, world_size=size, store=FakeStore()
         )
         try:

@@ -20,8 +20,8 @@ from sizer.base.versions import parse_version
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.distributed.described_gpus import accelerator_of, devices_answer
-from sizer.distributed.world import world_of
+from sizer.distributed.described_gpus import accelerator_of
+from sizer.distributed.world import alone, world_of
 from sizer.estimating.cautions import cautions, target, versions
 from sizer.query.keys import read_optimizer
 from sizer.query.other_words import TOLD
@@ -303,6 +303,12 @@ def _read(name: str, given: object, read: Callable[[str], str]) -> str:
         raise RequestError(refusals=[refused.at(name, text)]) from None
 
 
+def _refuse_ranks(ranks: int) -> None:
+    raise RequestError(
+        "world", given=f"none, where the step joins {ranks} ranks", allowed="the number of ranks", todo=f"give world={ranks}"
+    )
+
+
 def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> AbstractContextManager[None]:
     check_whole("rank", rank, "rank=0")
     if size is None:
@@ -310,7 +316,9 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
             raise RequestError(
                 "rank", given=str(rank), allowed="0 without a world", todo="give world=, the number of ranks"
             )
-        return devices_answer(accelerator_of(gpu), count=1) if gpu.backend == "cuda" else nullcontext()
+        if gpu.backend != "cuda":
+            return nullcontext()
+        return alone(accelerator_of(gpu), recorder.deferred.__contains__, _refuse_ranks)
     check_whole("world", size, "world=8")
     if size < 1:
         raise RequestError("world", given=str(size), allowed="1 or more", todo="give the number of ranks")

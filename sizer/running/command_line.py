@@ -86,6 +86,17 @@ class _Parser(argparse.ArgumentParser):
         raise RequestError(f"{self.prog}: {message}", todo="see its own --help")
 
 
+# What torchrun tells a rank without others (torch/distributed/elastic/agent/server/local_elastic_agent.py, PyTorch 2.15)
+_ONE_RANK = tuple(
+    {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "dry-run",
+    }.items()
+)
+
 # Options of torchrun that take a value and do not matter here (torch/distributed/run.py, PyTorch 2.15).
 _TORCHRUN_VALUES = (
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "monitor-interval", "start-method", "role", "log-dir",
@@ -187,4 +198,5 @@ def _launched(program: Sequence[str], module: bool, *, world: int, local: int) -
     if not program:
         raise RequestError("the launcher has no script", allowed="a script after its options", todo=_EXAMPLE)
     found = _program(program, module=module)
-    return Command(kind=found.kind, target=found.target, arguments=found.arguments, world=world, local=local)
+    environment = _ONE_RANK if world == 1 else ()  # with more, the process of a rank sets its own
+    return replace(found, world=world, local=local, environment=environment)

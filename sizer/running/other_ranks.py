@@ -125,6 +125,8 @@ def one_rank(world: int, rank: int, *, all_traced: bool = False) -> Iterator[Non
         joined = int(os.environ.get("WORLD_SIZE", 1)) if ranks == -1 else ranks
         if joined > world:
             raise _too_small(f"the script joins a world of {joined} ranks", world, joined)
+        if joined == 1 and (own_rank != -1 or "RANK" in os.environ):  # no port that another run may use
+            return iter([(dist.HashStore(), 0, 1)])
         return meet(url, own_rank, ranks, **kwargs)
 
     with ExitStack() as stack:
@@ -132,7 +134,13 @@ def one_rank(world: int, rank: int, *, all_traced: bool = False) -> Iterator[Non
             stack.enter_context(mock.patch.object(place, "start_processes", start_processes))
         if world == 1:
             stack.enter_context(mock.patch.object(c10d, "rendezvous", rendezvous))
+            stack.enter_context(_parameters_unread())
         yield
+
+
+def _parameters_unread() -> Any:
+    """Skip DDP's comparison of the ranks' parameters: it reads sizes that a kernel would have copied."""
+    return mock.patch.object(dist, "_verify_params_across_processes", lambda *args, **kwargs: None)
 
 
 def _too_small(what: str, world: int, needed: int) -> TraceError:
@@ -172,7 +180,7 @@ def install(world: int, rank: int, local: int, driver: ctypes.CDLL) -> None:
             yield store, rank, world
 
     c10d.rendezvous = rendezvous
-    dist._verify_params_across_processes = lambda *args, **kwargs: None  # reads sizes that a kernel would have copied
+    _parameters_unread().start()
     c10d._create_gloo_process_group = lambda common, backend=None: _fake(common.group_rank, common.group_size)
     c10d.ProcessGroupGloo = type("ProcessGroupGloo", (), {"__new__": staticmethod(_fake_gloo)})
     for name in ("_create_nccl2_process_group", "_create_nccl_process_group", "_create_nccl_lazy_process_group"):

@@ -47,8 +47,8 @@ from sizer.base.codec import encode
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.distributed.described_gpus import Accelerator, devices_answer
-from sizer.distributed.world import world_of
+from sizer.distributed.described_gpus import Accelerator
+from sizer.distributed.world import alone, world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.mps_calls import mps_answers
@@ -436,15 +436,15 @@ def _answers(settings: Settings, recorder: Recorder, checkpoints: Checkpoints) -
         hardware=hardware,
     )
     with ExitStack() as stack:
+        on_no_device = recorder.deferred.__contains__
         if settings.world > 1:
-            on_no_device = recorder.deferred.__contains__
             ranks = (settings.world, settings.rank)
             stack.enter_context(world_of(*ranks, device, backend="nccl", local=settings.local, on_no_device=on_no_device))
-            stack.enter_context(mock.patch.object(dist, "all_gather_object", _gather_alike))
             checkpoints.ranks = Messages(Path(settings.messages), settings.rank, settings.need)
             stack.enter_context(checkpoints.ranks.installed())
         else:
-            stack.enter_context(devices_answer(device, count=1))
+            stack.enter_context(alone(device, on_no_device))
+        stack.enter_context(mock.patch.object(dist, "all_gather_object", _gather_alike))
         stack.enter_context(one_rank(settings.world, settings.rank, all_traced=True))
         process = multiprocessing.process.BaseProcess
         stack.enter_context(mock.patch.object(process, "start", functools.partialmethod(_start_without_device)))

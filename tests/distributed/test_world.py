@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import DTensor, Shard
 
@@ -37,6 +37,19 @@ def replicated() -> Callable[[], None]:
 
     def step() -> None:
         model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fully_sharded_by_one() -> Callable[[], None]:
+    dist.init_process_group("nccl", rank=0, world_size=1)
+    model = FullyShardedDataParallel(nn.Linear(256, 256, device="cuda"), device_id=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.zeros(4, 256, device="cuda")).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -83,6 +96,26 @@ def test_a_script_as_torchrun_starts_it() -> None:
     estimate = sizer.size_step(replicated, gpu=GPU, world=16, rank=11).estimates[0]
     # 256 * 256 + 256 elements of 4 bytes, of which every rank holds all
     assert estimate.weights_bytes == estimate.gradients_bytes == 4 * (256 * 256 + 256)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+@pytest.mark.parametrize("setup", [replicated, fully_sharded_by_one], ids=["DDP", "FSDP1"])
+def test_a_step_that_makes_a_group_of_one_rank_is_that_of_a_world_of_one(monkeypatch, setup) -> None:
+    """PyTorch's own NCCL group ends a process that has no driver."""
+    right = sizer.size_step(setup, gpu=GPU, world=1).estimates[0]
+    for name, number in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, number)
+    before = _what_is_patched()
+    estimate = sizer.size_step(setup, gpu=GPU).estimates[0]
+    assert (estimate.peak_allocated_bytes, estimate.peak_reserved_bytes) == (right.peak_allocated_bytes, right.peak_reserved_bytes)
+    assert _what_is_patched() == before
+
+
+def test_a_step_that_joins_more_ranks_without_a_world_is_refused(monkeypatch) -> None:
+    for name, number in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, number)
+    with pytest.raises(RequestError, match=r"^world: given none, where the step joins 8 ranks.*give world=8"):
+        sizer.size_step(replicated, gpu=GPU)
 
 
 @pytest.mark.parametrize(

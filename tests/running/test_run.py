@@ -199,6 +199,17 @@ def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner, script: str):
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("single.py",), pytest.param(("torchrun", "--nproc-per-node=1", "single.py"), marks=pytest.mark.exhaustive)],
+    ids=["script", "torchrun"],
+)
+def test_a_group_of_one_rank_counts_alike_on_both_routes(dry_run: DryRunner, words: tuple[str, ...]):
+    done = dry_run("--route", "both", "--", *words)
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
+    assert done.stdout.count("told [{'rank': 0}] 1 nccl") == 2, done.stdout
+
+
 def test_the_scripts_own_recordings_and_compiled_code_run(dry_run: DryRunner):
     """CUPTI would end the process; Dynamo would break its graphs at each call that the values follow."""
     done = dry_run("--route", "both", "--snapshot", "run.pickle", "--", "recorded.py")
