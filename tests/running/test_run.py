@@ -154,6 +154,7 @@ def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner)
 def test_tokens_that_nothing_computed_do_not_end_a_generation(dry_run: DryRunner, tmp_path: Path, route: str):
     done = dry_run("--route", route, "--", "generating.py", str(tmp_path))
     assert done.status == 0, done.stderr
+    assert "beams [4, 28] " in done.stdout  # 16 + 12 tokens
     # in the middle of four shares of 8,000 tokens: (2 * number + 1) * 8,000 / 8
     tokens = "[1000, 3000, 5000, 7000]"
     assert done.stdout.count(f"lengths [12, 12, 12, 12] first {tokens} {tokens}") == 2

@@ -267,6 +267,11 @@ FINITES: list[tuple[str, Callable[[], Tensor], Any]] = [
     ("none of them", lambda: unknown(2).isnan().sum() == 0, True),
     ("all of them", lambda: unknown(2).isfinite().all(), True),
     ("not equal to itself", lambda: (x := unknown(2)) != x, [False, False]),
+    ("above what no score reaches", lambda: unknown(2) > torch.full((2,), -1e9), [True, True]),
+    ("below it", lambda: torch.full((2, 1), -1e9) >= unknown(2), [[False, False], [False, False]]),
+    ("below an end", lambda: unknown(2) <= torch.tensor([1e10]), [True, True]),
+    ("above an end", lambda: torch.tensor([1e10]) < unknown(2), [False, False]),
+    ("above what a mask leaves", lambda: unknown(2) > torch.where(torch.zeros(2) > 1, unknown(2), -1e9), [True, True]),
 ]
 
 
@@ -281,6 +286,9 @@ def test_unknown_values_are_finite(recorder: Recorder, name: str, code: Callable
 def test_known_values_are_what_they_are(recorder: Recorder) -> None:
     assert known(recorder, under(recorder, lambda: torch.tensor([1.0, float("nan")]).isnan())) == [False, True]
     assert known(recorder, under(recorder, lambda: unknown(2) != unknown(2))) is None
+    assert known(recorder, under(recorder, lambda: unknown(2) > torch.tensor([-1e9, 1.0]))) is None
+    assert known(recorder, under(recorder, lambda: torch.where(torch.tensor([True, False]), unknown(2), 3.0))) is None
+    assert known(recorder, under(recorder, lambda: torch.where(torch.ones(2) > 0, torch.ones(2), unknown(2)))) == [1.0, 1.0]
 
 
 def test_all_follows_an_any_that_found_nothing(recorder: Recorder) -> None:

@@ -221,6 +221,44 @@ def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs
     return out
 
 
+def chosen(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`where(mask, x, y)`: known if the mask is, and takes known values alone."""
+    mask = recorder.values.get(args[0])
+    if mask is None or bool(mask.all()) is not bool(mask.any()):
+        return NotImplemented
+    taken, left = args[1:] if bool(mask.all()) else (args[2], args[1])
+    real = taken if taken.device.type == "cpu" else recorder.values.get(taken)
+    if real is None or left.device.type != "meta" or recorder.values.is_known(left):
+        return NotImplemented
+    out = recorder.run_kernel(func, args, kwargs)
+    if 0 < out.numel() <= LARGEST_ASSUMED:
+        made = real.to(out.dtype).expand(out.shape).contiguous()
+        assumption = recorder.values.assumption([one for one in args if one.device.type == "meta"])
+        if assumption is None:
+            recorder.values.remember(out, made)
+        else:
+            recorder.values.assume(out, made, assumption)
+    return out
+
+
+_END = 1e9  # what code writes for a score that cannot be reached, as beam search does
+
+
+def beyond(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`x > y` and its like of floats: unknown values lie above known ones of -1e9 and less, and below those of 1e9 and more."""
+    known = [(place, real) for place, one in enumerate(args) if (real := recorder.values.get(one)) is not None]
+    if len(known) != 1 or not all(one.is_floating_point() for one in args):
+        return NotImplemented
+    side, end = known[0]
+    if not end.numel():
+        return NotImplemented
+    is_low, is_high = bool((end <= -_END).all()), bool((end >= _END).all())
+    if not is_low and not is_high:
+        return NotImplemented
+    first_is_larger = is_low if side == 1 else is_high
+    return _assumed_everywhere(recorder, func, args, kwargs, first_is_larger is (func.overloadpacket in (_aten.gt, _aten.ge)))
+
+
 def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`masked_fill` with a number that is a tensor on the CPU, which devices take and the meta kernel refuses."""
     value = args[2]
@@ -348,6 +386,8 @@ HANDLERS: dict[Any, Handler] = {
     _aten.eq.Tensor: not_a_number,
     _aten.eq.Scalar: infinite,
     _aten.ne.Scalar: infinite,
+    _aten.where.self: chosen,
+    **dict.fromkeys((_aten.gt.Tensor, _aten.ge.Tensor, _aten.lt.Tensor, _aten.le.Tensor), beyond),
     _aten.bitwise_and.Tensor: absorbed,
     _aten.bitwise_or.Tensor: absorbed,
     _aten.logical_or.default: absorbed,

@@ -24,3 +24,5 @@ for samples in (False, True):
     mask = torch.arange(12, device="cuda").expand(4, -1) <= ends.unsqueeze(1)
     ids = [row[chosen].tolist() for row, chosen in zip(completions.cpu(), mask.cpu(), strict=True)]
     print("lengths", [len(row) for row in ids], "first", [row[0] for row in ids], completions[:, -1].tolist())
+beams = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=12, num_beams=3)
+print("beams", list(beams.shape), torch.cuda.max_memory_allocated())
