@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # these import torch, which a replay of kept tapes does witho
     from sizer.architecture.blueprint import Blueprint
     from sizer.estimating.model import Model, Progress
     from sizer.tracing.steps import Work
+    from sizer.tracing.trace import Ends
     from sizer.tracing.traced_rank import StageTraces
 
 BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
@@ -343,7 +344,7 @@ class Tracer:
         batch: int,
         device: Device,
         *,
-        short: bool = False,
+        short: Ends = False,
         alone: bool = False,
         block_notes: BlockNotes | None = None,
         accumulates: str = EACH,
@@ -370,7 +371,7 @@ class Tracer:
                 return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
             return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
 
-        at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
+        at = partial(trace, blueprint, module, work, **told, short=bool(short), block_notes=block_notes)
         if work.rolls_out:
             from sizer.tracing.rollouts import trace_rollouts  # imports transformers
 
@@ -379,9 +380,11 @@ class Tracer:
                 at, module, blueprint.sequence_length or 1, work.new, backend=device.kind, noted=noted
             )
         # the compiler may decide otherwise in a model with fewer layers
-        whole = block_notes is not None or work.compile_scope is not None
+        whole = partial(at, short=short)
+        if block_notes is not None or work.compile_scope is not None:
+            return whole()
         deep = self._model.deep_traces(work.plan)
-        return at() if whole else deep.trace(module, at, device, traces=1 if alone else TRACES)
+        return deep.trace(module, at, device, traces=1 if alone else TRACES, whole=whole)
 
     @property
     def _calls_library(self) -> bool:
@@ -413,7 +416,7 @@ class Tracer:
         # neither an evaluation nor a generation repeats a training step
         repeats = self.request.evaluate == NONE and not MODES[self.request.mode].generates
 
-        def at(batch: int, *, short: bool = False) -> Tape:
+        def at(batch: int, *, short: Ends = False) -> Tape:
             return self._run(dtype, batch, device, short=short)
 
         def traced(family: TapeFamily, *, failure: str = "", note: str = "") -> Traced:

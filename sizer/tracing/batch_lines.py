@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -84,12 +84,18 @@ class _Traces:
     def __init__(self, at: Callable[..., Tape], whole: dict[int, Tape], *, repeats: bool) -> None:
         self._at, self.whole, self._repeats = at, whole, repeats
 
-    def __call__(self, batch: int, *, short: bool = False) -> Tape:
+    def __call__(self, batch: int, *, short: bool | Callable[[Tape], bool] = False) -> Tape:
         if batch in self.whole:
             return self.whole[batch]
-        short = short and self._repeats
-        tape = self._at(batch, short=short)
-        if not short:
+        is_whole = not (short and self._repeats)
+
+        def ends(begun: Tape) -> bool:
+            nonlocal is_whole
+            is_whole = callable(short) and not short(begun)
+            return not is_whole
+
+        tape = self._at(batch, short=False if is_whole else ends if callable(short) else True)
+        if is_whole:
             self.whole[batch] = tape
         return tape
 
@@ -115,6 +121,7 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
 def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | None) -> AffineTape | PerSampleTape:
     """Return the tape over the batch size from two traces, the second cut short if the steps repeat each other.
 
+    A second trace that its first step shows to be off the line goes on. If a line is through both whole traces, they stand.
     Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. If the first trace
     is the same then, whole traces that were compared before stand. If the tape at batch 1, `begun`, shows that samples have blocks
     of their own, the second trace is whole at once. A PerSampleTape is checked here.
@@ -126,7 +133,8 @@ def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | 
     try:
         if begun is not None and _grows(begun, at(batches[0])):
             return _fit_whole(at, batches, known)
-        first, second = at(batches[0]), at(batches[1], short=True)
+        first = at(batches[0])
+        second = at(batches[1], short=partial(_fits, first))
         with suppress(NotAffineError):
             return fit_affine(first, second)
         if _has_more(first, second):
@@ -136,6 +144,15 @@ def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | 
     if not at.forget(batches[0]) and failed is not None:
         raise failed
     return _fit_whole(at, batches, known)
+
+
+def _fits(first: Tape, begun: Tape) -> bool:
+    """Return whether there is a line through a tape and the beginning of one at another batch size."""
+    try:
+        fit_affine(first, begun)
+    except NotAffineError:
+        return False
+    return True
 
 
 def _has_more(first: Tape, second: Tape) -> bool:

@@ -164,25 +164,47 @@ class DeepTraces:
                 apart = [shown.tapes[last - (1 << later)] for later in range(len(candidate) - 1, 0, -1)]
                 self._shallower.append(self._shallower_of(candidate, shown.tapes[0], shown.tapes[last], apart))
 
-    def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device, *, traces: int = TRACES) -> Tape:
+    def trace(
+        self,
+        module: nn.Module,
+        at: Callable[..., Tape],
+        device: Device,
+        *,
+        traces: int = TRACES,
+        whole: Callable[..., Tape] | None = None,
+    ) -> Tape:
         """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning, as
-        does `at(first_step=True)` of training.
+        does `at(first_step=True)` of training. `whole` is called in the place of `at` for the whole module. If it calls the
+        function that it is given as `forward_alone`, it goes on to the whole tape where that returns False.
 
         It is the tape of a trace of the whole module where layers do not repeat each other, or where that is less work: `traces`
         is how many this and further ones probably are. The device, which it is traced for, knows the choices that were made for
         the whole module then. Raises what `at` raises.
         """
-        forward = None
+        forward, whole = None, whole or at
         if self._candidates and not self._known:
             costs = _cost_in_parts(module, self._candidates)
             if traces < TRACES and FORWARD + costs.of(self._candidates[0], traces, apart=self._apart) > WORTH * traces:
-                return at()
+                return whole()
+            found: list[tuple[tuple[Repeated, ...], ...]] = []
+
+            def is_worthwhile(begun: Tape) -> bool:
+                costs = _cost_in_blocks(module, self._candidates, begun)
+                found.append(_worthwhile(self._candidates, costs, apart=self._apart, most=WORTH))
+                return bool(found[-1])
+
             try:
-                forward = at(forward_alone=True)
+                forward = whole(forward_alone=is_worthwhile)
             except TraceError:
-                return at()
-            costs = _cost_in_blocks(module, self._candidates, forward)
-            self._candidates = _worthwhile(self._candidates, costs, apart=self._apart, most=WORTH)
+                if found:  # it went on
+                    raise
+                return whole()
+            if not found:
+                is_worthwhile(forward)
+            elif not found[-1]:
+                self._candidates = ()
+                return forward
+            self._candidates = found[-1]
         while self._candidates:
             try:
                 tape = self._trace(module, at, self._candidates[0], forward)
@@ -197,7 +219,7 @@ class DeepTraces:
                 for repeated in self._candidates[0]:
                     device.repeat_choices(repeated.like)
                 return tape
-        return at()
+        return whole()
 
     def _trace(
         self, module: nn.Module, at: Callable[..., Tape], candidate: tuple[Repeated, ...], forward: Tape | None

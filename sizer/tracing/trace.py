@@ -58,6 +58,9 @@ from sizer.tracing.traced_rank import make_steps, replicated, world_of_work
 from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.libraries import library_values_assumed
 
+Ends = bool | Callable[[Tape], bool]
+"""Whether a trace ends at some phase, or a function of the tape so far that returns whether it does."""
+
 # Of the passes that a step accumulates: in the first there are no gradients yet, from the second on all are alike
 # (tests/tracing/test_accumulate.py).
 PASSES = 2
@@ -113,8 +116,8 @@ def trace(
     *,
     batch: int,
     device: Device,
-    short: bool = False,
-    forward_alone: bool = False,
+    short: Ends = False,
+    forward_alone: Ends = False,
     first_step: bool = False,
     block_notes: BlockNotes | None = None,
     loading: Loading | None = None,
@@ -123,15 +126,16 @@ def trace(
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
     With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`, with `forward_alone` after the
-    first forward pass, with `first_step` after the first step of the optimizer. What the tape does not hold of its blocks goes to
-    `block_notes`, which change nothing of it. `on_token` is called as `Steps.on_token` is, with the recorder.
+    first forward pass, with `first_step` after the first step of the optimizer. A function in the place of True is called there
+    with the tape so far; if it returns False the trace goes on. What the tape does not hold of its blocks goes to `block_notes`,
+    which change nothing of it. `on_token` is called as `Steps.on_token` is, with the recorder.
 
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
     quantised is what `build_loaded` returned, with its `loading`.
     Where parameters have no gradient, which DDP refuses at its defaults, it is given `find_unused_parameters=True`, and the device
     notes it. Raises TraceError with the operator and module at which PyTorch gave up.
     """
-    given: dict[str, Any] = {"batch": batch, "device": device, "last": _last_phase(work, short, forward_alone, first_step)}
+    given: dict[str, Any] = {"batch": batch, "device": device, "ends": _ends(work, short, forward_alone, first_step)}
     given |= {"block_notes": block_notes, "loading": loading, "on_token": on_token}
     if module not in _WITH_UNUSED:
         try:
@@ -146,13 +150,14 @@ def trace(
     return _trace(blueprint, module, work, **given)
 
 
-def _last_phase(work: Work, short: bool, forward_alone: bool, first_step: bool) -> str | None:
-    """Return the phase of the first step after which a trace ends, None where it has both steps."""
-    if forward_alone or (short and not work.trains):
-        return "forward"
-    if short:
-        return "backward"
-    return "optimizer" if first_step and work.trains else None
+def _ends(work: Work, short: Ends, forward_alone: Ends, first_step: bool) -> dict[str, list[Ends]]:
+    """Return, by phase of the first step, what says whether a trace ends after it. It is empty if the trace has both steps."""
+    found: dict[str, list[Ends]] = {}
+    last = "backward" if work.trains else "forward"
+    for phase, is_last in (("forward", forward_alone), (last, short), ("optimizer", first_step and work.trains)):
+        if is_last:
+            found.setdefault(phase, []).append(is_last)
+    return found
 
 
 _WITH_UNUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules with parameters that have no gradient
@@ -166,7 +171,7 @@ def _trace(
     *,
     batch: int,
     device: Device,
-    last: str | None,
+    ends: dict[str, list[Ends]],
     block_notes: BlockNotes | None,
     loading: Loading | None,
     on_token: Callable[[Recorder, int, object], bool] | None,
@@ -181,6 +186,14 @@ def _trace(
     recorder.block_notes = block_notes
     if work.plan is None:
         bring(recorder, module, loading, tell_frozen=work.tell_frozen)
+
+    def tape() -> Tape:
+        _check_size(recorder, batch)
+        return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
+
+    def is_last(phase: str) -> bool:
+        return any(end is True or (end is not False and end(tape())) for end in ends.get(phase, ()))
+
     with world_of_work(work, module, device), unchanged(module):
         with repeatable(), backends_of(work), compiling(work, recorder) as end_phase, recording(recorder), ExitStack() as views:
             if work.plan is None and work.compile_scope is None:
@@ -208,13 +221,12 @@ def _trace(
                         steps.on_token = partial(on_token, recorder)
                     try:
                         with closing(steps.run_all()) as parts:
-                            _log(recorder, steps, parts, last=last, end_phase=end_phase)
+                            _log(recorder, steps, parts, is_last=is_last, end_phase=end_phase)
                     finally:
                         steps.close()
             finally:
                 module.zero_grad(set_to_none=True)
-        _check_size(recorder, batch)
-        return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
+        return tape()
 
 
 def on_rank(
@@ -258,11 +270,11 @@ def _log(
     steps: Steps,
     parts: Iterable[tuple[int, str, bool]],
     *,
-    last: str | None,
+    is_last: Callable[[str], bool],
     end_phase: Callable[[], None],
 ) -> None:
-    """Runs the `parts` of steps, marks their phases and says what their blocks are; with `last` up to the end of that phase of the
-    first step. `end_phase` is called at the end of each phase."""
+    """Runs the `parts` of steps, marks their phases and says what their blocks are, up to the end of the first phase of the first
+    step of which `is_last` is True. `end_phase` is called at the end of each phase."""
     log = recorder.log
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
@@ -296,7 +308,7 @@ def _log(
     steps.on_backward = lambda: log.begin_graphs_end(recorder.block_of(steps.loss))
     for number, phase, ends in steps.run_all():
         passed(number, phase, ends)
-        if ends and phase == last:
+        if ends and number == 1 and is_last(phase):
             return
 
 

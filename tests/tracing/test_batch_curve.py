@@ -20,7 +20,7 @@ from sizer.tape.tape import Tape
 from sizer.tracing.batch_lines import LineFacts, trace_lines
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import build, trace
+from sizer.tracing.trace import Ends, build, trace
 from tests.tracing.test_cpu_truth import MODELS
 
 CASES = [(name, "training") for name in MODELS] + [(name, "inference") for name in ("resnet18", "gpt2", "bert", "t5")]
@@ -120,7 +120,7 @@ def test_a_second_sample_with_blocks_of_its_own_spares_a_trace() -> None:
         done = []
 
         def at(batch: int, *, short: bool = False) -> Tape:
-            done.append((batch, short))
+            done.append((batch, bool(short)))
             return one_by_one(batch)
 
         family = trace_lines(at, (1, 2), Device("cuda", (8, 0)), smallest=1, begun=begun, known=LineFacts())
@@ -130,6 +130,19 @@ def test_a_second_sample_with_blocks_of_its_own_spares_a_trace() -> None:
     assert few == [(2, False), (3, False), (5, True)]
     assert many == [(2, False), (3, True), (3, False), (5, True), (1, False)], "the first trace stands"
     assert aware == unaware and isinstance(aware.lines[0][1], PerSampleTape)
+
+
+def test_a_trace_that_its_first_step_shows_to_be_off_the_line_goes_on() -> None:
+    done = []
+
+    def at(batch: int, *, short: Ends = False) -> Tape:
+        tape = one_by_one(batch)
+        done.append((batch, short(tape) if callable(short) else short))
+        return tape
+
+    family = trace_lines(at, (1, 2), Device("cuda", (8, 0)), smallest=1, known=LineFacts())
+    assert done == [(2, False), (3, False), (5, True), (1, False)]
+    assert isinstance(family.lines[0][1], PerSampleTape)
 
 
 def plain(batch: int, *, at_one: int = 0, lasting: int = 0) -> Tape:
@@ -162,7 +175,7 @@ def test_a_trace_that_was_there_before_spares_another(begun: Tape | None, traced
     done: list[tuple[int, bool]] = []
 
     def at(batch: int, *, short: bool = False) -> Tape:
-        done.append((batch, short))
+        done.append((batch, bool(short)))
         return plain(batch, at_one=64)
 
     family = trace_lines(at, (8,), Device("cuda", (8, 0)), smallest=1, begun=begun, known=LineFacts())
@@ -183,7 +196,7 @@ def test_no_trace_is_cut_short_where_no_step_repeats_another() -> None:
     done: list[tuple[int, bool]] = []
 
     def at(batch: int, *, short: bool = False) -> Tape:
-        done.append((batch, short))
+        done.append((batch, bool(short)))
         return plain(batch, at_one=64)
 
     trace_lines(at, (8,), Device("cuda", (8, 0)), smallest=1, known=LineFacts(), repeats=False)
@@ -196,7 +209,7 @@ def test_whole_traces_stand_where_the_first_is_the_same_again(keeps: bool) -> No
 
     def at(batch: int, *, short: bool = False) -> Tape:
         seen = keeps and len(done) > 0
-        done.append((batch, short))
+        done.append((batch, bool(short)))
         return one_by_one(batch, each=48 if seen else 16, last=8 * (batch > 4))
 
     whole: dict[int, Tape] = {}

@@ -22,7 +22,7 @@ from sizer.tape.tape import Tape
 from sizer.tracing import depth
 from sizer.tracing.depth import DeepTraces, find_repeated, shortened
 from sizer.tracing.modules import Loading
-from sizer.tracing.trace import build_loaded, trace
+from sizer.tracing.trace import Ends, build_loaded, trace
 from tests.architecture.tiny_configs import BERT, CLIP_VISION, CONV_SOUND, LLAMA, SPECIAL, VISION
 
 GPU = GPUS["a100-40gb"]
@@ -136,10 +136,10 @@ class Traces:
             self._loaded[dtype] = build_loaded(self._blueprint, dtype=dtype, tell_frozen=tell_frozen, **told)
         return self._loaded[dtype]
 
-    def at(self, batch: int = 2, *, dtype: str = "bfloat16", forward_alone: bool = False, **more: bool) -> Tape:
+    def at(self, batch: int = 2, *, dtype: str = "bfloat16", forward_alone: Ends = False, **more: bool) -> Tape:
         module, loading = self.built(dtype)
         lists = [len(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
-        self.layers.append((max(lists), forward_alone))
+        self.layers.append((max(lists), bool(forward_alone)))
         work = work_of(self._tracer.request, dtype)
         told = {
             "batch": batch,
@@ -357,9 +357,20 @@ def test_layers_that_cost_little_are_left_in():
     tapes = {True: heavy, False: traces.at()}
     traces.layers.clear()
     deep = DeepTraces(find_repeated(traces.module))
-    tape = deep.trace(traces.module, lambda *, forward_alone=False: tapes[forward_alone], traces.device)
+    tape = deep.trace(traces.module, lambda *, forward_alone=False: tapes[bool(forward_alone)], traces.device)
     assert tape is tapes[False]
     assert traces.layers == []
+
+
+def test_a_forward_pass_after_which_no_layers_are_left_out_goes_on(monkeypatch: pytest.MonkeyPatch):
+    traces = Traces({**LLAMA, **DEEP})
+    deep = DeepTraces(find_repeated(traces.module))
+    monkeypatch.setattr(depth, "WORTH", 0)
+    tape = deep.trace(traces.module, traces.at, traces.device)
+    assert len(traces.layers) == 1, "one trace"
+    assert_same(tape, traces.at())
+    ended = traces.at(forward_alone=lambda begun: traces.layers.append((len(begun.marks), True)) is None)
+    assert_same(ended, traces.at(forward_alone=True))
 
 
 def test_one_depth_of_two_lists_is_enough_at_another_batch_size():
