@@ -6,16 +6,16 @@ Layers that are alike repeat each other's events. So do the samples of a batch, 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
 
-from sizer.tape.size_queries import by_block
 from sizer.tape.tape import Tape
 
 ENOUGH = 200  # events that two tapes have alike after a stretch that ends where they go on in the same way
+NO_QUERY = -1  # in the place of a size query's number, of blocks without one
 NO_LAYER = -1  # in the place of a layer's number, of what is of none
 
 
@@ -80,40 +80,55 @@ class Rows:
         modules = np.asarray(tape.modules, np.int64)
         self.names, self.layers = [names[module] for module in tape.modules], layer_of[modules]
         self.sizes = np.asarray(tape.sizes, np.int64)
-        alike = self._kinds(names, ids)
-        asked = {} if across_batches else by_block(tape.size_queries)
-        queries = {id(query): query for query in asked.values()}  # many blocks share one, which takes long to hash
-        numbers = {key: ids.setdefault(query, len(ids)) for key, query in queries.items()}
-        asks = [numbers.get(id(asked.get(block))) for block in range(len(alike))] if asked else repeat(None)
-        sizes = zip(alike, tape.sizes, asks, strict=False)
-        exact = [ids.setdefault(row, len(ids)) for row in sizes]
         events = np.asarray(tape.order, np.int64)
         self.allocates = events >= 0
         self.blocks = np.where(self.allocates, events, ~events)
-        self.alike, self.exact = self._by_event(alike), self._by_event(exact)
+        kinds = self._kinds(names, ids)
+        asks = np.full(len(kinds), NO_QUERY)
+        for query in () if across_batches else tape.size_queries:
+            asks[[*query.blocks]] = ids.setdefault((query.kind, query.words, query.numbers), len(ids))
+        _, size_of = np.unique(self.sizes, return_inverse=True)
+        which, row_of = _distinct(kinds, size_of, asks)
+        rows = list(zip(kinds[which].tolist(), self.sizes[which].tolist(), asks[which].tolist(), strict=True))
+        exact = _number(rows, ids)[row_of]
+        self.alike, self.exact = self._by_event(kinds), self._by_event(exact)
         self.exact_per_sample = self.exact
         if across_batches:
-            common = np.gcd(self.sizes, tape.batch)
-            share = (self.sizes // common).tolist(), (tape.batch // common).tolist()  # a fraction in its lowest terms
-            shares = zip(alike, *share, repeat("share"), strict=False)
-            self.exact_per_sample = self._by_event([ids.setdefault(share, len(ids)) for share in shares])
+            common = np.gcd(self.sizes[which], tape.batch)
+            share = (self.sizes[which] // common).tolist(), (tape.batch // common).tolist()  # a fraction in its lowest terms
+            shares = zip(kinds[which].tolist(), *share, repeat("share"), strict=False)
+            self.exact_per_sample = self._by_event(_number(shares, ids)[row_of])
 
-    def _kinds(self, names: list[str], ids: dict[tuple, int]) -> list[int]:
+    def _kinds(self, names: list[str], ids: dict[tuple, int]) -> np.ndarray:
         """Return for each block the number of its kind: its operator, module without the layer's number, category and stream."""
         tape = self.tape
-        streams = tape.streams or repeat(0)
-        awaited = map(tape.awaited.__contains__, range(len(tape.sizes))) if tape.awaited else repeat(False)
-        known: dict[tuple, int] = {}
-        kinds = []
-        for row in zip(tape.ops, tape.modules, tape.categories, streams, awaited, strict=False):
-            if (kind := known.get(row)) is None:
-                op, module, *others = row
-                kind = known[row] = ids.setdefault((tape.op_names[op], names[module], *others), len(ids))
-            kinds.append(kind)
-        return kinds
+        blocks = len(tape.sizes)
+        awaited = np.zeros(blocks, np.int64)
+        awaited[[*tape.awaited]] = 1
+        streams = np.frombuffer(tape.streams, np.uint8) if tape.streams else np.zeros(blocks, np.uint8)
+        columns = [np.asarray(column, np.int64) for column in (tape.ops, tape.modules)]
+        columns += [np.frombuffer(tape.categories, np.uint8), streams, awaited]
+        which, row_of = _distinct(*columns)
+        rows = zip(*(column[which].tolist() for column in columns), strict=True)
+        kinds = ((tape.op_names[op], names[module], *others) for op, module, *others in rows)
+        return _number(kinds, ids)[row_of]
 
-    def _by_event(self, ids_of_blocks: list[int]) -> np.ndarray:
-        return 2 * np.array(ids_of_blocks, np.int64)[self.blocks] + self.allocates
+    def _by_event(self, of_blocks: np.ndarray) -> np.ndarray:
+        return 2 * of_blocks[self.blocks] + self.allocates
+
+
+def _distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the distinct rows of columns of small numbers from -1 on, and for each row which of these it is."""
+    packed = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        packed = packed * (int(column.max(initial=0)) + 2) + column + 1
+    _, which, row_of = np.unique(packed, return_index=True, return_inverse=True)
+    return which, row_of
+
+
+def _number(rows: Iterable[tuple], ids: dict[tuple, int]) -> np.ndarray:
+    """Return the number of each row, the next free one if it has none."""
+    return np.array([ids.setdefault(row, len(ids)) for row in rows], np.int64)
 
 
 def check_layers(tape: Tape, stacks: Collection[str], alike_from: int) -> None:
