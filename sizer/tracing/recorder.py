@@ -144,10 +144,11 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
+        if types and any(map(is_traceable_wrapper_subclass_type, types)):
             self.taken_apart = func
             return NotImplemented  # the subclass takes itself apart, and its inner operators come here
-        if not types and isinstance(func, HigherOrderOperator):
+        plan = self._plans.get(id(func))
+        if plan is None and not types and isinstance(func, HigherOrderOperator):
             return self._run_dense(func, args, kwargs or {})
         kwargs = kwargs or {}
         if self.compiles and (device := kwargs.get("device")) is not None and device.type == "cuda":
@@ -157,7 +158,8 @@ class Recorder(TorchDispatchMode):
             self.follow_stream(args)
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
-        plan = self._plans.get(id(func)) or self._plan(func)
+        if plan is None:
+            plan = self._plan(func)
         if plan.views and (view := self._view(func, args, kwargs)) is not None:
             return view
         if plan.check is not None:
@@ -198,8 +200,7 @@ class Recorder(TorchDispatchMode):
             self.draws.follow(func, args, kwargs)
         for storage, before in resizable:
             self.resized(storage, before)
-        on_host = self._is_on_host(plan, args, out)
-        if plan.held is not None and (not on_host or func in _COPIES):
+        if plan.held is not None and (not self._is_on_host(args, out) or func in _COPIES):
             self._follow(plan, plan.held(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)
@@ -208,7 +209,7 @@ class Recorder(TorchDispatchMode):
                 self._see(plan, tensor, args)
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
-        if plan.multiplies and not on_host and (blas := self.rules.blas) is not None:
+        if plan.multiplies and (blas := self.rules.blas) is not None and not self._is_on_host(args, out):
             self._workspaces.multiply(plan.name, *cublas.needs(blas, func, args, out, beta=kwargs.get("beta", 1)))
         return out
 
@@ -240,11 +241,11 @@ class Recorder(TorchDispatchMode):
         is_plain = type(out) is Tensor and is_meta(out) and not out.is_sparse
         return out if is_plain and out in self.storages else None
 
-    def _is_on_host(self, plan: _Plan, args: tuple, out: Any) -> bool:
+    def _is_on_host(self, args: tuple, out: Any) -> bool:
         """Return True if an operator runs on the host: kernels of the device hold nothing then."""
         if self.host and self.host.makes(args):
             return True
-        if self.device.kind == "cpu" or (plan.held is None and not plan.multiplies):
+        if self.device.kind == "cpu" or (type(out) is Tensor and is_meta(out)):
             return False
         tensors = tensors_of((args, out))
         return bool(tensors) and not any(map(is_meta, tensors))
@@ -394,6 +395,10 @@ class Recorder(TorchDispatchMode):
         if kernel is None:
             kernel = self._kernels[id(func)] = memoized(func)
         return kernel(*args, **kwargs)
+
+    def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Return what an operator returns, logged as if the dispatcher had called it, which takes several times as long."""
+        return self.__torch_dispatch__(func, (), args, kwargs)
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as the device has it, by the table RESULTS."""

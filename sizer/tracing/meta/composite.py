@@ -217,8 +217,8 @@ def _gradient_of_view(recorder: HandlerContext, func: Any, args: tuple, kwargs: 
     is_plain = type(gradient) is Tensor and is_meta(gradient) and gradient.layout is torch.strided
     if not is_plain or recorder.values.is_known(gradient):
         return NotImplemented
-    with recorder:
-        zeros = _aten.zeros.default(args[1], dtype=gradient.dtype, layout=torch.strided, device=_META, pin_memory=False)
+    given = {"dtype": gradient.dtype, "layout": torch.strided, "device": _META, "pin_memory": False}
+    zeros = recorder.run_logged(_aten.zeros.default, (args[1],), given)
     recorder.values.forget(zeros)
     return zeros
 

@@ -46,6 +46,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Return what an operator's meta kernel returns, from memory if it can be remembered."""
 
+    def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Return what an operator returns, logged as if the dispatcher had called it."""
+
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as the device has it, by the table RESULTS."""
 
