@@ -35,12 +35,12 @@ from sizer.tracing.cuda.by_capability import as_environment_says
 from sizer.tracing.device import Device
 from sizer.tracing.device_rules import rules_for
 from sizer.tracing.log import BlockLog, DeferredSize
-from sizer.tracing.meta import collectives, composite, in_place, strides
+from sizer.tracing.meta import collectives, composite, in_place
 from sizer.tracing.meta.accelerators import sparse_refused
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
-from sizer.tracing.meta.memo import memoized
+from sizer.tracing.meta.memo import shared
 from sizer.tracing.meta.refusals import in_own_words
 from sizer.tracing.modules import Loading, ModulePaths, tensors_in
 from sizer.tracing.values.handler import Handler
@@ -264,7 +264,7 @@ class Recorder(TorchDispatchMode):
             handler=rules.handlers.get(func) or rules.handlers.get(name),
             instead=partial(kernel, self.device) if kernel else composite.parts(func, self.device.kind, rules.known),
             shortcut=rules.shortcuts.get(func),
-            run=memoized(func, strides.correction(func) if self.device.kind != "mps" else None),
+            run=shared(func, self.device.kind, self.device.version, corrects=self.device.kind != "mps"),
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
             held=rules.held.get(func) or rules.held.get(name),
@@ -393,7 +393,7 @@ class Recorder(TorchDispatchMode):
         """Return what an operator's meta kernel returns, from memory if it can be remembered."""
         kernel = self._kernels.get(id(func))
         if kernel is None:
-            kernel = self._kernels[id(func)] = memoized(func)
+            kernel = self._kernels[id(func)] = shared(func, self.device.kind, self.device.version, corrects=False)
         return kernel(*args, **kwargs)
 
     def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:

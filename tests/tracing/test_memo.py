@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sizer.tracing.device import Device
 from sizer.tracing.meta.memo import InPlaceMemo, Memo, makes_tensors, memoized
+from sizer.tracing.recorder import Recorder
 from sizer.tracing.values.known import tensors_of
 
 aten = torch.ops.aten
@@ -36,6 +38,7 @@ def looks(value: Any) -> Any:
     return type(value), [looks(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+HEADS = empty(2, 3, 8, 16, dtype=torch.bfloat16)
 PICTURE, ROWS, IDS = empty(2, 3, 8, 8), empty(4, 6), empty(4, 6, dtype=torch.int64)
 QUESTIONS = [
     (aten.mul.Tensor, (ROWS.t(), 2.5), {}),
@@ -47,6 +50,8 @@ QUESTIONS = [
     (aten._to_copy.default, (ROWS,), {"dtype": torch.bfloat16}),
     (aten.native_layer_norm.default, (ROWS, [6], empty(6), empty(6), 1e-5), {}),
     (aten.max_pool2d_with_indices.default, (PICTURE, [2, 2]), {}),
+    (aten.scalar_tensor.default, (2.5,), {"dtype": torch.bfloat16, "device": torch.device("meta")}),
+    (aten._scaled_dot_product_flash_attention.default, (HEADS, HEADS, HEADS), {}),  # two of its results are lengths
     (
         aten.native_layer_norm_backward.default,  # (gradient of input, none of weight, none of bias)
         (ROWS, ROWS, [6], empty(4, 1), empty(4, 1), empty(6), empty(6), [True, False, False]),
@@ -116,6 +121,22 @@ def test_a_view_keeps_the_memory_of_its_own_argument():
     memo = Memo(aten._unsafe_view.default)
     for tensor in (empty(4, 6), empty(4, 6)):
         assert memo(tensor, [24]).untyped_storage()._cdata == tensor.untyped_storage()._cdata
+
+
+def test_traces_for_one_kind_of_device_remember_together():
+    one, other = Recorder(Device("cuda", (8, 0))), Recorder(Device("cpu"))
+    ours, theirs = (recorder._plan(aten.mm.default).run for recorder in (one, Recorder(Device("cuda", (9, 0)))))
+    assert ours is theirs
+    assert other._plan(aten.mm.default).run is not ours
+
+
+def test_results_beyond_the_most_take_the_place_of_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sizer.tracing.meta.memo.MOST_RESULTS", 2)
+    counted = Counted(aten.mm.default)
+    memo = Memo(counted)
+    for size in (3, 4, 5, 5, 3):
+        assert memo(empty(size, 2), empty(2, 2)).shape == (size, 2)
+    assert counted.calls == 4, "that of 5 rows is remembered, that of 3 is not any more"
 
 
 def test_errors_are_not_remembered():

@@ -3,21 +3,27 @@
 What a meta kernel returns follows from shapes, strides and dtypes of its tensors, its other arguments and the default dtype;
 the cache of torch/_subclasses/fake_tensor.py (PyTorch 2.15, `_cache_key`, `_validate_cache_key`) rests on the same. Remembered
 are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is computed anew. A pointwise
-operator in place returns its first argument as that was.
+operator in place returns its first argument as that was. Traces for one kind of device share what is remembered: those with fewer
+layers, of another dtype or at another batch size ask much of the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sizer.base.versions import Version
+from sizer.tracing.meta import strides
 from sizer.tracing.values.known import is_meta, tensors_of
 
 _META = torch.device("meta")
-_FACTORIES = (torch.ops.aten.zeros.default, torch.ops.aten.ones.default, torch.ops.aten.full.default)
+_aten = torch.ops.aten
+_FACTORIES = (_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.scalar_tensor.default)
+MOST_RESULTS = 2**12  # of an operator that are remembered at once
 _ORDINARY = (Tensor, nn.Parameter)
 _NUMBERS = (bool, int, float)  # True, 1 and 1.0 are equal, and promote differently
 
@@ -44,6 +50,8 @@ class Memo:
             return maker()
         out = self._func(*args, **kwargs)
         if (maker := _maker(out, tensors_of((args, *kwargs.values())))) is not None:
+            if len(self._makers) >= MOST_RESULTS:
+                self._makers.clear()
             self._makers[key] = maker
         return out
 
@@ -67,6 +75,8 @@ class InPlaceMemo:
             return self._func(*args, **kwargs)
         out = self._func(*args, **kwargs)
         if out is args[0] and _traits(args[:1]) == key[0][:1]:
+            if len(self._taken) >= MOST_RESULTS:
+                self._taken.clear()
             self._taken.add(key)
         return out
 
@@ -79,6 +89,15 @@ def memoized(func: Any, correct: Callable[[tuple, Any], Any] | None = None) -> C
     if makes_tensors(func) or func in _FACTORIES:
         return Memo(func, correct)
     return InPlaceMemo(func) if changes_values(func) else func
+
+
+@cache
+def shared(func: Any, kind: str, version: Version, *, corrects: bool) -> Callable[..., Any]:
+    """The operator as `memoized` returns it, the same for all traces for a kind of device by the rules of a version of PyTorch.
+
+    With `corrects` the strides of results are those of the device.
+    """
+    return memoized(func, strides.correction(func) if corrects else None)
 
 
 def _corrected(func: Callable[..., Any], correct: Callable[[tuple, Any], Any]) -> Callable[..., Any]:
@@ -127,16 +146,16 @@ def _traits(values: Iterable[Any]) -> tuple:
 
 
 def _maker(out: Any, inputs: list[Tensor]) -> Maker | None:
-    """A function that makes such a result again, None where it is not made of new dense tensors alone."""
+    """A function that makes such a result again, None where it is not made of new dense tensors, and numbers beside them, alone."""
     kind = type(out)
     items = out if isinstance(out, (list, tuple)) else [out]
-    made = [item for item in items if item is not None]
+    made = [item for item in items if item is not None and type(item) is not int]
     if not made or not all(isinstance(item, Tensor) and _is_whole(item) for item in made):
         return None
     storages = {t.untyped_storage()._cdata for t in made}
     if len(storages) < len(made) or any(t.untyped_storage()._cdata in storages for t in inputs):
         return None
-    makers = [_nothing if item is None else _tensor_maker(item) for item in items]
+    makers = [_tensor_maker(item) if isinstance(item, Tensor) else partial(_same, item) for item in items]
     return makers[0] if items is not out else lambda: kind([make() for make in makers])
 
 
@@ -153,5 +172,5 @@ def _is_whole(tensor: Tensor) -> bool:
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == alike.untyped_storage().nbytes()
 
 
-def _nothing() -> None:
-    return None
+def _same(value: int | None) -> int | None:
+    return value
