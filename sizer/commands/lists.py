@@ -15,6 +15,8 @@ from sizer.commands.terminal import format_table, print_list, size_text, to_prin
 from sizer.commands.waiting import MakeClient, wait
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
+from sizer.service.kept_reports import KeptReports
+from sizer.service.tape_folder import default_folder
 
 
 def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +52,11 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_models(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the presets with the parameters that their heads have, and the names of the sources' packages."""
-    with contextlib.closing(make_client()) as client:
-        named = wait(client.submit_models())
+    kept = KeptReports(default_folder())
+    if (named := kept.find_names()) is None:
+        with contextlib.closing(make_client()) as client:
+            named = wait(client.submit_models())
+        kept.keep_names(named)
     keys = ("key", "title", "family", "modality", "hub_id", "head", "published_parameters", "published_as")
     presets = [
         {key: getattr(preset, key) for key in keys} | {"parameters": preset.expected_parameters}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sizer.report.report import Report
 
 MOST_FILES, MOST_BYTES = 2_000, 256 * 2**20  # a report of 40 cells has some 60 kB, its text as JSON 90 kB
-REPORT = "report"
+REPORT, NAMES = "report", "names"
 
 
 class KeptReports:
@@ -56,6 +56,17 @@ class KeptReports:
 
             self.keep_text(query, REPORT, json.dumps(encode(report)))
 
+    def find_names(self) -> dict[str, list[dict[str, str]]] | None:
+        """Return the models of each source's package, None if they are not kept for the installed packages."""
+        with contextlib.suppress(ValueError):
+            if (text := self.find_text(NAMES, NAMES)) is not None:
+                return json.loads(text)
+        return None
+
+    def keep_names(self, named: dict[str, list[dict[str, str]]]) -> None:
+        """Keep the models of each source's package."""
+        self.keep_text(NAMES, NAMES, json.dumps(named))
+
     def keep_text(self, query: str, form: str, text: str) -> None:
         """Keep the text of a whole report in a form; REPORT is the form of its encoded data."""
         if (path := self._path(query, form)) is None:
@@ -80,7 +91,8 @@ class KeptReports:
         if self._folder is None:
             return None
         if query not in self._keys:
-            self._keys[query] = _key_of(query, self._folder.parent)
+            folder = self._folder.parent
+            self._keys[query] = _digest(NAMES, folder) if query == NAMES else _key_of(query, folder)
         key = self._keys[query]
         return None if key is None else self._folder / f"{key}.{form}"
 
@@ -109,7 +121,12 @@ def _key_of(query: str, folder: Path) -> str | None:
         return None
     if request.is_fetched:
         return None
-    parts = (format_query(request, complete=True), kept_digest(folder), *_installation())
+    return _digest(format_query(request, complete=True), folder)
+
+
+def _digest(text: str, folder: Path) -> str:
+    """Return a digest of a text, of this package's code and data, and of the installation."""
+    parts = (text, kept_digest(folder), *_installation())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 

@@ -164,6 +164,24 @@ def test_the_command_starts_no_job_server_for_an_answer_that_is_kept(tmp_path, m
     assert asked == [QUERY]
 
 
+def test_the_names_of_packages_are_kept_for_an_installation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    asked: list[int] = []
+    named = {"torchvision": [{"name": "resnet50", "family": "resnet"}]}
+
+    def client():
+        job = SimpleNamespace(result=lambda timeout: named, progress="")
+        return SimpleNamespace(submit_models=lambda: asked.append(1) or job, close=lambda: None)
+
+    printed = []
+    for installed in (["torchvision-1"], ["torchvision-1"], ["torchvision-2"]):
+        monkeypatch.setattr(kept_reports, "_installation", lambda installed=installed: installed)
+        assert main(["models"], make_client=client) == 0
+        printed.append(capsys.readouterr().out)
+    assert "torchvision:resnet50" in printed[0] and len({*printed}) == 1
+    assert len(asked) == 2, "another installation has names of its own"
+
+
 def closing_client(asked: list[str], job: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(submit=lambda query: asked.append(query) or job, close=lambda: None)
 
