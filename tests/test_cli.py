@@ -19,7 +19,7 @@ import sizer
 from sizer.__main__ import COMMANDS, main, parse_options
 from sizer.base.errors import JobError, RequestError, TimeLimitError
 from sizer.base.units import format_bytes
-from sizer.commands.arguments import add_query, query_of
+from sizer.commands.arguments import add_query, query_of, question_of
 from sizer.commands.decisions import format_devices, format_levers, format_limits, format_ranks
 from sizer.commands.report_text import format_explanation, format_report
 from sizer.commands.terminal import format_table
@@ -256,6 +256,7 @@ def test_a_training_config_asks_its_question(tmp_path, monkeypatch, capsys, plac
     assert (request.name, request.weights, request.sequence_length, request.gpu) == ("qwen3-8b", "nf4-dq", 4096, "rtx-4090")
     assert request.batches == (1,), "a flag stands above the file"
     assert err.startswith("read as Axolotl: arch=hf:qwen3-8b&") and "not counted: sample_packing" in err
+    assert parse_query(question_of(f"{file}&batch=4")).batches == (4,), "as compare reads it"
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,22 @@ def query_of(options: argparse.Namespace) -> str:
         RequestError: The file is a training config that names no model.
     """
     given, path = options.query or "", options.config
-    arch, _, others = given.partition("&")
-    if path is None and "=" not in arch and _is_file(arch):
-        given, path = others, Path(arch)
+    if path is None:
+        given, path = _without_file(given)
     query = with_keys(given, {key.name: getattr(options, f"key_{key.name}") for key in _flags()})
     return query if path is None else _replace_query(options, _with_file(query, path))
+
+
+def question_of(text: str) -> str:
+    """Return a text as a query; the path of a file before other keys is replaced by its question. Raises as `query_of`."""
+    given, path = _without_file(text)
+    return text if path is None else _with_file(given, path)
+
+
+def _without_file(text: str) -> tuple[str, Path | None]:
+    """Return a query without the path of a file at its beginning, and that path; None without one."""
+    arch, _, others = text.partition("&")
+    return (others, Path(arch)) if "=" not in arch and _is_file(arch) else (text, None)
 
 
 def _replace_query(options: argparse.Namespace, query: str) -> str:

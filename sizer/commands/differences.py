@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sizer.base.errors import RequestError, SizerError, TraceError
 from sizer.base.units import format_both, format_bytes
-from sizer.commands.arguments import describe_keys
+from sizer.commands.arguments import describe_keys, question_of
 from sizer.commands.figures import TITLES
 from sizer.commands.terminal import format_table, terminal_width, to_printable
 from sizer.commands.waiting import MakeClient, wait
@@ -31,7 +31,10 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog, parser.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "queries", metavar="QUERY", nargs="+", help="two to four queries of estimate; focus=DTYPE:BATCH selects the compared cell"
+        "queries",
+        metavar="QUERY",
+        nargs="+",
+        help="two to four queries or files of estimate; focus=DTYPE:BATCH selects the compared cell",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -40,7 +43,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the answers side by side; the first question without an answer decides the exit status."""
-    requests = read_questions(options.queries)
+    requests = read_questions([question_of(text) for text in options.queries])
     with contextlib.closing(make_client()) as client:
         answers = [_answer(client, request) for request in requests]
     found = side_by_side(requests, [side for side, _ in answers])
