@@ -1,1 +1,1 @@
-"""CUDA: which kernels run, what they hold inside, and what its closed libraries would answer, by families of operators."""
+"""CUDA: choice of kernels, memory inside them and answers of closed libraries, by families of operators."""

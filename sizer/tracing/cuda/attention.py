@@ -1,12 +1,13 @@
-"""Scaled dot product attention on CUDA: the backends' calls, and their results where meta kernels return others.
+"""Scaled dot product attention on CUDA: calls of the backends, and results that differ from those of meta kernels.
 
-Source: aten/src/ATen/native/transformers/attention.cpp and cuda/attention.cu, PyTorch 2.6 and 2.11 to 2.15. What the
-backends hold inside is in `attention_workspaces`.
+Source: aten/src/ATen/native/transformers/attention.cpp and cuda/attention.cu, PyTorch 2.6 and 2.11 to 2.15. The memory inside
+the backends is in `attention_workspaces`.
 
-CUDA chooses a backend in PyTorch's order, by its conditions. Source:
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.{h,cpp}, PyTorch 2.6 and 2.11 to 2.15; where these differ,
-the conditions ask the device's version. Shapes: query [batch, heads, queries, head_dim], key and value [batch, key_heads,
-keys, head_dim].
+The backend is chosen in PyTorch's order, by PyTorch's conditions. Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+and sdp_utils_cpp.{h,cpp}, PyTorch 2.6 and 2.11 to 2.15. Conditions that differ between these versions check the device's
+version.
+
+Shapes: query [batch, heads, queries, head_dim], key and value [batch, key_heads, keys, head_dim].
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sizer.tracing.operator_tables import Results
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take
 
-# A condition and what to say of a backend that is passed over because the condition does not hold.
+# A reason for not using a backend, and the condition that must hold to use it.
 Condition = tuple[str, Callable[[Device, Attention], bool]]
 
 
@@ -50,18 +51,24 @@ def _within(low: tuple[int, int], high: tuple[int, int]) -> Callable[[Device, At
 
 
 def _has_kernels(device: Device, a: Attention) -> bool:
-    """check_sm_version goes to 9.0 in 2.6, to 12.0 since 2.7 (pull request 145602) and to 12.1 since 2.8 (152314)."""
+    """Return whether check_sm_version passes: up to 9.0 in 2.6, 12.0 since 2.7 and 12.1 since 2.8.
+
+    Source: pull requests 145602 (2.7) and 152314 (2.8).
+    """
     highest = (9, 0) if device.version < (2, 7) else (12, 0) if device.version < (2, 8) else (12, 1)
     return device.capability <= highest
 
 
 def _heads_fit_efficient(device: Device, a: Attention) -> bool:
-    """Its kernels read grouped heads since 2.14 (q_heads_per_kv in mem_eff_attention/kernel_forward.h)."""
+    """Return whether the efficient kernels can read the heads; they read grouped heads since 2.14.
+
+    Source: q_heads_per_kv in mem_eff_attention/kernel_forward.h.
+    """
     return heads_fit(device, a, grouped=device.version >= (2, 14))
 
 
 def _unit_stride(singleton: bool) -> Callable[[Device, Attention], bool]:
-    """check_last_dim_stride_equals_1_dense"""
+    """Return the condition check_last_dim_stride_equals_1_dense."""
 
     def holds(device: Device, a: Attention) -> bool:
         plain = all(t.stride(-1) == 1 for t in (a.query, a.key, a.value)) or (singleton and a.query.shape[-1] == 1)
@@ -88,7 +95,7 @@ def _flash_heads(device: Device, a: Attention) -> bool:
 
 
 def _flash_trains(device: Device, a: Attention) -> bool:
-    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120"""
+    """Return whether check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120 holds."""
     head = a.query.shape[-1]
     if not a.trains or head <= 192 or (a.dropout == 0 and head > 224):
         return True
@@ -113,7 +120,7 @@ def _efficient_heads(device: Device, a: Attention) -> bool:
 
 
 def _efficient_offsets(device: Device, a: Attention) -> bool:
-    """check_data_ptr_alignment_mem_efficient, since 2.14."""
+    """Return whether check_data_ptr_alignment_mem_efficient passes, which exists since 2.14."""
     offsets = [t.storage_offset() for t in (a.query, a.key, a.value)]
     return device.version < (2, 14) or _are_aligned(device, a, *offsets) or device.capability < (8, 0)
 
@@ -125,7 +132,10 @@ def _efficient_dtype(device: Device, a: Attention) -> bool:
 
 
 def _cudnn_heads(device: Device, a: Attention) -> bool:
-    """check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim: up to 256 since 2.15 (cuDNN after 9.22, frontend 1.24)."""
+    """Return whether check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim pass.
+
+    Head dimensions up to 256 pass since 2.15 (cuDNN after 9.22, frontend 1.24).
+    """
     query, _, value = a.heads
     if query % 8 or value % 8:
         return False
@@ -143,7 +153,11 @@ def _cudnn_rows(device: Device, a: Attention) -> bool:
 
 
 def _cudnn_mask(device: Device, a: Attention) -> bool:
-    """check_attn_mask_shape: [queries, keys] or [batch, heads, queries, keys], each perhaps 1, and without gradient."""
+    """Return whether check_attn_mask_shape passes.
+
+    The mask must be [queries, keys] or [batch, heads, queries, keys], with 1 for any of these sizes, and must not require a
+    gradient.
+    """
     if a.mask is None:
         return True
     if a.mask.requires_grad or a.mask.dim() not in (2, 4):
@@ -153,12 +167,15 @@ def _cudnn_mask(device: Device, a: Attention) -> bool:
 
 
 def _cudnn_dropout(device: Device, a: Attention) -> bool:
-    """check_dropout_quantization, which came with 2.12: before it cuDNN took any share, as 2.11 did on an H200."""
+    """Return whether check_dropout_quantization passes, which exists since 2.12.
+
+    Earlier versions of cuDNN accepted any dropout, as 2.11 did on an H200.
+    """
     return device.version < (2, 12) or (a.dropout * 16).is_integer()
 
 
-# The order that `sdpa_kernel(..., set_priority=True)` leaves where nobody asked for another (Context.h, sdp_priority_order), by
-# the numbers of torch.nn.attention.SDPBackend.
+# The default order of `sdpa_kernel(..., set_priority=True)` (Context.h, sdp_priority_order), by the numbers of
+# torch.nn.attention.SDPBackend.
 _NUMBERS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 _DEFAULT_ORDER = [1, 2, 0, 3, 4]
 
@@ -170,8 +187,8 @@ _SHAPES: tuple[Condition, ...] = (
 
 _NO_KERNELS = "this version has none for the capability"
 
-# One line per condition, in the order of the functions that sdp_utils.cpp names, but for the dtype, which comes before the
-# capability: of what no dtype takes a trace asks the capability nothing, and is that of more devices.
+# One line per condition, in the order of the functions in sdp_utils.cpp. The dtype is checked before the capability: if the dtype
+# is refused, the trace does not depend on the capability and serves more devices.
 CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "flash": (
         *_SHAPES,
@@ -214,7 +231,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
 
 
 def refusal(backend: str, device: Device, a: Attention) -> str | None:
-    """Why the backend cannot be used, or None where it can."""
+    """Return why the backend cannot be used; None if it can."""
     if not is_switched_on(backend):
         return "it is switched off (torch.nn.attention.sdpa_kernel)"
     return next((why for why, holds in CONDITIONS[backend] if not holds(device, a)), None)
@@ -222,7 +239,7 @@ def refusal(backend: str, device: Device, a: Attention) -> str | None:
 
 @contextmanager
 def backends_answered(device: Device) -> Iterator[None]:
-    """Within the context `torch.backends.cuda.can_use_flash_attention` and its like answer for the device."""
+    """Make `torch.backends.cuda.can_use_flash_attention` and its siblings answer for the device within the context."""
 
     def answer(backend: str) -> Callable[..., bool]:
         def can_use(params: Any, debug: bool = False) -> bool:
@@ -241,12 +258,13 @@ def backends_answered(device: Device) -> Iterator[None]:
 
 
 def order(device: Device, a: Attention) -> tuple[str, ...]:
-    """The backends in the order in which CUDA asks them (priority_order, check_prefer_cudnn_attention): cuDNN first on
-    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer; left out where the dtype is
-    none of its own.
+    """Return the backends in the order in which CUDA tries them (priority_order, check_prefer_cudnn_attention).
 
-    In 2.6 cuDNN comes after the math path (Context.h, sdp_priority_order), which takes everything; it is first in 2.9 (pull request
-    162073), but not in 2.10, which asks for a newer cuDNN than comes with it. An order that user code has set goes before all."""
+    cuDNN is first on capabilities 9 and 10, with the cuDNN (9.19 and newer) and CUDA (13) that come with PyTorch 2.11 and
+    newer. It is left out if it does not support the dtype. In 2.6 cuDNN comes after the math path (Context.h,
+    sdp_priority_order), which accepts every call. It is first in 2.9 (pull request 162073). It is not first in 2.10, which
+    requires a newer cuDNN than it comes with. An order set by user code takes precedence.
+    """
     if (asked := torch._C._get_sdp_priority_order()) != _DEFAULT_ORDER:
         return tuple(_NUMBERS[number] for number in asked if number in _NUMBERS)
     prefers = device.version == (2, 9) or device.version >= (2, 11)
@@ -255,9 +273,9 @@ def order(device: Device, a: Attention) -> tuple[str, ...]:
 
 
 def choose(device: Device, a: Attention) -> str:
-    """The name of the backend that CUDA would choose: "cudnn", "flash", "efficient" or "math".
+    """Return the backend that CUDA would choose: "cudnn", "flash", "efficient" or "math".
 
-    Raises RuntimeError, as PyTorch does, where what is switched on takes no such call.
+    Raises RuntimeError, as PyTorch does, if no enabled backend accepts the call.
     """
     for backend in order(device, a):
         if refusal(backend, device, a) is None:
@@ -266,7 +284,7 @@ def choose(device: Device, a: Attention) -> str:
 
 
 def reason(device: Device, a: Attention, backend: str) -> str:
-    """Return what was asked for, and why the backends before this one were passed over."""
+    """Return the call's dtype, mask and head dimension, and why the backends earlier in the order were refused."""
     mask = "no mask" if a.mask is None else "mask"
     facts = [str(a.query.dtype)[6:], mask, f"head dim {a.query.shape[-1]}"]
     backends = order(device, a)
@@ -313,7 +331,7 @@ _BACKENDS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": 
 
 
 def _with_batch(a: Attention) -> Attention:
-    """normalize_unbatched_input: a batch of one before query, key and value of three dimensions."""
+    """Return the call with a batch of one, for query, key and value of three dimensions (normalize_unbatched_input)."""
     mask = a.mask
     while mask is not None and mask.dim() < 4:
         mask = mask.unsqueeze(0)
@@ -323,7 +341,7 @@ def _with_batch(a: Attention) -> Attention:
 
 @attention_kernel
 def scaled_dot_product_attention(device: Device, given: Attention) -> Tensor:
-    """aten.scaled_dot_product_attention as CUDA runs it; the choice is noted for the report."""
+    """Run aten.scaled_dot_product_attention as CUDA does, and note the choice of backend for the report."""
     unbatched = device.version >= (2, 14) and given.query.dim() == given.key.dim() == given.value.dim() == 3
     batched = _with_batch(given) if unbatched else given
     backend = choose(device, batched)
@@ -334,45 +352,59 @@ def scaled_dot_product_attention(device: Device, given: Attention) -> Tensor:
 
 
 def _seeds_on_host(args: tuple, out: tuple) -> tuple:
-    """_scaled_dot_product_efficient_attention: (output, log sums, seed, offset), the last two on the host outside of graph
-    capture (Note [Seed and Offset Device] in cuda/attention.cu)."""
+    """Return the results with seed and offset on the host, except during graph capture.
+
+    Results of _scaled_dot_product_efficient_attention: (output, log sums, seed, offset). Source: Note [Seed and Offset Device]
+    in cuda/attention.cu.
+    """
     if torch.cuda.is_current_stream_capturing():
         return out
     return (*out[:2], *(torch.empty((), dtype=t.dtype, device="cpu") for t in out[2:]))
 
 
 def _seeds_on_host_with_dropout(args: tuple, out: tuple) -> tuple:
-    """The same since 2.15: without dropout they stay on the device."""
+    """Return the results with seed and offset on the host if there is dropout; since 2.15 they stay on the device without it."""
     return _seeds_on_host(args, out) if len(args) > 5 and args[5] else out
 
 
 def _of_lengths(args: tuple, out: tuple) -> tuple:
-    """_efficient_attention_forward(.., dropout, ..): the same; since 2.15 alone, whose nested tensors were compared."""
+    """Return the results of _efficient_attention_forward with seed and offset on the host if there is dropout (`args[8]`).
+
+    For 2.15 only, the version with which nested tensors were compared.
+    """
     return _seeds_on_host(args, out[:4]) + out[4:] if args[8] else out
 
 
 def _no_bias(args: tuple, out: tuple) -> tuple:
-    """_efficient_attention_backward(gradient, query, key, value, bias, ..): the gradient of no bias is no tensor, on meta a number
-    (cuda/attention_backward.cu)."""
+    """Return an empty tensor as the bias gradient of _efficient_attention_backward if there is no bias.
+
+    The meta kernel returns a number there (cuda/attention_backward.cu).
+    """
     return out if args[4] is not None else (*out[:3], torch.empty(0, dtype=out[0].dtype, device=out[0].device))
 
 
 def _log_sums_if_asked(args: tuple, out: tuple) -> tuple:
-    """_scaled_dot_product_cudnn_attention(query, key, value, bias, compute_log_sumexp, ..): (output, log sums, ..), which are there
-    in training alone (cuda/attention.cu, _cudnn_attention_forward); the meta kernel always has them."""
+    """Return _scaled_dot_product_cudnn_attention's results without log sums if the call does not request them.
+
+    CUDA computes log sums in training only (cuda/attention.cu, _cudnn_attention_forward). The meta kernel always returns them.
+    """
     return out if len(args) > 4 and args[4] else (out[0], torch.empty(0, device=out[1].device), *out[2:])
 
 
 def _flash_seeds_on_host(args: tuple, out: tuple) -> tuple:
-    """_scaled_dot_product_flash_attention in 2.6: its seed and offset, the seventh and eighth result, are on the host
-    (flash_attn/flash_api.cpp, mha_fwd), where later versions keep three numbers on the device."""
+    """Return _scaled_dot_product_flash_attention's results with seed and offset on the host, as in 2.6.
+
+    They are the seventh and eighth result (flash_attn/flash_api.cpp, mha_fwd). Later versions keep three numbers on the device.
+    """
     seeds = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
     return (*out[:6], *seeds, *out[8:])
 
 
 def _gradients_like_inputs(args: tuple, out: tuple) -> tuple:
-    """The gradients of query, key and value [batch, heads, rows, head_dim] in their own shapes, stored row by row: the meta kernels
-    of PyTorch before 2.14 give those of grouped keys the query's heads."""
+    """Return the gradients of query, key and value [batch, heads, rows, head_dim] in their inputs' shapes, stored row by row.
+
+    Before PyTorch 2.14, meta kernels return gradients of grouped keys and values with the query's heads.
+    """
     return (*(_like_input(gradient, input) for gradient, input in zip(out[:3], args[1:4], strict=True)), *out[3:])
 
 
@@ -384,7 +416,7 @@ def _like_input(gradient: Tensor | None, input: Tensor) -> Tensor | None:
 
 
 def results(version: Version) -> Results:
-    """Corrections of attention's meta kernels, by PyTorch's version."""
+    """Return the corrections of attention's meta kernels for a version of PyTorch."""
     seeds = _seeds_on_host_with_dropout if version >= (2, 15) else _seeds_on_host
     flash = {_aten._scaled_dot_product_flash_attention.default: _flash_seeds_on_host}
     return {

@@ -1,4 +1,4 @@
-"""What attention's kernels hold inside on CUDA, by shapes and dtypes (PyTorch 2.6 and 2.11 to 2.15).
+"""Memory inside attention kernels on CUDA, by shapes and dtypes (PyTorch 2.6 and 2.11 to 2.15).
 
 *Known limitations*: flash attention's split keys in inference with few queries are not counted.
 """
@@ -24,8 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def flash_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """With dropout the seed is made twice, and the first of them, 16 bytes, is freed at the end (flash_attn/flash_api.cpp, mha_fwd;
-    since 2.11)."""
+    """Add a second seed of 16 bytes that dropout creates and frees at the end (flash_attn/flash_api.cpp, mha_fwd; since 2.11)."""
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
     if not dropout or version_followed(device.version) < (2, 11):
         return [*tensors_of(out)]
@@ -33,8 +32,11 @@ def flash_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Step
 
 
 def flash_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """In float32 softmax_d [batch, heads, queries to 128] and dq_accum [.., head_dim to 32, since 2.11 above 128 to 64]; for
-    grouped heads the gradients of key and value of every query head (flash_attn/flash_api.cpp, mha_bwd)."""
+    """Add softmax_d and dq_accum in float32, and gradients of grouped heads (flash_attn/flash_api.cpp, mha_bwd).
+
+    softmax_d is [batch, heads, queries to 128]. dq_accum is [.., head_dim to 32]; since 2.11, head dimensions above 128 are
+    rounded up to 64. With grouped heads, key and value get a gradient for each query head.
+    """
     query, key = args[1], args[2]
     batch, heads, queries, head = query.shape
     rows = batch * heads * round_up(queries, 128) * 4
@@ -45,15 +47,19 @@ def flash_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 
 
 def cudnn_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Seed and offset, which come before the other results (cuda/attention.cu, _cudnn_attention_forward), and 256 bytes
-    (cudnn/MHA.cpp asks cuDNN, which answered so for every shape tried: 9.19 and 9.26, capability 9.0)."""
+    """Add seed and offset before the other results, and 256 bytes (cuda/attention.cu, _cudnn_attention_forward; cudnn/MHA.cpp).
+
+    cuDNN answered 256 bytes for every tested shape: cuDNN 9.19 and 9.26, capability 9.0.
+    """
     return [*tensors_of((out[6:8], out[:6], out[8:])), [256]]
 
 
 def cudnn_attention_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """In float32 the query's gradient [batch, heads, queries, head_dim] and a number a row, and 256 bytes; for grouped heads the
-    gradients of key and value of every query head (cudnn/MHA.cpp asks cuDNN; its answers for 24 shapes by 9.26 on capability
-    9.0, met to the byte)."""
+    """Add the query's gradient and one number per row in float32, and 256 bytes (cudnn/MHA.cpp).
+
+    The query's gradient is [batch, heads, queries, head_dim]. With grouped heads, key and value get a gradient for each query
+    head. The sizes equal cuDNN's answers for 24 shapes to the byte (9.26 on capability 9.0).
+    """
     query, key, value = args[1:4]
     batch, heads, queries, head = query.shape
     size = batch * heads * queries * (head + 1) * 4 + 256
@@ -63,8 +69,10 @@ def cudnn_attention_backward(device: Device, args: tuple, kwargs: dict, out: Any
 
 
 def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """delta [batch, heads, queries] in float32 and what `efficient_workspace` says, which a trace that devices share leaves to a
-    size query; grouped heads expanded (attention_backward.cu)."""
+    """Add delta [batch, heads, queries] in float32, `efficient_workspace` and expanded grouped heads (attention_backward.cu).
+
+    In a trace that devices share, the workspace is a size query.
+    """
     query, key, value = args[1:4]
     batch, heads, queries, _ = query.shape
     copies = []
@@ -96,15 +104,20 @@ def _efficient_scratch(
 
 
 def flash_of_lengths(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_flash_attention_forward(query, key, value, starts, .., dropout, ..): with dropout the seed is made twice
-    (flash_attn/flash_api.cpp, mha_varlen_fwd)."""
+    """Add a second seed of 16 bytes for dropout in _flash_attention_forward (flash_attn/flash_api.cpp, mha_varlen_fwd).
+
+    Arguments: query, key, value, starts, .., dropout, ...
+    """
     yield from tensors_of(out)
     yield [16] if args[7] and version_followed(device.version) >= (2, 11) else []
 
 
 def flash_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_flash_attention_backward(gradient, query, key, value, out, sums, starts, ..): strided gradients and outputs copied; as of
-    equal lengths softmax_d and dq_accum, with 128 rows more for each sequence (flash_attn/flash_api.cpp, mha_varlen_bwd)."""
+    """Add copies of strided gradients and outputs, softmax_d and dq_accum (flash_attn/flash_api.cpp, mha_varlen_bwd).
+
+    Operator: _flash_attention_backward, with arguments gradient, query, key, value, out, sums, starts, ... softmax_d and
+    dq_accum are as for equal lengths, with 128 more rows for each sequence.
+    """
     query, key, starts = args[1], args[2], args[6]
     yield tuple(copies(args[0], args[4]))
     yield from tensors_of(out)
@@ -120,8 +133,10 @@ def flash_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: An
 
 
 def efficient_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_efficient_attention_backward(gradient, query [1, rows, heads, head_dim], .., starts, _, longest, ..): as of sequences that
-    all have the longest length (attention_backward.cu)."""
+    """Add the memory of sequences that all have the longest length, for _efficient_attention_backward (attention_backward.cu).
+
+    Arguments: gradient, query [1, rows, heads, head_dim], .., starts, _, longest, ...
+    """
     query, value, starts = args[1], args[3], args[6]
     yield tuple(copies(args[0], args[5]))
     yield from tensors_of(out)
@@ -131,7 +146,7 @@ def efficient_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out
 
 
 def _with_copied(work: Held, *positions: int) -> Held:
-    """Yield what an operator holds whose strided arguments at some positions are copied before the results.
+    """Return a rule that adds copies of strided arguments at some positions before the results.
 
     Source: transformers/cuda/attention_backward.cu, 2.15: the gradient; _flash_attention_backward also copies the output.
     """
@@ -146,8 +161,10 @@ def _with_copied(work: Held, *positions: int) -> Held:
 
 
 def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Return the gradients, a copy of the incoming gradient if its innermost stride is not 1 (cudnn/MHA.cpp, run_cudnn_SDP_bprop,
-    with cuDNN 9.5.1 or later), and the workspace, in the order of allocation."""
+    """Add the gradients, a copy of the incoming gradient if its innermost stride is not 1, and the workspace (cudnn/MHA.cpp).
+
+    In the order of allocation. Source: run_cudnn_SDP_bprop, with cuDNN 9.5.1 or later.
+    """
     grad = args[0]
     yield from tensors_of(out)
     copy = [] if grad.stride(-1) == 1 else [grad.nbytes]
@@ -155,12 +172,12 @@ def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 
 
 def efficient_of_lengths(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_efficient_attention_forward: seed and offset come before the other results, too (transformers/cuda/attention.cu)."""
+    """Add seed and offset before the other results of _efficient_attention_forward (transformers/cuda/attention.cu)."""
     return tensors_of((out[2:4], out[:2]))
 
 
 def efficient_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Seed and offset come before the other results (transformers/cuda/attention.cu, _efficient_attention_forward, 2.15)."""
+    """Add seed and offset before the other results (transformers/cuda/attention.cu, _efficient_attention_forward, 2.15)."""
     return tensors_of((out[2:], out[:2]))
 
 

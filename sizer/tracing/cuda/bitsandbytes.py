@@ -31,7 +31,7 @@ from sizer.tracing.values.handler import Handler, HandlerContext
 
 @cache
 def _kernels() -> tuple[Kernels, ModuleType]:
-    """The functions that the installed package registers for CUDA, by operator, and the module that holds them."""
+    """Return the functions that the installed package registers for CUDA, by operator, and their module."""
     found: Kernels = {}
     run_backend("default", found)
     module: Any = run_backend("cuda", found)
@@ -40,22 +40,24 @@ def _kernels() -> tuple[Kernels, ModuleType]:
 
 
 def gemm_4bit(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`gemm_4bit(A [.., K], B, [N, K], absmax, blocksize, ...)`: dequantised and multiplied, or all in one kernel.
+    """Run `gemm_4bit`: dequantisation and a product, or a single kernel.
 
-    The former is traced. Its blocks are deferred: where the kernel runs there are none.
+    Arguments: A [.., K], B, [N, K], absmax, blocksize, ... Dequantisation and product are traced. Their blocks are deferred
+    sizes: 0 if the single kernel runs.
     """
     activations, (outputs, inner), blocksize = args[0], args[2], args[4]
     rows, dtype = activations.numel() // inner, str(activations.dtype).removeprefix("torch.")
     _, module = _kernels()
     asked = (rows, outputs, inner, blocksize)
-    # The bytes of cuBLAS's workspace are in a query, too: this goes for capabilities alone where they are the same.
+    # cuBLAS's workspace is part of such a query, too: compare capabilities, so that the trace serves those with the same
+    # workspace.
     handle_workspace(recorder.device.capability, recorder.device.version)
     with recorder, recorder.deferring(lambda size: DeferredSize(size, GEMM_4BIT, (dtype,), (size, *asked))):
         return module._dequant_linear_fallback(*args, **kwargs)
 
 
 def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of a block on a GPU: none where one kernel does all."""
+    """Return the bytes of a block on a GPU; 0 if a single kernel does all the work."""
     (dtype,), (size, *asked) = words, numbers
     return 0 if _in_one_kernel(key, dtype, *asked) else size
 

@@ -1,7 +1,7 @@
 """Check if a build of PyTorch has kernels for a GPU.
 
-A kernel that was compiled for sm_XY runs on capability X.Z with Z >= Y; PTX for compute_XY can be compiled for whatever is not
-older (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
+A kernel compiled for sm_XY runs on capability X.Z with Z >= Y. PTX for compute_XY can be compiled for that capability and newer
+ones (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from sizer.base.versions import Version, format_version, installed_version
 from sizer.catalogue.gpus import Gpu
 
-# What torch._C._cuda_getArchFlags() says in PyTorch's own wheels for Linux, as they are in the Python Package Index: read in 2.11.0
-# (CUDA 13.0) and 2.15.0 (CUDA 13.2), which are alike; those between are taken to be so, too. Those of 2.6.0 (CUDA 12.4) are in its
-# warnings on newer GPUs, as users quote them. None is known of 2.7 to 2.10.
+# torch._C._cuda_getArchFlags() of PyTorch's wheels for Linux in the Python Package Index. Read in 2.11.0 (CUDA 13.0) and 2.15.0
+# (CUDA 13.2), which have the same flags; the versions between are assumed to have them too. The flags of 2.6.0 (CUDA 12.4) come
+# from its warnings on newer GPUs, as users quote them. The flags of 2.7 to 2.10 are unknown.
 _CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 WHEELS: dict[Version, tuple[str, ...]] = {(2, 6): _CUDA_12_4, **{(2, minor): _CUDA_13 for minor in range(11, 16)}}
@@ -32,15 +32,18 @@ def runs_on(capability: tuple[int, int], flags: tuple[str, ...]) -> bool:
 
 
 def installed_flags() -> tuple[str, ...]:
-    """The flags that the installed PyTorch was built for; none if it was built without CUDA. Imports torch."""
+    """Return the flags for which the installed PyTorch was built; empty if it was built without CUDA. Imports torch."""
     import torch
 
     return () if torch.version.cuda is None else tuple(torch._C._cuda_getArchFlags().split())
 
 
 def flags_of(version: Version, installed: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
-    """The flags that PyTorch of this version was built for: the installed one's own, else those of its wheels. None where nobody
-    knows. `installed` are those of `installed_flags`, if they are known."""
+    """Return the flags for which this version of PyTorch was built; None if they are unknown.
+
+    The installed version's own flags are used, else those of its wheels. `installed` is the result of `installed_flags`, if
+    known.
+    """
     if version == installed_version() and (own := installed_flags() if installed is None else installed):
         return own
     return WHEELS.get(version)

@@ -1,22 +1,24 @@
-"""Sizes that go by the compute capability alone: cuBLAS's workspace, that of memory-efficient attention's backward pass, and the
-model of cuDNN's where nobody is asked. Plain numbers: no torch.
+"""Sizes that depend on the compute capability only. Plain numbers: no torch.
 
-In a trace that devices of several capabilities share (`Device.shared`) they are size queries; `sized` gives them their bytes.
+They are cuBLAS's workspace, the workspace of memory-efficient attention's backward pass, and the model of cuDNN's workspaces
+that is used without cuDNN's answers. In a trace that devices of several capabilities share (`Device.shared`), these sizes are
+size queries; `sized` resolves them to bytes.
 
-cuBLAS takes memory from PyTorch's allocator by PyTorch's version. Source: aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp
-(CublasLtWorkspace) and native/cuda/Blas.cpp (isInputCompliesAddmmCudaLt), read in their versions 2.6 and 2.11 to 2.15 and, for
-2.11.0 and 2.15.0, in the binaries themselves:
+cuBLAS takes memory from PyTorch's allocator, depending on PyTorch's version. Source: aten/src/ATen/cuda/CublasHandlePool.cpp,
+CUDABlas.cpp (CublasLtWorkspace) and native/cuda/Blas.cpp (isInputCompliesAddmmCudaLt), read in versions 2.6 and 2.11 to 2.15,
+and for 2.11.0 and 2.15.0 in the binaries themselves:
 
 | PyTorch      | cuBLAS                                   | cuBLASLt                        | 32 MiB on capability |
-|---|---|---|---|
+    |---|---|---|---|
 | 2.6          | one per thread, from first use to the end | 1 MiB for the time of each call | 9.0                  |
 | 2.11         | one per thread, from first use to the end | 1 MiB of its own, kept likewise | 9.0                  |
 | 2.12 to 2.14 | the same                                  | shares it                       | 9 to 12              |
 | 2.15 on      | for the time of each call                 | 1 MiB for the time of each call | 9 to 12              |
 
-Elsewhere cuBLAS takes 8,519,680 bytes. 2.12 is taken to be as 2.13, whose source was read; 2.7 and 2.8 as 2.6, 2.9 and 2.10 as
-2.11: cuBLASLt keeps its workspace since pull request 156495 of June 2025. A product of a single row goes to cuBLASLt, too, as the
-binaries show, though development versions between 2.10 and 2.11 asked for two.
+On other capabilities cuBLAS takes 8,519,680 bytes. 2.12 is assumed to equal 2.13, the source of which was read. 2.7 and 2.8 are
+assumed to equal 2.6, and 2.9 and 2.10 to equal 2.11: cuBLASLt keeps its workspace since pull request 156495 of June 2025. A
+product of a single row also uses cuBLASLt, as the binaries show, although development versions between 2.10 and 2.11 required
+two rows.
 """
 
 from __future__ import annotations
@@ -47,9 +49,12 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blas:
-    """Workspaces in bytes of a thread's cuBLAS handle; `kept` from the first use to the end, else for the time of a call.
-    `lt_size` is what cuBLASLt takes, None where it shares the handle's, and `lt_kept` whether that is kept likewise; it takes a
-    bias of one row [1, N], too, where `lt_takes_a_row`."""
+    """Workspaces in bytes of a thread's cuBLAS handle.
+
+    If `kept`, the workspace lives from the first use to the end, else for the time of a call. `lt_size` is cuBLASLt's
+    workspace, None if it shares the handle's; `lt_kept` says whether that is kept too. If `lt_takes_a_row`, cuBLASLt also
+    accepts a bias of one row [1, N].
+    """
 
     size: int
     lt_size: int | None
@@ -61,18 +66,18 @@ class Blas:
 
 
 def blas_of(capability: Capability, version: Version) -> Blas:
-    """Return what cuBLAS takes on a device of this capability in this version of PyTorch."""
+    """Return the workspaces of cuBLAS on a device of this capability in this version of PyTorch."""
     return blas_with(handle_workspace(capability, version), version)
 
 
 def handle_workspace(capability: Capability, version: Version) -> int:
-    """The bytes of a handle's workspace."""
+    """Return the bytes of a handle's workspace."""
     large = capability == (9, 0) if version_followed(version) < (2, 12) else 9 <= capability[0] <= 12
     return LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
 
 
 def blas_with(size: int, version: Version) -> Blas:
-    """Return what cuBLAS takes in this version of PyTorch where a handle's workspace has `size` bytes."""
+    """Return the workspaces of cuBLAS in this version of PyTorch if a handle's workspace has `size` bytes."""
     version = version_followed(version)
     own_lt = version < (2, 12) or version >= (2, 15)
     return Blas(
@@ -87,10 +92,10 @@ def blas_with(size: int, version: Version) -> Blas:
 
 
 def as_environment_says(blas: Blas, environment: Mapping[str, str], version: Version) -> Blas:
-    """Return what cuBLAS takes if a process has these variables, which it reads before its first product.
+    """Return the workspaces of cuBLAS if a process has these environment variables, which it reads before its first product.
 
     CUBLAS_WORKSPACE_CONFIG has pairs ":KiB:count", CUBLASLT_WORKSPACE_SIZE is in KiB (cuda/CublasHandlePool.cpp,
-    parseChosenWorkspaceSize; cuda/CUDABlas.cpp, _parseChosenWorkspaceSize). PyTorch takes its defaults for other texts.
+    parseChosenWorkspaceSize; cuda/CUDABlas.cpp, _parseChosenWorkspaceSize). PyTorch uses its defaults for other texts.
     """
     pairs = _PAIR.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
@@ -100,16 +105,21 @@ def as_environment_says(blas: Blas, environment: Mapping[str, str], version: Ver
 
 
 def shared_blas(capability: Capability, version: Version) -> Blas:
-    """Return what cuBLAS takes in this version of PyTorch, its handle's workspace, as on this capability, left to a size query."""
+    """Return the workspaces of cuBLAS in this version of PyTorch, with the handle's workspace as a size query.
+
+    Without an answer, the size is that of this capability.
+    """
     return blas_with(DeferredSize(handle_workspace(capability, version), HANDLE, (), ()), version)
 
 
 def efficient_workspace(capability: Capability, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """Bytes in which memory-efficient attention's backward pass works: tiles of 4 bytes an element, 16 more a tile, that accumulate
-    the gradient of the query, for wide heads in half precision those of key and value too (mem_eff_attention/kernel_backward.h,
-    workspace_size).
+    """Return the bytes of the workspace of memory-efficient attention's backward pass.
 
-    `words` are the precision, the queries and the head dims of query and value, the one number is that of pairs of sample and head.
+    The workspace consists of tiles that accumulate the gradient of the query, with 4 bytes per element and 16 more bytes per
+    tile. Wide heads in half precision also accumulate the gradients of key and value (mem_eff_attention/kernel_backward.h,
+    workspace_size). `words` are the precision, the queries and the head dims of query and value. `numbers` has the number of
+    pairs of sample and head.
+
     *Known limitations*: below 200 pairs wide heads may split their keys, which takes up to 26 MB more.
     """
     half, (queries, head, value_head), (pairs,) = words[0] == HALF, map(int, words[1:]), numbers
@@ -122,8 +132,11 @@ def efficient_workspace(capability: Capability, words: tuple[str, ...], numbers:
 
 
 def _efficient_blocks(capability: Capability, half: bool, widest: int) -> tuple[int, int, bool]:
-    """(rows, columns, whether gradients of key and value stay in registers) of the first kernel that fits, in the order of
-    mem_eff_attention/kernels/cutlassB.h; devices with 100 KiB of shared memory cannot take the largest blocks."""
+    """Return the rows and columns of the first kernel that fits, and whether it keeps gradients of key and value in registers.
+
+    Kernels are tried in the order of mem_eff_attention/kernels/cutlassB.h. Devices with 100 KiB of shared memory cannot use the
+    largest blocks.
+    """
     if widest <= 64:
         return 64, 64, True
     roomy = capability in ((8, 0), (8, 7)) or (9, 0) <= capability <= (10, 9)
@@ -137,12 +150,12 @@ def _efficient_blocks(capability: Capability, half: bool, widest: int) -> tuple[
 
 
 def tensor_cores_from(dtype: str) -> Capability:
-    """The capability from which on tensor cores serve convolutions of a dtype."""
+    """Return the lowest capability with tensor cores for convolutions of a dtype."""
     return (8, 0) if dtype == "float32" else (7, 0)
 
 
 def sized(family: TapeFamily, capability: Capability, version: Version) -> TapeFamily:
-    """The tapes of a shared trace on a device of this capability in this version of PyTorch."""
+    """Return the tapes of a shared trace for a device of this capability in this version of PyTorch."""
     handle = handle_workspace(capability, version)
 
     def size(kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:

@@ -1,12 +1,12 @@
-"""Sizes that go by a GPU's hardware: what sorts, reductions, and gradients of embeddings and norms hold.
+"""Sizes that depend on a GPU's hardware: memory of sorts, reductions, and gradients of embeddings and norms.
 
-Each function answers size queries (sizer.tape.size_queries) of one kind. Plain numbers: no torch. The sources are named in the
-modules whose kernels ask: `scans`, `reductions`, `indexing` and `normalization`.
+Each function resolves size queries (sizer.tape.size_queries) of one kind. Plain numbers: no torch. The sources are named in the
+modules of the kernels: `scans`, `reductions`, `indexing` and `normalization`.
 
-The staging memory of reductions that several blocks of threads share: ATen/native/cuda/Reduce.cuh (setReduceConfig,
-global_memory_size, semaphore_size; alike in PyTorch 2.6, 2.11 and 2.15) and TensorIterator.cpp (reorder_dimensions,
-coalesce_dimensions). If rows are many and columns few, as in the gradient of a bias, the partial sums of each column and block are
-kept apart, thread by thread: tens of MiB.
+Source of the staging memory of reductions that use several thread blocks: ATen/native/cuda/Reduce.cuh (setReduceConfig,
+global_memory_size, semaphore_size; the same in PyTorch 2.6, 2.11 and 2.15) and TensorIterator.cpp (reorder_dimensions,
+coalesce_dimensions). With many rows and few columns, as in the gradient of a bias, the partial sums of each column and block
+are stored per thread: tens of MiB.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ SMALL_ROW, WARP = 4096, 32  # values of a row that one block sorts; columns of a
 _ALIGNED, _SEGMENTS, _LARGE = 256, 128, 1_000_000
 _SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
 _SCAN_OF_COMPLEX = {8: 896, 16: 384}  # elements of a tile; CUB has no descriptor for these values
-# Elements of a tile by the bytes of a key and of what is sorted with it; from capability 9.0 on, from 8.0 on, and before
+# Elements of a tile, by the bytes of a key and of its value: from capability 9.0 on, from 8.0 on, and before 8.0
 _TILES = {
     (1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (1, 0): 9728, (2, 0): 9728, (4, 0): 7296, (8, 0): 5760,
 }  # fmt: skip
 _TILES_OF_8 = {(4, 8): 3072, (8, 8): 3840, (4, 4): 6528, (4, 0): 8064, (8, 0): 3840}
 _TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776, (4, 0): 5888, (8, 0): 2816}
 _HALF_KEYS, _FLOAT_KEYS = 7680, 6912  # keys alone: of 2 bytes from 10.0 on, and in float32 from 9.0 on
-# Before 9.0 keys of less than 4 bytes are counted by blocks of threads, so many digits at a time
+# Before 9.0, thread blocks count keys of less than 4 bytes, this many digits at a time
 _DIGITS = {1: 32, 2: 64}
 _BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
-# Elements that are sorted in one tile, without anything beside, by bytes of a key and of what is sorted with it
+# Elements that are sorted in one tile without further memory, by bytes of a key and of its value
 _AT_ONCE = {
     (8, 8): 2304, (4, 8): 2304, (2, 8): 2304, (1, 8): 2304, (4, 4): 4864, (1, 0): 4864, (2, 0): 4864, (4, 0): 4864, (8, 0): 2304,
 }  # fmt: skip
 _COUNTED_AT_ONCE, _COUNTING_THREADS = 4096, 256  # elements that one block sums, and its threads
 _SELECTED = {8: 2304, 9: 4224}  # elements of a tile of capabilities 8.0 and 9; later ones have 3,520
-# Elements of a tile that keeps one of each run, by capability and by bytes of an element; then those that count and number runs
+# Elements of a tile that keeps one element of each run, by capability and bytes of an element; then of tiles that count and
+# number runs
 _UNIQUE = {
     8: {1: 20480, 2: 8192, 4: 4608, 8: 1920},
     9: {1: 5632, 2: 5632, 4: 6528, 8: 4224},
@@ -62,13 +63,13 @@ _UNIQUE = {
 }
 _UNIQUE_BEFORE, _UNIQUE_HALF = {1: 1280, 2: 1280, 4: 1280, 8: 640}, 1280
 _RUNS, _NUMBERED, _NUMBERED_OF_8, _NUMBERED_BEFORE = 768, 3072, 3840, 1920
-# Rows, at least and at most, of which several blocks search one from so many values on.
+# Fewest and most rows, and the length from which several blocks search one row
 _ROWS_OF_BLOCKS = (
     (1, 20, 20000), (21, 40, 10000), (41, 80, 8000), (81, 199, 5000), (200, 799, 3000), (800, 4000, 800), (4001, 2**32, 400),
 )  # fmt: skip
 _SEARCHES_PER_PROCESSOR, _SEARCHING = 6, 256  # blocks of 256 threads with 40 registers each, of 65,536
-_COUNTS_OF_TILE = 4000  # between 3,907 and 4,024, by what CUB asks for on capability 9.0
-_UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
+_COUNTS_OF_TILE = 4000  # between 3,907 and 4,024, according to CUB's answers on capability 9.0
+_UNSORTED = 3072  # up to this number of indices, one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _FEW_PER_PROCESSOR, _MANY_PER_ROW = 4, 30  # rows of an embedding for each multiprocessor, and indices for each row
 _MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block, unless there were too many blocks
@@ -98,8 +99,10 @@ def _scanned_tiles(elements: int, tile: int, descriptor: int) -> int:
 
 
 def selected(key: str, elements: int) -> int:
-    """Return the bytes that CUB holds while it selects the places of a mask on a GPU (DeviceSelect). Its tiles are read off its
-    answers for each generation."""
+    """Return the bytes that CUB holds while it selects the true elements of a mask on a GPU (DeviceSelect).
+
+    The tiles were derived from CUB's answers for each generation.
+    """
     capability = HARDWARE[key].capability
     tile = 640 if capability[0] < 9 and capability != (8, 0) else _SELECTED.get(capability[0], 3520)
     return _scanned_tiles(elements, tile, 8)
@@ -139,9 +142,9 @@ def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int, *, 
 
     Args:
         key: The GPU.
-        elements: Pairs.
-        sizes: Bytes of a key, and of what is sorted with it.
-        passes: Passes of 8 bits; with several of them keys and values are there once more.
+        elements: Number of pairs.
+        sizes: Bytes of a key, and of the value that is sorted with it.
+        passes: Passes of 8 bits; several passes need a second copy of keys and values.
         is_float: Whether keys are floating-point numbers.
     """
     hardware = HARDWARE[key]
@@ -184,10 +187,17 @@ def largest_block(key: str, which: str, itemsize: int, rows: int, row: int) -> i
 
 
 def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of random keys, by (keys, bytes of a
-    key, bits); of rows of values, by bytes of a
-    value and passes, and by (rows, values of a row); of a mask, by its elements; of a scan, by bytes of a value, its kind and
-    elements; of `unique`, by the bytes of an element, its kind and elements."""
+    """Return the bytes of one block of a sort on a GPU, by the block's name.
+
+    The sizes depend on:
+
+    - indices: (indices, rows);
+    - random keys: (keys, bytes of a key, bits);
+    - rows of values: bytes of a value and passes, and (rows, values of a row);
+    - a mask: its elements;
+    - a scan: bytes of a value, its kind and elements;
+    - `unique`: bytes of an element, its kind and elements.
+    """
     name = words[0]
     if name == RUNS:
         return counted_runs(numbers[0])
@@ -226,14 +236,16 @@ def sort_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> in
 
 
 def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
-    """Return what a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in
-    bytes."""
+    """Return the bytes of block `which` that a GPU holds while it sums over the rows of a float matrix [rows, columns]."""
     accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
     return reduction_block(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
 
 
 def reduction_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block of a reduction on a GPU; where 32 bits do not index the input, the largest of its pieces' blocks."""
+    """Return the bytes of one block of a reduction on a GPU.
+
+    An input that 32 bits cannot index is reduced in pieces; then the bytes are those of the largest piece's block.
+    """
     which, reduced, itemsize, accumulator, converts = words
     rank = len(reduced)
     work = Reduction(
@@ -252,7 +264,7 @@ def reduction_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) 
 
 
 def norm_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block on a GPU: partial sums, their sum, or what summing them holds."""
+    """Return the bytes of one block on a GPU: partial sums, their sum, or the memory of summing them."""
     (which, itemsize), (rows, columns) = words, numbers
     if rows <= _MANY or columns // WARP >= HARDWARE[key].processors // 2:
         return 0
@@ -265,8 +277,10 @@ def norm_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> in
 
 
 def embedding_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
-    summed, bytes of an index)."""
+    """Return the bytes of one block of an embedding's gradient, by the block's name and PyTorch's version.
+
+    `numbers` are indices, rows of the embedding, bytes of a row as summed, and bytes of an index.
+    """
     name, version, *kinds = words
     indices, rows, width, itemsize = numbers
     if indices <= _UNSORTED and ALWAYS not in kinds:
@@ -321,9 +335,10 @@ class Reduction:
 
 @lru_cache(maxsize=4096)
 def staging_bytes(work: Reduction, processors: int, threads: int) -> tuple[tuple[int, ...], ...]:
-    """The blocks (bytes) that a reduction holds, as stages: partial results and semaphores, once per piece that 32 bits index.
+    """Return the blocks (bytes) that a reduction holds, as stages: partial results and semaphores of each piece.
 
-    `processors` and `threads` are the device's multiprocessors and what each of them can hold.
+    A piece is a part of the input that 32 bits can index. `processors` and `threads` are the number of the device's
+    multiprocessors and the threads that each of them can hold.
     """
     if not prod(work.shape):
         return ()
@@ -352,7 +367,7 @@ def _piece_staging(dims: list[_Dim], work: Reduction, processors: int, threads: 
     across, down = _block(width, height, _MOST_THREADS // lanes)
     step_input, step_output = (across, 1) if along_rows else (1, across)
     if -(-inputs // step_input) < min(down * 16, _MOST_VALUES):
-        return ()  # each warp has outputs of its own, and blocks do not share
+        return ()  # each warp has its own outputs, and blocks share none
     grid = -(-(outputs // lanes) // step_output)
     values = -(-inputs // (step_input * down))
     target = processors * (threads // (across * down))
@@ -366,7 +381,10 @@ def _piece_staging(dims: list[_Dim], work: Reduction, processors: int, threads: 
 
 
 def _pieces(dims: list[_Dim], itemsize: int) -> Iterator[list[_Dim]]:
-    """The dimensions in pieces that 32 bits index: TensorIterator halves the dimension that reaches farthest."""
+    """Yield the dimensions in pieces that 32 bits can index.
+
+    TensorIterator halves the dimension with the largest extent in bytes.
+    """
     reaches = [(dim.size - 1) * dim.stride * itemsize for dim in dims]
     if prod(dim.size for dim in dims) <= _INDEXED and 1 + sum(reaches) <= _INDEXED:
         yield dims
@@ -378,7 +396,7 @@ def _pieces(dims: list[_Dim], itemsize: int) -> Iterator[list[_Dim]]:
 
 
 def _iterator_order(shape: Sequence[int], strides: Sequence[int], reduced: Sequence[bool]) -> list[_Dim]:
-    """The dimensions as TensorIterator has them: reduced ones first, then by stride; neighbours that are one are made one."""
+    """Return the dimensions in TensorIterator's order: reduced ones first, then by stride; adjacent dimensions are merged."""
     outs, step = [], 1
     for size, gone in zip(reversed(shape), reversed(reduced), strict=True):
         outs.append(0 if gone or size == 1 else step)
@@ -403,7 +421,7 @@ def _output_vector(dims: list[_Dim], inner: int) -> int:
 
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
-    """The threads of a block along and across: set_block_dimension."""
+    """Return the threads of a block along and across (set_block_dimension)."""
     wide, tall = (most if size >= most else _power_of_two(size) for size in (width, height))
     across = min(wide, WARP)
     down = min(tall, most // across)

@@ -1,16 +1,15 @@
-"""Convolutions on CUDA: what the backend that PyTorch picks holds, in the order in which it does.
+"""Convolutions on CUDA: memory inside the backend that PyTorch chooses, in the order of allocation.
 
-As of PyTorch 2.11 to 2.15: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), cudnn/ConvShared.cpp,
-and for what cuDNN does not take cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu, NaiveConvolutionTranspose2d.cu,
-NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a size query
+As of PyTorch 2.11 to 2.15: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), cudnn/ConvShared.cpp, and
+for calls that cuDNN does not support cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu, NaiveConvolutionTranspose2d.cu,
+NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. cuDNN's own workspace is a size query
 (sizer.tape.size_queries) of the kind CUDNN.
 
-*Known limitations*: in channels last, what cuDNN does not take returns contiguous tensors, here they are in channels last;
-partial sums of bias gradients are left out where convolutions are matrix products.
+*Known limitations*: in channels last, backends other than cuDNN return contiguous tensors, here they are in channels last;
+partial sums of bias gradients are left out if convolutions are matrix products.
 
-Which backend PyTorch picks for a convolution on CUDA: aten/src/ATen/native/Convolution.cpp, versions 2.6 and 2.11 to 2.15.
-
-2.6 does not know the exception for the cuDNN of 9.8 to 9.14, with which it was not released.
+The choice of backend follows aten/src/ATen/native/Convolution.cpp, versions 2.6 and 2.11 to 2.15. 2.6 does not have the
+exception for cuDNN 9.8 to 9.14, as it was not released with these.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Call:
 
 
 def as_call(input: Tensor, weight: Tensor, options: tuple) -> Call:
-    """The call of aten.convolution with stride, padding, dilation, transposed, output_padding and groups."""
+    """Return aten.convolution's call with stride, padding, dilation, transposed, output_padding and groups."""
     stride, padding, dilation, transposed, output_padding, groups = options
     rank = weight.dim() - 2
     stride, padding, dilation, output_padding = (
@@ -87,7 +86,7 @@ def as_call(input: Tensor, weight: Tensor, options: tuple) -> Call:
 
 
 def backend_of(call: Call, capability: tuple[int, int]) -> str:
-    """ "cudnn", "depthwise", "slow", "slow dilated", "slow transposed" or "empty" (select_conv_backend)."""
+    """Return "cudnn", "depthwise", "slow", "slow dilated", "slow transposed" or "empty" (select_conv_backend)."""
     if call.input.numel() == 0 or call.weight.numel() == 0:
         return "empty"
     if call.is_depthwise:
@@ -101,7 +100,7 @@ def backend_of(call: Call, capability: tuple[int, int]) -> str:
 
 
 def _cudnn_takes(call: Call, capability: tuple[int, int]) -> bool:
-    """ConvParams::use_cudnn."""
+    """Return whether cuDNN is used (ConvParams::use_cudnn)."""
     if not torch.backends.cudnn.enabled or any(o >= s for o, s in zip(call.output_padding, call.stride, strict=True)):
         return False
     half, several = call.input.dtype in (torch.float16, torch.bfloat16), prod(call.weight.shape[2:]) > 1
@@ -112,7 +111,10 @@ def _cudnn_takes(call: Call, capability: tuple[int, int]) -> bool:
 
 
 def _cudnn_takes_depthwise(call: Call, dtype: torch.dtype, batch: int, capability: tuple[int, int]) -> bool:
-    """ConvParams::use_cudnn_depthwise, for tensors of less than 2**31 elements."""
+    """Return whether cuDNN is used for a depthwise convolution (ConvParams::use_cudnn_depthwise).
+
+    For tensors of less than 2**31 elements.
+    """
     if not torch.backends.cudnn.enabled:
         return False
     if call.layout != _CONTIGUOUS:
@@ -124,7 +126,7 @@ def _cudnn_takes_depthwise(call: Call, dtype: torch.dtype, batch: int, capabilit
 
 
 def _is_workload_for_cudnn(call: Call, batch: int) -> bool:
-    """check_cudnn_depthwise_workload_with_filter."""
+    """Return whether check_cudnn_depthwise_workload_with_filter passes."""
     (_, channels, height, width), (kernel, side), stride = call.input.shape, call.weight.shape[2:], call.stride[-1]
     if height == 1 and stride == 1:
         return True
@@ -140,7 +142,7 @@ def _is_workload_for_cudnn(call: Call, batch: int) -> bool:
 
 
 def note_differences(device: Any, call: Call) -> None:
-    """Tell the device where the other half precision or a batch of one takes another backend."""
+    """Note on the device whether the other half precision, or a batch of one, uses another backend."""
     if not call.is_depthwise or call.input.dim() != 4 or call.layout != _CONTIGUOUS:
         return
     one, several = (_cudnn_takes_depthwise(call, torch.float16, batch, device.capability) for batch in (1, 2))
@@ -158,8 +160,11 @@ _aten = torch.ops.aten
 
 
 def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Copies of operands in another layout and cuDNN's workspace, taken as copies of all operands in NHWC where tensor cores
-    serve NCHW tensors (cudnn/ConvShared.cpp, Conv_v8.cpp); without cuDNN columns and cuBLAS's (ConvolutionMM2d.cu)."""
+    """Add copies of operands in another layout and cuDNN's workspace (cudnn/ConvShared.cpp, Conv_v8.cpp).
+
+    The workspace is modelled as copies of all operands in NHWC if tensor cores serve NCHW tensors. Without cuDNN, add the
+    columns and cuBLAS's workspace (ConvolutionMM2d.cu).
+    """
     input, weight, bias, *options = args
     call = as_call(input, weight, tuple(options))
     note_differences(device, call)
@@ -194,7 +199,7 @@ def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps
 
 
 def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """The same for the gradient of the input, then for the gradient of the weight, as they come to be (cudnn/ConvShared.cpp)."""
+    """Add the copies and workspaces of the input's gradient, then those of the weight's gradient (cudnn/ConvShared.cpp)."""
     grad, input, weight, _, *options, wanted = args
     call = as_call(input, weight, tuple(options))
     note_differences(device, call)
@@ -214,7 +219,9 @@ def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) 
 
 
 def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[Tensor | None]) -> Steps:
-    """convolution_backward, cudnn_convolution_backward and cudnn_convolution_transpose_backward.
+    """Add the memory of a backward pass in cuDNN.
+
+    Source: convolution_backward, cudnn_convolution_backward and cudnn_convolution_transpose_backward.
 
     The input is made contiguous for the gradient of the weight. The gradient is brought to the input's format: by `Tensor.to`,
     which leaves an expanded gradient as it is, or by `Tensor.contiguous` if the convolution is transposed. Each part makes its
@@ -249,13 +256,13 @@ def _gradients_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[
 
 
 def _bias_gradient(grad: Tensor, result: Tensor) -> Iterator:
-    """The sum over all but the channels (Convolution.cpp, convolution_backward)."""
+    """Add the sum over all dimensions except the channels (Convolution.cpp, convolution_backward)."""
     yield result
     yield summing(grad, (0, *range(2, grad.dim())))
 
 
 def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[Tensor | None]) -> Iterator:
-    """Columns and matrix products; groups one after another, put together at the end."""
+    """Add columns and matrix products; groups are computed one after another, then concatenated."""
     columns = _columns(call, grad, False, even_if_plain=True)
     # slow_conv_transpose2d_backward_cuda makes the gradient of the bias, too (NaiveConvolutionTranspose2d.cu)
     parts = [one for one in results[: 3 if backend == "slow transposed" else 2] if one is not None]
@@ -283,8 +290,11 @@ def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[
 
 
 def _columns(call: Call, result: Tensor, bias: bool, *, even_if_plain: bool = False) -> list[int]:
-    """The buffer of columns of one sample, which the forward pass does without where they are the image itself; for a transposed
-    convolution they are those of its result, and ones for the bias."""
+    """Return the bytes of one sample's buffer of columns.
+
+    The forward pass needs none if the columns are the image itself. A transposed convolution unfolds its result, and needs a
+    vector of ones for the bias.
+    """
     inputs, kernel, itemsize = call.input.shape[1] // call.groups, prod(call.weight.shape[2:]), call.input.itemsize
     if not call.transposed:
         without = call.is_plain and not call.is_dilated and not even_if_plain
@@ -295,7 +305,7 @@ def _columns(call: Call, result: Tensor, bias: bool, *, even_if_plain: bool = Fa
 
 
 def _narrowed(tensor: Tensor, groups: int) -> list[int]:
-    """A copy of one group's channels, which lie apart where there is more than one sample (subtensor)."""
+    """Return the bytes of a copy of one group's channels, which are not contiguous if there are several samples (subtensor)."""
     return [tensor.nbytes // groups] if tensor.shape[0] > 1 else []
 
 
@@ -305,10 +315,10 @@ def _narrowed(tensor: Tensor, groups: int) -> list[int]:
 def _workspaces(
     device: Device, direction: str, call: Call, x: Tensor, y: Tensor, weight: Tensor, layout: torch.memory_format
 ) -> list[int | tuple[DeferredSize]]:
-    """Return the workspace in bytes by a model, with the query that asks cuDNN for the true size.
+    """Return the modelled workspace in bytes, with the size query that asks cuDNN for the true size.
 
-    If cuDNN benchmarks, the largest workspace of all plans comes first, once for each thread (get_plans_from_find). The plan that
-    benchmarking prefers is unknown. The first plan of the heuristics represents it.
+    If cuDNN benchmarks, the largest workspace of all plans comes first, once for each thread (get_plans_from_find). The plan
+    that benchmarking prefers is unknown. The first plan of the heuristics represents it.
     """
     modelled = _modelled(device, call, (x, weight, y))
     words = [direction, _name(x.dtype), "contiguous" if layout == _CONTIGUOUS else "channels last"]
@@ -325,7 +335,10 @@ def _workspaces(
 
 
 def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
-    """Copies of the operands in NHWC where tensor cores serve NCHW tensors; in a trace that devices share, as where they do."""
+    """Return the bytes of copies of the operands in NHWC if tensor cores serve NCHW tensors, else 0.
+
+    A trace that devices share assumes that tensor cores serve them.
+    """
     if call.is_depthwise or call.layout != _CONTIGUOUS:
         return 0
     if not device.shared and device.capability < tensor_cores_from(_name(call.input.dtype)):
@@ -348,8 +361,11 @@ def _unfolded(input: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
 
 
 def deformable(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """torchvision.deform_conv2d(input, weight, offset, …): contiguous inputs, two results that are filled, the columns of up to
-    32 images at once, and the result with the bias (torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.26)."""
+    """Add contiguous inputs, two results, columns and the result with the bias (ops/cuda/deform_conv2d_kernel.cu).
+
+    Operator: torchvision.deform_conv2d, with arguments input, weight, offset, … Both results are filled. The columns are those
+    of up to 32 images at once. Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.26.
+    """
     _, columns = _unfolded(args[0], args[1], out)
     yield (*copies(*args[:5]), out.nbytes, out.nbytes, columns)
     yield [PRODUCT]
@@ -357,11 +373,12 @@ def deformable(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def deformable_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """torchvision._deform_conv2d_backward(grad, input, weight, offset, …): gradients of the inputs, then of the parameters.
+    """Add copies, columns and products of the inputs' gradients, then of the parameters' (cuda/deform_conv2d_kernel.cu).
 
-    Both unfold up to 32 images at once. The gradient of the result is copied if these are several: chunk by chunk, then as a
-    whole. A product with the columns is made for each chunk and group; the gradient of the weight is added to it in another
-    (torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.29).
+    Operator: torchvision._deform_conv2d_backward, with arguments grad, input, weight, offset, … Both parts unfold up to 32
+    images at once. With several such chunks, the gradient of the result is copied chunk by chunk, then as a whole. A product
+    with the columns is made for each chunk and group. Another product adds the gradient of the weight to it. Source:
+    torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu, 0.29.
     """
     grad, input, weight = args[:3]
     of_input, of_weight, of_offset, of_mask, of_bias = out

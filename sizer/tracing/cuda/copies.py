@@ -54,37 +54,45 @@ def before(*positions: int, formatted: bool = False) -> Held:
 
 
 def through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """A result that is not contiguous is computed into one that is, from a contiguous input (AdaptiveMaxPooling2d.cu,
-    UpSampleBilinear2d.cu with antialiasing, UpSampleNearest3d.cu)."""
+    """Add a contiguous result, if the result is not contiguous, and a contiguous input (AdaptiveMaxPooling2d.cu).
+
+    Sources: AdaptiveMaxPooling2d.cu, UpSampleBilinear2d.cu with antialiasing, UpSampleNearest3d.cu.
+    """
     results = tensors_of((out,))
     yield from results
     yield [*copies(*results), *copies(args[0])]
 
 
 def gradient_through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The gradient of the input is computed into a contiguous tensor, from a contiguous gradient and contiguous places
-    (AdaptiveMaxPooling2d.cu, UpSampleTrilinear3d.cu)."""
+    """Add a contiguous gradient of the input, a contiguous gradient and contiguous indices (AdaptiveMaxPooling2d.cu).
+
+    Sources: AdaptiveMaxPooling2d.cu, UpSampleTrilinear3d.cu.
+    """
     places = [arg for arg in args[2:] if isinstance(arg, Tensor)]
     yield out
     yield [*copies(out), *copies(args[0], *places)]
 
 
 def adaptive_average_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_adaptive_avg_pool2d_backward(gradient, input): a strided gradient is copied, except for an input in channels last
-    (cuda/AdaptiveAveragePooling.cu)."""
+    """Add a copy of a strided gradient, except for an input in channels last (cuda/AdaptiveAveragePooling.cu).
+
+    Operator: _adaptive_avg_pool2d_backward, with arguments gradient and input.
+    """
     grad, input = args
     last = suggest_memory_format(input) == torch.channels_last
     return [out, [] if last else copies(grad, layout=suggest_memory_format(grad))]
 
 
 def largest_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """max_pool3d_with_indices_backward(gradient, input, ..): the gradient in the input's format (cuda/DilatedMaxPool3d.cu)."""
+    """Add a gradient in the input's format, for max_pool3d_with_indices_backward (cuda/DilatedMaxPool3d.cu)."""
     return [out, copies(args[0], layout=suggest_memory_format(args[1]))]
 
 
 def over_input(args: tuple, out: Tensor) -> Tensor:
-    """im2col(input, ..), col2im(columns, ..): made as large as the input, then resized, which never shrinks a storage
-    (native/cuda/Im2Col.cu, Col2Im.cu)."""
+    """Return im2col's or col2im's result in a storage as large as the input, if that is larger (native/cuda/Im2Col.cu).
+
+    The result is allocated in the input's size and then resized, which never shrinks a storage (Im2Col.cu, Col2Im.cu).
+    """
     input = args[0]
     if out.nbytes >= input.nbytes:
         return out
@@ -92,7 +100,7 @@ def over_input(args: tuple, out: Tensor) -> Tensor:
 
 
 def col2im(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """A result that is larger than the columns is made twice; strided columns are copied (native/cuda/Col2Im.cu)."""
+    """Add a second result if it is larger than the columns, and a copy of strided columns (native/cuda/Col2Im.cu)."""
     columns = args[0]
     if out.nbytes > columns.nbytes:
         yield [columns.nbytes, out.nbytes]
@@ -101,33 +109,38 @@ def col2im(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def dropout_backward_in_format(args: tuple, out: Tensor) -> Tensor:
-    """native_dropout_backward(gradient, ..): in the format that the gradient's strides suggest (native/cuda/Dropout.cu)."""
+    """Return native_dropout_backward's result in the format that the gradient's strides suggest (native/cuda/Dropout.cu)."""
     return in_format(out, suggest_memory_format(args[0]))
 
 
 def glu_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """The gradient of an input in channels last is computed aside (cuda/ActivationGluKernel.cu)."""
+    """Add a separate gradient of an input in channels last (cuda/ActivationGluKernel.cu)."""
     input = args[1]
     return [out, [input.nbytes] if not input.is_contiguous() and input.dim() > 2 and input.stride(1) == 1 else []]
 
 
 def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """A contiguous input; larger columns are made twice, at first as large as the input (native/cuda/Im2Col.cu)."""
+    """Add a contiguous input and, for columns larger than it, a first result of the input's size (native/cuda/Im2Col.cu)."""
     grows = out.nbytes > args[0].nbytes
     yield (*([args[0].nbytes] if grows else []), *copies(args[0]))
     yield out
 
 
 def between_devices(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_to_copy(source, ..) from or to the host: a copy that nobody waits for is converted on the device, and a strided one is made
-    contiguous there (cuda/Copy.cu, copy_kernel_cuda)."""
+    """Add buffers of a copy from or to the host (cuda/Copy.cu, copy_kernel_cuda).
+
+    Operator: _to_copy. A non-blocking copy is converted on the device, and a strided tensor is made contiguous there.
+    """
     if not isinstance(args[0], Tensor):  # a number
         return []
     return _between(device, args[0], out, kwargs.get("non_blocking", False))
 
 
 def into_other_device(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """copy_(target, source, non_blocking) from or to the host: the same (cuda/Copy.cu, copy_kernel_cuda)."""
+    """Add buffers of aten.copy_ from or to the host (cuda/Copy.cu, copy_kernel_cuda).
+
+    Arguments: target, source, non_blocking.
+    """
     return _between(device, args[1], args[0], args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
 
 
@@ -139,7 +152,7 @@ def _between(device: Device, source: Tensor, target: Tensor, non_blocking: bool)
     if same and source.stride() == target.stride() and _is_dense(source):
         return []
     if to_host:
-        elements = target.numel()  # to which the source is broadcast
+        elements = target.numel()  # the source is broadcast to it
         if not non_blocking or same:
             strided = not source.is_contiguous() or source.numel() != elements
             return [[elements * source.itemsize] if strided else []]
@@ -151,7 +164,7 @@ def _between(device: Device, source: Tensor, target: Tensor, non_blocking: bool)
 
 
 def complex_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Real results of complex numbers are copied from complex ones (UnaryOps.cpp, unary_op_impl_with_complex_to_float_out)."""
+    """Add a complex result before the real result of complex numbers (UnaryOps.cpp, unary_op_impl_with_complex_to_float_out)."""
     return [[args[0].nbytes]] if args[0].is_complex() and not out.is_complex() else []
 
 

@@ -33,9 +33,9 @@ _COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.d
 
 
 def scaled_product(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """aten._scaled_mm: a workspace of cuBLASLt's own for the call (CUDABlas.cpp, scaled_gemm, 2.15).
+    """Add cuBLASLt's own workspace for the call of aten._scaled_mm (CUDABlas.cpp, scaled_gemm, 2.15).
 
-    Products with scales by rows go there on capability 9.0 alone (cuda/ScaledBlas.cpp); those of CUTLASS are not modelled.
+    Products with scales by rows use cuBLASLt on capability 9.0 only (cuda/ScaledBlas.cpp). CUTLASS's products are not modelled.
     """
     scale = args[2] if len(args) > 2 else kwargs["scale_a"]
     yield out
@@ -49,10 +49,10 @@ HELD: dict[Any, Held] = {_aten._scaled_mm.default: scaled_product}
 def needs(
     blas: Blas, func: object, args: tuple, out: Tensor, *, beta: float = 1
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what a matrix product works in (bytes): for the time of the call, and what is kept.
+    """Return the bytes that a matrix product holds: for the time of the call, and kept.
 
-    Those are copies of operands that cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products
-    do without. `beta` scales what is added to the product.
+    They are copies of operands that cuBLAS cannot read, and the workspace of the handle, of cuBLASLt or both. Empty products
+    need no workspace. `beta` scales the addend of the product.
     """
     if blas.outer_by_triton and func is _aten.bmm.default and _is_outer(*args):
         return (), ()
@@ -83,8 +83,10 @@ def _uses_lt(blas: Blas, bias: Tensor, first: Tensor, second: Tensor, out: Tenso
 
 
 def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, row: bool = True) -> bool:
-    """Return whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue; a bias [1,
-    N] where it takes such a `row`."""
+    """Return whether bias [N] + first [M, K] @ second [K, N] uses cuBLASLt, which adds the bias in its epilogue.
+
+    If `row`, a bias [1, N] uses it too.
+    """
     flat = bias.dim() == 1 or (row and bias.squeeze().dim() == 1)
     fusable = flat and bias.is_contiguous() and bias.shape[-1] == second.shape[1]
     dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -92,8 +94,10 @@ def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, row: bool = True) ->
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Return whether cuBLAS reads an operand as rows or columns: one of its last two strides is 1, none is 0
-    (prepare_matrix_for_cublas in cuda/Blas.cpp, prepare_batch_matrix_for_cublas)."""
+    """Return whether cuBLAS reads an operand as rows or columns: one of its last two strides is 1, none is 0.
+
+    Source: prepare_matrix_for_cublas in cuda/Blas.cpp, prepare_batch_matrix_for_cublas.
+    """
     if tensor.is_contiguous():
         return True
     (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]

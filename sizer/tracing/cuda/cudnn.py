@@ -1,8 +1,8 @@
-"""The installed cuDNN and the devices that are described to it: its own heuristics answer without a GPU or a driver.
+"""The installed cuDNN with described devices: its heuristics answer without a GPU or a driver.
 
-Since version 9.8 the library takes a device as JSON where it would take a handle ("deviceless ahead-of-time compilation"),
-and answers with the engines in its order and the workspace of each (`sizer.tracing.cuda.cudnn_graph`). What it would look for
-on a machine with a driver it finds in `sizer.tracing.cuda.deviceless`.
+Since version 9.8 the library accepts a device as JSON instead of a handle ("deviceless ahead-of-time compilation"). It returns
+the engines in its order and the workspace of each (`sizer.tracing.cuda.cudnn_graph`). Libraries that it would load on a machine
+with a driver are replaced by `sizer.tracing.cuda.deviceless`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DEVICE, _DEVICE_JSON, _CHAR = 38, 2702, 24  # cudnnBackendDescriptorType_t, cud
 
 
 def library() -> ctypes.CDLL | None:
-    """The cuDNN that is installed with PyTorch; None where there is none, or none that takes described devices."""
+    """Return the cuDNN installed with PyTorch; None if there is none, or if it does not accept described devices."""
     return found[0] if (found := _found()) else None
 
 
 @functools.cache
 def _found() -> tuple[ctypes.CDLL, Path, int] | None:
-    """The library, its folder and its version."""
+    """Return the library, its folder and its version."""
     for folder in _folders():
         try:
             found = ctypes.CDLL(str(folder / _NAME))
@@ -43,18 +43,18 @@ def _found() -> tuple[ctypes.CDLL, Path, int] | None:
 
 
 def interposer() -> deviceless.Interposer | str:
-    """Return what stands for cuBLASLt and the driver where cuDNN looks for them, or why nothing does, in words."""
+    """Return the replacement of cuBLASLt and the driver for cuDNN, or in words why it is missing."""
     found = _found()
     return "no cuDNN is installed" if found is None else deviceless.install(found[1])
 
 
 def version() -> int | None:
-    """The version of the library that answers, 92600 for 9.26.0; None where none does."""
+    """Return the version of the library, 92600 for 9.26.0; None if there is none."""
     return found[2] if (found := _found()) else None
 
 
 def version_text() -> str:
-    """The same in words: "9.26.0"."""
+    """Return the version in words: "9.26.0"."""
     number = version() or 0
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
@@ -65,7 +65,7 @@ def _version(found: ctypes.CDLL) -> int:
 
 
 def _folders() -> Iterator[Path]:
-    """Return where PyTorch's packages put the library: NVIDIA's own package, else beside PyTorch's libraries."""
+    """Yield the folders in which PyTorch's packages put the library: NVIDIA's package, else the folder of PyTorch's libraries."""
     for package, inside in (("nvidia.cudnn", "lib"), ("torch", "lib")):
         try:
             spec = importlib.util.find_spec(package)
@@ -77,7 +77,10 @@ def _folders() -> Iterator[Path]:
 
 @functools.cache
 def device(gpu: str) -> int | None:
-    """The descriptor of a device of the catalogue, kept for good; None where cuDNN is not there or does not know the device."""
+    """Return the descriptor of a device of the catalogue, which is never destroyed.
+
+    None if cuDNN is missing or does not know the device.
+    """
     found, descriptor = library(), ctypes.c_void_p()
     if found is None or found.cudnnBackendCreateDescriptor(_DEVICE, ctypes.byref(descriptor)):
         return None
@@ -89,6 +92,9 @@ def device(gpu: str) -> int | None:
 
 
 def described(gpu: str) -> AbstractContextManager[None]:
-    """A context within which cuDNN finds cuBLASLt and a driver as on a device of the catalogue (`deviceless`), where it can."""
+    """Return a context within which cuDNN finds cuBLASLt and a driver as on a device of the catalogue, if possible.
+
+    Source: `deviceless`.
+    """
     interposed = interposer()
     return nullcontext() if isinstance(interposed, str) else interposed.described(HARDWARE[gpu].capability)

@@ -1,9 +1,10 @@
-"""The workspace of one convolution as PyTorch would ask cuDNN for it: aten/src/ATen/native/cudnn/Conv_v8.cpp, versions 2.11
-to 2.15.
+"""Workspace of one convolution, queried from cuDNN as PyTorch does.
 
-A size query's words are the direction, the dtype, the layout and flags ("tf32", "deterministic", "benchmark"). Its numbers are
-the sizes of input, output and weight, then padding, stride and dilation, then the first bytes of input, output and weight in their
-blocks.
+Source: aten/src/ATen/native/cudnn/Conv_v8.cpp, versions 2.11 to 2.15.
+
+The words of a size query are the direction, the dtype, the layout and flags ("tf32", "deterministic", "benchmark"). Its numbers
+are the sizes of input, output and weight, then padding, stride and dilation, then the offsets in bytes of input, output and
+weight in their blocks.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda import cudnn
 
 _MOST_KEPT = 2**12  # answers of one GPU
-_NEW = object()  # stands for an answer that is still to be asked for
+_NEW = object()  # marks an answer that is not known yet
 
-# An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
+# An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN queries cuBLASLt for it on every device.
 _POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
 _SPATIAL = (8, 64, 56, 56, 8, 64, 56, 56, 64, 64, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0)  # 3x3
 _STRIDED = (8, 128, 56, 56, 8, 128, 28, 28, 128, 128, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 0)
@@ -31,10 +32,10 @@ _DIRECTIONS = ("forward", "backward data", "backward filter")
 
 @functools.cache
 def without_cublaslt() -> str | None:
-    """Why engines that use cuBLASLt are not among those that cuDNN chooses from, in words; None where they are.
+    """Return why cuDNN cannot choose engines that use cuBLASLt, in words; None if it can.
 
-    The query that tells is also the first one of a process, about a device with TF32: cuDNN remembers from the first device
-    that it is asked about whether TF32 is to be had, and would deny it to later ones (seen in 9.19 and 9.26).
+    The query also has to be the first one of a process, about a device with TF32. cuDNN remembers from the first device of a
+    process whether TF32 is available, and would deny it to later devices (seen in 9.19 and 9.26).
     """
     interposed = cudnn.interposer()
     if isinstance(interposed, str):
@@ -44,9 +45,9 @@ def without_cublaslt() -> str | None:
 
 
 def prepare() -> None:
-    """Ask about each device: what cuDNN looks up for its kind stands in processes that are forked from this one.
+    """Query each device once, so that forked processes inherit cuDNN's lookups for its kind.
 
-    Not where there is a driver: cuDNN would initialize it, and CUDA cannot be used in what is forked from such a process.
+    Does nothing if there is a driver: cuDNN would initialize it, and CUDA cannot be used in a process forked after that.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -56,7 +57,7 @@ def prepare() -> None:
             workspace_bytes(gpu, [((direction, *_WORDS[1:]), numbers) for direction, numbers in queries])
 
 
-# What cuDNN has answered in this process, by the key of a GPU, then by a query's words and numbers
+# cuDNN's answers in this process, by the key of a GPU, then by a query's words and numbers
 _kept: dict[str, dict[tuple[tuple[str, ...], tuple[int, ...]], int | None]] = {}
 
 
@@ -69,29 +70,30 @@ def workspace_bytes(gpu: str, queries: Sequence[tuple[tuple[str, ...], tuple[int
     without_cublaslt()
     kept = _kept.setdefault(gpu, {})
     found: list = [kept.get(query, _NEW) for query in queries]
-    alike: dict[tuple, list[int]] = {}  # the places of new queries of the same words and rank
+    alike: dict[tuple, list[int]] = {}  # positions of new queries with the same words and rank
     for place, ((words, numbers), answer) in enumerate(zip(queries, found, strict=True)):
         if answer is _NEW:
             alike.setdefault((words, len(numbers)), []).append(place)
     for (words, _), places in alike.items():
-        places.sort(key=lambda place: queries[place][1][1:])  # all but the batch: cuDNN answers like ones sooner
+        places.sort(key=lambda place: queries[place][1][1:])  # all numbers except the batch: cuDNN answers similar queries faster
         for place, answer in zip(places, ask(gpu, words, [queries[place][1] for place in places]), strict=True):
             found[place] = kept[queries[place]] = answer
     while len(kept) > _MOST_KEPT:
-        del kept[next(iter(kept))]  # that of the oldest
+        del kept[next(iter(kept))]  # the oldest answer
     return found
 
 
 def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> list[int | None]:
-    """Return what `workspace_bytes` returns, asked for queries of the same words and rank."""
+    """Return the result of `workspace_bytes` for queries of the same words and rank."""
     asked = np.array([*rows], np.int64)
     found, device = cudnn.library(), cudnn.device(gpu)
     if found is None or device is None:
         return [None] * len(asked)
-    from sizer.tracing.cuda.cudnn_plans import workspaces  # brings Numba, which whoever asks nothing does without
+    from sizer.tracing.cuda.cudnn_plans import workspaces  # imports Numba, which is not needed without queries
 
     with cudnn.described(gpu):
-        # Plans that need more than is free are left out (get_available_workspace). Here the limit is the memory of the device.
+        # Plans that need more than the free memory are left out (get_available_workspace). Here the limit is the memory of the
+        # device.
         most = HARDWARE[gpu].gpu.total_bytes if "benchmark" in words else 0
         unwanted = _unwanted_engines(words[0], gpu, rank=(asked.shape[1] + 3) // 6)
         answers = workspaces(found, device, words, asked, unwanted, most=most)
@@ -99,7 +101,7 @@ def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> li
 
 
 def _unwanted_engines(direction: str, gpu: str, *, rank: int) -> frozenset[int]:
-    """Engines that are passed over (plan_errata_exception)."""
+    """Return the engines that are skipped (plan_errata_exception)."""
     version = cudnn.version() or 0
     found: frozenset[int] = frozenset()
     if rank == 5 and (direction == "backward data" or 90800 <= version < 91500):

@@ -1,11 +1,10 @@
-"""Descriptors of cuDNN's graph API, made, set and read in compiled code: a table of devices asks tens of thousands of questions
-of some 40 calls each.
+"""Descriptors of cuDNN's graph API, created, set and read in compiled code.
 
-All of it works on an array of int64 that `begin` makes: the addresses of the library's functions, room for what they read and
-write, and the descriptors that were made, which `destroy` destroys. A descriptor is its address; 0 where cuDNN refuses it.
-Numbers are those of cudnn_graph.h.
+A table of devices makes tens of thousands of queries of some 40 calls each. All functions use an array of int64 that `begin`
+creates: the addresses of the library's functions, space for arguments and results, and the created descriptors, which `destroy`
+destroys. A descriptor is its address; 0 if cuDNN refuses it. Numbers are those of cudnn_graph.h.
 
-Calls of a shared library's functions by their addresses, from compiled code; without Numba through ctypes.
+Compiled code calls a shared library's functions by their addresses. Without Numba they are called through ctypes.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import numpy as np
 
 from sizer.allocator.compiled import COMPILED, compiled_within
 
-# Every argument is passed as 64 bits, which a function of fewer or narrower ones reads the beginning of: so it is where arguments
-# are passed in registers (the calling conventions of Linux and macOS on x86-64 and AArch64).
+# Every argument is passed as 64 bits. A function with fewer or narrower arguments reads the beginning, as arguments are passed in
+# registers (the calling conventions of Linux and macOS on x86-64 and AArch64).
 _ARGUMENTS = 6
 
 if COMPILED:
@@ -30,7 +29,7 @@ if COMPILED:
 
     @intrinsic
     def call(typing_context, address, a, b, c, d, e, f):
-        """Return what the function at an address returns (int32) for six integers."""
+        """Return the result (int32) of the function at an address, called with six integers."""
         signature = types.int32(*[types.int64] * (1 + _ARGUMENTS))
 
         def generate(context: Any, builder: Any, signature: Any, arguments: list) -> Any:
@@ -42,7 +41,7 @@ if COMPILED:
 else:
 
     def call(address: int, a: int, b: int, c: int, d: int, e: int, f: int) -> int:
-        """Return what the function at an address returns (int32) for six integers."""
+        """Return the result (int32) of the function at an address, called with six integers."""
         return _function(int(address))(*map(int, (a, b, c, d, e, f)))
 
 
@@ -66,7 +65,7 @@ _GRAPH_OPERATIONS = 801
 _TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_STRIDES, _TENSOR_NAME = 900, 901, 902, 903, 906
 _ENGINE_INDEX, _ENGINE_NOTES = 1301, 1303
 
-Words = Any  # an array of int64, whose items are integers: numpy's types have scalars of its own
+Words = Any  # an array of int64 with integers as items: numpy's types have scalars of their own
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
 INSTANT, FALLBACK = 0, 2  # cudnnBackendHeurMode_t
 TENSOR_CORE, DOWN_CONVERT, NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
@@ -74,7 +73,7 @@ _CROSS_CORRELATION = 1  # cudnnConvolutionMode_t
 _MOST_NOTES = 10
 _MOST_CONFIGS = 512  # several times as many as heuristics list
 
-# Places in the array: functions, how many descriptors there are, where the room begins as an address, the room, the descriptors
+# Positions in the array: functions, the number of descriptors, the address of the space, the space, the descriptors
 _FUNCTIONS = ("CreateDescriptor", "Finalize", "DestroyDescriptor", "SetAttribute", "GetAttribute")
 _CREATE, _FINALIZE, _DESTROY, _SET, _GET, _COUNT, _ADDRESS, _ROOM = range(8)
 _MADE = 24
@@ -82,11 +81,11 @@ _SIZE = _MADE + 4 * _MOST_CONFIGS
 
 
 def begin(library: ctypes.CDLL) -> Words:
-    """The array by which a library's functions are called; of one thread."""
+    """Return the array through which one thread calls a library's functions."""
     cudnn: Words = np.zeros(_SIZE, np.int64)
     cudnn[: len(_FUNCTIONS)] = _addresses(library)
     cudnn[_ADDRESS] = cudnn.ctypes.data + _ROOM * cudnn.itemsize
-    return cudnn if COMPILED else memoryview(cudnn)  # whose items are plain integers, which ctypes takes sooner
+    return cudnn if COMPILED else memoryview(cudnn)  # a memoryview's items are plain integers, which ctypes converts faster
 
 
 @functools.cache
@@ -97,7 +96,7 @@ def _addresses(library: ctypes.CDLL) -> tuple[int | None, ...]:
 
 @compiled_within
 def create(cudnn: Words, kind: int) -> int:
-    """A new descriptor, to be set and then finalized."""
+    """Return a new descriptor, to be set and then finalized."""
     if call(cudnn[_CREATE], kind, cudnn[_ADDRESS], 0, 0, 0, 0) != 0:
         return 0
     cudnn[_MADE + cudnn[_COUNT]] = cudnn[_ROOM]
@@ -107,7 +106,7 @@ def create(cudnn: Words, kind: int) -> int:
 
 @compiled_within
 def destroy(cudnn: Words, left: int) -> None:
-    """Destroy the descriptors that were made last, until `left` are left."""
+    """Destroy the most recent descriptors until `left` of them remain."""
     while cudnn[_COUNT] > left:
         cudnn[_COUNT] -= 1
         call(cudnn[_DESTROY], cudnn[_MADE + cudnn[_COUNT]], 0, 0, 0, 0, 0)
@@ -145,7 +144,7 @@ def read(cudnn: Words, descriptor: int, name: int, kind: int, most: int) -> int:
 
 @compiled_within
 def tensor(cudnn: Words, name: int, dtype: int, sizes: Words, channels_last: bool, alignment: int) -> int:
-    """A dense tensor [N, C, ..] by a name of one letter, its address aligned to so many bytes."""
+    """Return a dense tensor [N, C, ..] with a name of one letter and its address aligned to `alignment` bytes."""
     made, rank = create(cudnn, TENSOR), len(sizes)
     if not (made and put(cudnn, made, _TENSOR_TYPE, DATA_TYPE, dtype)):
         return 0
@@ -160,8 +159,10 @@ def tensor(cudnn: Words, name: int, dtype: int, sizes: Words, channels_last: boo
 
 @compiled_within
 def dense_strides(sizes: Words, channels_last: bool, strides: Words) -> None:
-    """Write the strides of a dense tensor [N, C, ..]; a dimension of 1 is as far apart as its inner ones are large
-    (fixSizeOneDimStride)."""
+    """Write the strides of a dense tensor [N, C, ..] (fixSizeOneDimStride).
+
+    A dimension of size 1 has the stride of a dense tensor: the number of elements of its inner dimensions.
+    """
     rank, distance = len(sizes), 1
     for place in range(rank):  # from the innermost
         dimension = rank - 1 - place
@@ -173,7 +174,7 @@ def dense_strides(sizes: Words, channels_last: bool, strides: Words) -> None:
 
 @compiled_within
 def convolution(cudnn: Words, dtype: int, padding: Words, stride: Words, dilation: Words) -> int:
-    """The description of a convolution that is computed in a dtype."""
+    """Return the description of a convolution computed in a dtype."""
     made = create(cudnn, CONVOLUTION)
     if not (made and put(cudnn, made, _COMPUTE_TYPE, DATA_TYPE, dtype)):
         return 0
@@ -188,7 +189,7 @@ def convolution(cudnn: Words, dtype: int, padding: Words, stride: Words, dilatio
 
 @compiled_within
 def graph(cudnn: Words, operation: int) -> int:
-    """A graph of one operation."""
+    """Return a graph of one operation."""
     made = create(cudnn, GRAPH)
     return made if made and put(cudnn, made, _GRAPH_OPERATIONS, DESCRIPTOR, operation) and finalize(cudnn, made) else 0
 
@@ -208,10 +209,10 @@ def _heuristics(cudnn: Words, asked: int, device: int, mode: int) -> int:
 def first_config(
     cudnn: Words, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: Words
 ) -> int:
-    """The engine configuration for a graph that a mode of the heuristics prefers, without those of some engines and of engines
-    with some numerical notes (a bit each); 0 where there is none.
+    """Return the configuration of a graph's engine that a mode of the heuristics prefers; 0 if there is none.
 
-    They are read a few at a time: cuDNN makes each when it is read, and one of the first two serves nearly always.
+    Some engines, and engines with some numerical notes (one bit each), are skipped. Configurations are read a few at a time:
+    cuDNN creates each one when it is read, and nearly always one of the first two is used.
     """
     heuristics = _heuristics(cudnn, asked, device, mode)
     if not heuristics:
@@ -234,8 +235,10 @@ def first_config(
 def largest_workspace(
     cudnn: Words, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: Words, most: int
 ) -> int:
-    """Return the bytes of the largest workspace, at most `most`, among the configurations that a mode lists, without those that
-    `first_config` passes over; -1 if there is none."""
+    """Return the bytes of the largest workspace, at most `most`, among the configurations of a mode; -1 if there is none.
+
+    Configurations that `first_config` skips are left out.
+    """
     heuristics = _heuristics(cudnn, asked, device, mode)
     if not heuristics:
         return -1
@@ -262,7 +265,7 @@ def _read_configs(cudnn: Words, heuristics: int, count: int) -> int:
 
 @compiled_within
 def _is_wanted(cudnn: Words, config: int, unwanted_notes: int, unwanted_engines: Words) -> int:
-    """1 where the engine of a configuration has none of some notes and numbers, else 0; -1 where cuDNN does not tell."""
+    """Return 1 if a configuration's engine has none of the unwanted notes and numbers, else 0; -1 if cuDNN does not answer."""
     left = cudnn[_COUNT]
     engine = create(cudnn, ENGINE)
     cudnn[_ROOM + 1] = engine
@@ -284,5 +287,8 @@ def _is_wanted(cudnn: Words, config: int, unwanted_notes: int, unwanted_engines:
 
 @compiled_within
 def workspace(cudnn: Words, config: int) -> int:
-    """Bytes that a configuration works in, the same as its plan's, which would be compiled first; -1 where cuDNN refuses it."""
+    """Return the bytes of a configuration's workspace; -1 if cuDNN refuses it.
+
+    Its plan, which would have to be compiled first, has the same workspace.
+    """
     return cudnn[_ROOM + 1] if read(cudnn, config, _CONFIG_WORKSPACE, INT64, 1) >= 0 else -1

@@ -36,8 +36,8 @@ def workspaces(
 ) -> np.ndarray:
     """Return the bytes of a workspace for each row of a query's numbers [queries, numbers], int64; -1 if there is no plan.
 
-    The workspace is that of the first plan, or the largest one up to `most` bytes if `most` is given. `words` are those of a size
-    query (sizer.tracing.cuda.cudnn_convolution), `device` is a descriptor.
+    The workspace is that of the first plan, or the largest one up to `most` bytes if `most` is given. `words` are those of a
+    size query (sizer.tracing.cuda.cudnn_convolution), `device` is a descriptor.
     """
     direction, dtype, layout = words[:3]
     computed = "float32" if dtype in ("float16", "bfloat16") else dtype
@@ -51,7 +51,7 @@ def workspaces(
 
 
 def _unwanted_notes(words: tuple[str, ...]) -> list[int]:
-    """Notes of engines that are passed over (filterEngineConfigs)."""
+    """Return the notes of engines that are skipped (filterEngineConfigs)."""
     no_tensor_cores = words[1] == "float32" and "tf32" not in words
     return [
         cudnn_graph.DOWN_CONVERT,
@@ -64,7 +64,7 @@ def _unwanted_notes(words: tuple[str, ...]) -> list[int]:
 def _graph(
     cudnn: np.ndarray, operation: tuple[int, ...], dtype: int, computed: int, channels_last: bool, numbers: np.ndarray
 ) -> int:  # fmt: skip
-    """build_opgraph, getTensorDescriptor and getConvDescriptor; 0 where cuDNN refuses it."""
+    """Return the graph of a convolution (build_opgraph, getTensorDescriptor and getConvDescriptor); 0 if cuDNN refuses it."""
     kind, alpha, beta, described, weight, input, output = operation
     rank = _rank(len(numbers))
     rest, spatial = numbers[3 * rank :], rank - 2
@@ -92,13 +92,13 @@ def _put(cudnn: np.ndarray, operation: int, attribute: int, part: int) -> bool:
 
 @compiled_within
 def _rank(numbers: int) -> int:
-    """The dimensions of tensors whose query has so many numbers."""
+    """Return the number of dimensions of tensors from the length of their query's numbers."""
     return (numbers + 3) // 6
 
 
 @compiled_within
 def _alignment(begin: int) -> int:
-    """getAlignment."""
+    """Return the alignment in bytes of an offset (getAlignment)."""
     found = _FARTHEST
     while begin % found:
         found //= 2
@@ -112,7 +112,7 @@ def _workspaces(
     cudnn: np.ndarray, device: int, operation: tuple[int, ...], dtype: int, computed: int, channels_last: bool,
     unwanted_notes: int, unwanted_engines: np.ndarray, most: int, asked: np.ndarray, answers: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the answer to each row of numbers, -1 where there is no plan."""
+    """Write the answer to each row of numbers; -1 if there is no plan."""
     for at in range(len(asked)):
         answers[at] = -1
         graph = _graph(cudnn, operation, dtype, computed, channels_last, asked[at])

@@ -1,32 +1,29 @@
-"""Replacements for the driver and cuBLASLt that cuDNN looks for, while it is asked for a described device.
+"""Replacements for the driver and cuBLASLt that cuDNN loads, while it is queried for a described device.
 
-cuDNN loads two libraries at run time: cuBLASLt, which multiplies for some of its engines, and the driver, without which it leaves
-out those that it compiles at run time. Where there is no driver both fail, and these engines silently leave its list; on a real
-device they often come first. So cuDNN's imports of `dlopen` and `dlsym` are replaced (interposed) by functions of this module:
+cuDNN loads two libraries at run time. cuBLASLt multiplies matrices for some of its engines. The driver is needed for engines
+that are compiled at run time. Without a driver both fail, and these engines silently leave its list; on a real device they
+often come first. So cuDNN's imports of `dlopen` and `dlsym` are replaced (interposed) by functions of this module:
 
-* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` are answered here. What describes the product (layouts,
-  preferences) are cuBLASLt's own functions, which need no device.
-* a driver that cannot be loaded is replaced by one that can do nothing: enough for cuDNN to name the engines that it would
+* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` are answered here. cuBLASLt's own functions describe the product
+  (layouts, preferences); they need no device.
+* a driver that cannot be loaded is replaced by one without any function: enough for cuDNN to name the engines that it would
   compile and their workspaces. Nothing is compiled.
 
-This holds only within `Interposer.described`: everything else in the process, a real device's work
-included, reaches the real functions.
+This holds only within `Interposer.described`: all other calls of the process, including the work of a real device, reach the
+real functions.
 
-Functions that a loaded shared library imports, replaced for that library alone.
+Imported functions of a loaded shared library are replaced for that library only. A library calls its imports through a table of
+addresses (the procedure linkage table, ELF gABI chapter 5). Writing another address there changes the calls of that library
+only. It needs neither a compiler nor a file, and lasts for the process. This requires Linux on 64 bits with the GNU C library,
+which uses `struct link_map` as handles of libraries (link.h).
 
-A library calls what it imports through a table of addresses (the procedure linkage table, ELF gABI chapter 5). Writing another
-address there changes the calls of that library and of no other, needs neither a compiler nor a file, and lasts for the process.
-Linux on 64 bits with the GNU C library, whose handles of libraries are their `struct link_map` (link.h).
+The answers model cuBLASLt's algorithms of a matrix product (cublasLtMatmulAlgoGetHeuristic). cuDNN's engines for 1x1
+convolutions and Winograd's transforms multiply through cuBLASLt. They are left out of its list if cuBLASLt offers no algorithm.
+Without a driver cublasLtCreate fails, so the library itself cannot be queried; its documentation says which products it
+supports. As of cuBLAS 12.6 to 13.4 (cublasLtMatmul, "supported data types"; enumerations of library_types.h and cublas_api.h).
 
-What cuBLASLt would answer where cuDNN asks it for algorithms of a matrix product (cublasLtMatmulAlgoGetHeuristic).
-
-cuDNN's engines for 1x1 convolutions and Winograd's transforms multiply through cuBLASLt, and are left out of its list where
-cuBLASLt offers no algorithm. Without a driver cublasLtCreate fails, so the library itself cannot be asked; its documentation
-says which products it supports. As of cuBLAS 12.6 to 13.4 (cublasLtMatmul, "supported data types"; enumerations of library_types.h
-and cublas_api.h).
-
-*Known limitations*: how much workspace an algorithm takes is the library's own choice. It is taken as none, which is what
-algorithms that do not split the inner dimension take; those that do hold copies of the product, within what cuDNN allows.
+*Known limitations*: the library itself chooses an algorithm's workspace. It is assumed to be none, as for algorithms that do
+not split the inner dimension; other algorithms hold copies of the product, up to cuDNN's limit.
 """
 
 from __future__ import annotations
@@ -44,9 +41,9 @@ from typing import Any
 FLOAT32, FLOAT16, BFLOAT16 = 0, 2, 14
 COMPUTE_16, COMPUTE_32, COMPUTE_32_TF32 = 64, 68, 77
 
-# Type of the operands and of the result, and the capability from which on their product is computed in float32. cuDNN asks for
-# TF32 or not by the first device that a process asks it about, whatever the operands' type; it puts these engines first for half
-# precision too, so TF32 counts as leave to use it and refuses nothing.
+# Types of the operands and of the result, and the lowest capability that computes their product in float32. cuDNN requests TF32
+# depending on the first device of a process, whatever the operands' type. It also puts these engines first for half precision, so
+# TF32 counts as a permission and refuses nothing.
 _SUPPORTED = {
     (FLOAT32, FLOAT32): (5, 0),
     (FLOAT16, FLOAT16): (5, 0),
@@ -58,7 +55,7 @@ _SUPPORTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """The types of a product of matrices by their numbers: in which it is computed, of its operands and of its result."""
+    """Types of a matrix product by their numbers: for computing, of its operands and of its result."""
 
     compute: int
     operand: int
@@ -66,7 +63,7 @@ class Product:
 
 
 def workspace_bytes(product: Product, capability: tuple[int, int]) -> int | None:
-    """The workspace of the algorithm that would be offered first on a device of this capability; None where there is none."""
+    """Return the workspace of the first algorithm for a device of this capability; None if there is none."""
     if product.compute == COMPUTE_16:
         least = (5, 3) if product.operand == product.result == FLOAT16 else None
     elif product.compute in (COMPUTE_32, COMPUTE_32_TF32):
@@ -101,8 +98,10 @@ class _Relocation(ctypes.Structure):
 
 
 def replace_import(library: ctypes.CDLL, name: str, function: Any) -> None:
-    """Make a library call `function` (of a ctypes prototype; the caller keeps it alive for as long as the process lives)
-    where it imports `name`. Raises NoImportError."""
+    """Make a library call `function` instead of its import `name`. Raises NoImportError.
+
+    `function` has a ctypes prototype. The caller keeps it alive as long as the process lives.
+    """
     found = list(_slots(library, name.encode()))
     if not found:
         raise NoImportError(f"{library._name} imports no {name}")
@@ -111,7 +110,7 @@ def replace_import(library: ctypes.CDLL, name: str, function: Any) -> None:
 
 
 def run_path(library: ctypes.CDLL) -> list[Path]:
-    """The folders in which a library looks for those that it loads (DT_RUNPATH). Raises NoImportError."""
+    """Return the folders in which a library searches the libraries that it loads (DT_RUNPATH). Raises NoImportError."""
     link_map, entries = _read_words(library)
     if _RUN_PATH not in entries:
         return []
@@ -121,7 +120,7 @@ def run_path(library: ctypes.CDLL) -> list[Path]:
 
 
 def _slots(library: ctypes.CDLL, name: bytes) -> Iterator[ctypes.c_void_p]:
-    """The table's entries for a function."""
+    """Yield the table's entries for a function."""
     link_map, entries = _read_words(library)
     count = entries.get(_TABLE_BYTES, 0) // ctypes.sizeof(_Relocation)
     for relocation in (_Relocation * count).from_address(entries[_TABLE]) if count else ():
@@ -131,7 +130,7 @@ def _slots(library: ctypes.CDLL, name: bytes) -> Iterator[ctypes.c_void_p]:
 
 
 def _read_words(library: ctypes.CDLL) -> tuple[_LinkMap, dict[int, int]]:
-    """A loaded library's place and the entries of its dynamic section, which the GNU C library has made addresses."""
+    """Return a loaded library's base address and its dynamic section's entries, which the GNU C library has made addresses."""
     if sys.platform != "linux" or sys.maxsize < 2**32 or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         raise NoImportError("only Linux on 64 bits with the GNU C library has the tables that are read here")
     link_map = _LinkMap.from_address(library._handle)
@@ -176,13 +175,13 @@ _Refuse = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class _Thread(threading.local):
-    """Capability of the device that a thread asks about, None for the real device."""
+    """Capability of the device that a thread queries, None for the real device."""
 
     capability: tuple[int, int] | None = None
 
 
 class Described:
-    """A context within which its thread asks about a described device."""
+    """Context within which its thread queries a described device."""
 
     def __init__(self, thread: _Thread, capability: tuple[int, int]) -> None:
         self._thread, self._capability = thread, capability
@@ -198,7 +197,7 @@ class Interposer:
     """The functions that cuDNN finds; they must stay alive for as long as the process does."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the place of the loader in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
+        """Replace the loader's functions in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
         self._thread = _Thread()
         self._product_queries = 0
         process = ctypes.CDLL(None)
@@ -210,7 +209,7 @@ class Interposer:
         )
         libraries = [ctypes.CDLL(str(folder / name)) for name in (_GRAPH, *_ENGINES)]
         self._folders = run_path(libraries[1])
-        self._memory = ctypes.create_string_buffer(2**16)  # what handles point to; cuDNN looks at none of it
+        self._memory = ctypes.create_string_buffer(2**16)  # target of handles; cuDNN never reads it
         self._driver = ctypes.addressof(self._memory)
         self._multiply: Any = None
         self._real: dict[bytes, Any] = {}
@@ -226,7 +225,7 @@ class Interposer:
             replace_import(library, "dlsym", self._find_here)
 
     def described(self, capability: tuple[int, int]) -> Described:
-        """Within the context, calls from this thread are for a described device of this capability."""
+        """Make this thread's calls within the context refer to a described device of this capability."""
         return Described(self._thread, capability)
 
     @property
@@ -238,7 +237,7 @@ class Interposer:
         return self._thread.capability is not None
 
     def _open(self, name: bytes | None, flags: int) -> int | None:
-        """dlopen: the real one, by the folders of the caller's run path too, which it does not see from here."""
+        """Run the real dlopen, also with the folders of the caller's run path, which dlopen does not see from here."""
         found = self._real_open(name, flags)
         if found or not name or b"/" in name:
             return found
@@ -248,7 +247,7 @@ class Interposer:
         return next(filter(None, (self._real_open(path, flags) for path in paths)), None)
 
     def _find(self, library: int | None, name: bytes) -> int | None:
-        """dlsym."""
+        """Return the replacement of a function, else the result of the real dlsym."""
         if library == self._driver:
             return ctypes.cast(self._drivers.get(name, self._refuse), ctypes.c_void_p).value
         found = self._real_find(library, name)
@@ -264,14 +263,14 @@ class Interposer:
         return _SUCCESS
 
     def _create(self, handle: Any) -> int:
-        """cublasLtCreate: a handle that is good for `_offer` alone."""
+        """Return a handle from cublasLtCreate that only `_offer` can use."""
         if not self._is_described():
             return self._real[b"cublasLtCreate"](handle)
         handle[0] = ctypes.addressof(self._memory)
         return _SUCCESS
 
     def _offer(self, handle, operation, a, b, c, d, preference, count, algorithms, found) -> int:
-        """cublasLtMatmulAlgoGetHeuristic: one algorithm, or none."""
+        """Return one algorithm, or none, from cublasLtMatmulAlgoGetHeuristic."""
         if (capability := self._thread.capability) is None:
             real = self._real[b"cublasLtMatmulAlgoGetHeuristic"]
             return real(handle, operation, a, b, c, d, preference, count, algorithms, found)
@@ -291,7 +290,7 @@ class Interposer:
 
 
 def _described_products(library: int | None) -> ctypes.PyDLL:
-    """cuBLASLt by its handle, for the functions that read descriptions: they are too short to let other threads run meanwhile."""
+    """Return cuBLASLt by its handle, for functions that read descriptions; they are too short to release the GIL."""
     found = ctypes.PyDLL(None, handle=library)
     for read in (found.cublasLtMatmulDescGetAttribute, found.cublasLtMatrixLayoutGetAttribute):
         read.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -299,14 +298,14 @@ def _described_products(library: int | None) -> ctypes.PyDLL:
 
 
 def _read(function: Any, description: int, attribute: int) -> int:
-    """An attribute of 32 bits of a description of cuBLASLt; -1, which nothing supports, where it has none."""
+    """Return a 32-bit attribute of a description of cuBLASLt; -1, an unsupported value, if it is missing."""
     value = ctypes.c_int32()
     return -1 if function(description, attribute, ctypes.byref(value), ctypes.sizeof(value), None) else value.value
 
 
-@functools.cache  # for good: cuDNN keeps what it has found
+@functools.cache  # cached for the process, as cuDNN keeps the functions that it found
 def install(folder: Path) -> Interposer | str:
-    """The interposer for the cuDNN in a folder, or why there can be none, in words."""
+    """Return the interposer for the cuDNN in a folder, or in words why it cannot be installed."""
     try:
         return Interposer(folder)
     except (NoImportError, OSError) as error:

@@ -1,7 +1,8 @@
-"""nn.MultiheadAttention and nn.TransformerEncoderLayer in evaluation: their fast path, which keeps nothing.
+"""Fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer in evaluation, which saves nothing for backward.
 
-Source: torch/nn/modules/activation.py and transformer.py (when it is taken), aten/src/ATen/native/transformers/cuda/attention.cu
-(native_multi_head_attention_cuda, alike in 2.6) and transformer.cpp (transformer_encoder_layer_forward), PyTorch 2.11 to 2.15.
+Source: torch/nn/modules/activation.py and transformer.py (conditions of the fast path),
+aten/src/ATen/native/transformers/cuda/attention.cu (native_multi_head_attention_cuda, the same in 2.6) and transformer.cpp
+(transformer_encoder_layer_forward), PyTorch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _aten = torch.ops.aten
 
 @contextmanager
 def fast_path_on(kind: str) -> Iterator[None]:
-    """Within the context, those modules take tensors on meta for tensors on a device of this kind: on CUDA the fast path is open.
+    """Open the fast path for tensors on meta within the context, if they represent CUDA tensors.
 
-    They compare the device's type with a short list, on which is the name of PyTorch's spare backend. They also ask for tensors of
-    other classes, for which a mode of a trace would count. nn.TransformerEncoder goes on without nested tensors, whatever its
-    padding mask.
+    The modules compare the device's type with a short list that includes the name of PyTorch's spare backend. They also check
+    for tensors of other classes, and would count the mode of a trace as one. nn.TransformerEncoder continues without nested
+    tensors, whatever its padding mask.
     """
     if kind != "cuda":
         yield
@@ -42,7 +43,10 @@ def fast_path_on(kind: str) -> Iterator[None]:
 
 def multi_head_attention(device: Device, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
                          mask=None, need_weights=True, average_attn_weights=True, mask_type=None):  # fmt: skip
-    """aten._native_multi_head_attention: (output [batch, tokens, embed_dim], weights or nothing), query being key and value."""
+    """Run aten._native_multi_head_attention with the same tensor as query, key and value.
+
+    Returns the output [batch, tokens, embed_dim], and the weights if they are requested.
+    """
     head = embed_dim // num_head
     rows = query.shape[0]
 
@@ -67,7 +71,7 @@ def multi_head_attention(device: Device, query, key, value, embed_dim, num_head,
 
 
 def _with_scores(query, heads, head, qkv_weight, proj_weight, proj_bias, need_weights, average):
-    """The path that is left: it makes the scores [batch, heads, tokens, tokens]."""
+    """Return the result of the remaining path, which materializes the scores [batch, heads, tokens, tokens]."""
     rows, tokens, width = query.shape
     projected = torch.matmul(query, qkv_weight.t())
     q, k, v = projected.new_empty(3, rows, heads, tokens, head).unbind(0)  # _transform_bias_rescale_qkv
@@ -91,7 +95,10 @@ def _with_scores(query, heads, head, qkv_weight, proj_weight, proj_bias, need_we
 def encoder_layer(device: Device, src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first,
                   eps, norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2,
                   ffn_bias_2, mask=None, mask_type=None) -> Tensor:  # fmt: skip
-    """aten._transformer_encoder_layer_fwd: attention, residual in place, norm, feed-forward with its activation fused, likewise."""
+    """Run aten._transformer_encoder_layer_fwd (transformer.cpp).
+
+    Attention, residual in place, norm, feed-forward with a fused activation, residual in place, norm.
+    """
 
     def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.layer_norm(x, (embed_dim,), weight, bias, eps)

@@ -21,10 +21,10 @@ _HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 
 
 def real_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_fft_r2c(input, dims, ..): one more result over the first two dimensions, or more than three (SpectralOps.cpp).
+    """Add one more result for aten._fft_r2c over two or more than three dimensions (SpectralOps.cpp).
 
-    The last dimension is transformed first there. bfloat16 goes through a result of 2 × 16 bits if lengths are powers of 2, else
-    through float32.
+    Arguments: input, dims, ... The last dimension is transformed first there. bfloat16 is transformed through a result of 2 ×
+    16 bits if lengths are powers of 2, else through float32.
     """
     input, dims = args[0], [dim % args[0].dim() for dim in args[1]]
     at_once = _at_once(dims)
@@ -51,8 +51,10 @@ def real_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> S
 
 
 def complex_to_real(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_fft_c2r(input, dims, ..): a copy of the input, which cuFFT overwrites, or of what the other dimensions were transformed into
-    (SpectralOps.cpp)."""
+    """Add a copy of aten._fft_c2r's input, which cuFFT overwrites (SpectralOps.cpp).
+
+    Arguments: input, dims, ... With several dimensions, the copy is the transform over the other dimensions.
+    """
     input, dims = args[0], [dim % args[0].dim() for dim in args[1]]
     yield out
     if _at_once(dims) or len(dims) == 1:
@@ -64,8 +66,10 @@ def complex_to_real(device: Device, args: tuple, kwargs: dict, out: Tensor) -> S
 
 
 def complex_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_fft_c2c(input, dims, ..): up to three dimensions at once, those of small strides first; one more result if there are others
-    (SpectralOps.cpp)."""
+    """Add one more result to aten._fft_c2c if it transforms more than three dimensions (SpectralOps.cpp).
+
+    Arguments: input, dims, ... cuFFT transforms up to three dimensions at once, those of small strides first.
+    """
     input = args[0]
     dims = _in_order(input, [dim % input.dim() for dim in args[1]])
     if len(dims) > _MOST:
@@ -76,7 +80,10 @@ def complex_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -
 
 
 def _copied_again(out: Tensor) -> list[int]:
-    """Return the bytes of a copy of an intermediate result, in which the dimension of the first pass is last: halves need one."""
+    """Return the bytes of a copy of an intermediate result, in which the dimension of the first pass is last.
+
+    Only half-precision results need one.
+    """
     return [out.nbytes] if out.dtype in _HALVES else []
 
 
@@ -90,8 +97,11 @@ def _in_order(input: Tensor, dims: list[int]) -> list[int]:
 
 
 def _copied(input: Tensor, dims: list[int]) -> list[int]:
-    """Return the bytes of a copy of the input if its batch dimensions do not collapse into one dimension of one stride, or if cuFFT
-    does not take the strides (_exec_fft; CuFFTPlanCache.h, as_cufft_embed)."""
+    """Return the bytes of a copy of the input if cuFFT cannot read its strides.
+
+    A copy is also needed if the batch dimensions do not collapse into one dimension of one stride (_exec_fft; CuFFTPlanCache.h,
+    as_cufft_embed).
+    """
     batch = sorted((dim for dim in range(input.dim()) if dim not in dims), key=input.stride, reverse=True)
     ordered = input.permute(*batch, *dims)
     lengths = [input.shape[dim] for dim in dims]

@@ -1,11 +1,9 @@
-"""Indexing, rolling and embedding on CUDA: what their kernels hold inside (PyTorch 2.6 and 2.11 to 2.15).
+"""Indexing, rolling and embedding on CUDA: memory inside their kernels (PyTorch 2.6 and 2.11 to 2.15).
 
-The gradient of an embedding on CUDA: indices are sorted, so that each row of the gradient is summed by one block of threads.
-
-As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/Embedding.cu (embedding_dense_backward_cuda),
-EmbeddingBackwardKernel.cu (embedding_backward_cuda_kernel), and CUB's temporary storage for sorting and scanning
-(dispatch_radix_sort.cuh, dispatch_scan.cuh), fitted to its own answers in CUDA 13, which 2.6 is taken to get, too; the scans' are
-off by a few hundred bytes.
+For the gradient of an embedding on CUDA, indices are sorted so that one thread block sums each row of the gradient. As of
+PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/Embedding.cu (embedding_dense_backward_cuda), EmbeddingBackwardKernel.cu
+(embedding_backward_cuda_kernel). CUB's temporary storage for sorting and scanning (dispatch_radix_sort.cuh, dispatch_scan.cuh)
+was fitted to its own answers in CUDA 13; 2.6 is assumed to get the same. The sizes of scans are off by a few hundred bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _COUNT_BYTES = 4  # of the places of a mask
 
 
 def nonzero(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Their number, what counting holds, the places, and what selecting them holds (cuda/Nonzero.cu)."""
+    """Add the number of nonzero elements, scratch of counting, the indices and scratch of selecting them (cuda/Nonzero.cu)."""
     yield tuple(copies(args[0]))
     yield _scratch(COUNT, args[0])
     yield out
@@ -35,26 +33,29 @@ def nonzero(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def masked_select(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The places of the mask, as wide as the input (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
+    """Add the indices of the mask, expanded to the input's shape (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     yield from _places(args[1].expand(shape), out.numel())
     yield out
 
 
 def masked_scatter(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """masked_scatter(input, mask, source): the places in the source in int64, the mask as wide as the input, and a scan of it
-    (cuda/IndexKernel.cpp, masked_scatter__cuda; IndexKernel.cu, launch_masked_scatter_kernel)."""
+    """Add int64 indices of the source, the mask in the input's shape and a scan of it (cuda/IndexKernel.cpp).
+
+    Operator: aten.masked_scatter, with arguments input, mask and source. Source: masked_scatter__cuda; IndexKernel.cu,
+    launch_masked_scatter_kernel.
+    """
     count = args[0].numel()
     return [[count * 8, *copies(args[1].expand(args[0].shape)), scanned_elements(count, torch.int64)]] if count else []
 
 
 def _scratch(name: str, mask: torch.Tensor) -> list[Any]:
-    """The number of places, and what CUB holds while it counts or selects them."""
+    """Return the number of true elements, and the scratch of CUB while it counts or selects them."""
     return [_COUNT_BYTES, DeferredSize(0, SORT, (name,), (mask.numel(),))]
 
 
 def _places(mask: torch.Tensor, count: int) -> Steps:
-    """The places of a mask that an operator finds and holds: `count` of them, in int64 for each dimension."""
+    """Add the indices of a mask's true elements: `count` of them, in int64 for each dimension."""
     copied = copies(mask)
     yield [*copied, *_scratch(COUNT, mask)]
     yield ([*copied, _COUNT_BYTES], count * mask.dim() * 8)
@@ -66,9 +67,9 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 
 
 def _selected_places(tensor: torch.Tensor, indices: Any, values: torch.Tensor) -> int:
-    """The places that indices select from a tensor, by the values that are read from there or written to there.
+    """Return the number of positions that indices select from a tensor, from the shape of the values read or written there.
 
-    Values that are broadcast do not tell: then all places of the masks count.
+    Values that are broadcast do not show the number; then all elements of the masks count.
     """
     left, dim = [], 0
     for index in indices:
@@ -82,9 +83,11 @@ def _selected_places(tensor: torch.Tensor, indices: Any, values: torch.Tensor) -
 
 
 def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Adding at indices: they are made linear and sorted, four vectors of int64 (five before 2.15) and the sort's own; strided
-    values are copied (cuda/Indexing.cu, index_put_with_sort_kernel). Masks are found first. One number is filled in where a mask
-    tells, without any of these (TensorAdvancedIndexing.cpp, canDispatchToMaskedFill)."""
+    """Add the memory of adding at sorted linear indices (cuda/Indexing.cu, index_put_with_sort_kernel).
+
+    It consists of four vectors of int64 (five before 2.15), the sort's scratch and a copy of strided values. Indices of masks
+    are found first. Filling one number at a mask needs none of these (TensorAdvancedIndexing.cpp, canDispatchToMaskedFill).
+    """
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     indices = [index for index in args[1] if index is not None]
     masks = [index for index in indices if _is_mask(index)]
@@ -107,8 +110,11 @@ def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) 
 
 
 def indexing(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The places of masks; then copies of indices that broadcasting leaves with different strides, unless they are contiguous
-    (native/TensorAdvancedIndexing.cpp, AdvancedIndex: "force all index tensors to have the same striding")."""
+    """Add the indices of masks, and copies of indices with different strides after broadcasting (TensorAdvancedIndexing.cpp).
+
+    Contiguous indices are not copied. Source: native/TensorAdvancedIndexing.cpp, AdvancedIndex: "force all index tensors to
+    have the same striding".
+    """
     masks = [index for index in args[1] if _is_mask(index)]
     for mask in masks:
         yield from _places(mask, _selected_places(args[0], args[1], out))
@@ -117,7 +123,7 @@ def indexing(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def copied_indices(given: Any) -> list[int]:
-    """Return the bytes of the copies of indices that broadcasting leaves with different strides."""
+    """Return the bytes of the copies of indices with different strides after broadcasting."""
     indices = [index for index in given if index is not None]
     if len(indices) < 2 or any(map(_is_mask, indices)):
         return []
@@ -128,8 +134,10 @@ def copied_indices(given: Any) -> list[int]:
 
 
 def roll(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Rolled along one dimension after another, each into a tensor of its own, which stays (native/TensorTransformations.h,
-    roll_common), from a contiguous input."""
+    """Add a contiguous input, and a tensor for each dimension that is rolled (native/TensorTransformations.h, roll_common).
+
+    The dimensions are rolled one after another; each of these tensors stays until the end.
+    """
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
     copied = copies(args[0])
     if len(dims) > 1:
@@ -151,14 +159,17 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def embedding_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Strided indices made contiguous (native/Embedding.cpp, index_select)."""
+    """Add contiguous copies of strided indices (native/Embedding.cpp, index_select)."""
     yield tuple(copies(args[1]))
     yield out
 
 
 def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32 unless
-    rows are few; strided operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    """Add the memory of sorting and summing more than 3,072 indices (cuda/Embedding.cu, EmbeddingBackwardKernel.cu).
+
+    Indices are sorted through copies and counted into segments. Partial sums of rows are in float32, unless rows are few.
+    Strided operands are copied.
+    """
     grad, indices, rows, scales = args[0], args[1], args[2], args[4]
     yield tuple(copies(grad, indices))
     # pull request 170589, of PyTorch 2.11: parts of few rows are added to the result by atomic operations, unless it is to be
@@ -169,8 +180,11 @@ def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 
 
 def bag_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_embedding_bag_backward(gradient, indices, .., rows, scales, mode, ..): as an embedding's gradient, however few the indices
-    (cuda/EmbeddingBag.cu); the largest of a bag are added where they came from."""
+    """Add the memory of an embedding's gradient, for any number of indices (cuda/EmbeddingBag.cu).
+
+    Operator: _embedding_bag_backward, with arguments gradient, indices, .., rows, scales, mode, ... The gradients of a bag's
+    maximum are added at the maximum's position.
+    """
     grad, indices, rows, scales, mode = args[0], args[1], args[6], args[7], args[8]
     if mode == _MAX or not indices.numel():
         return [tuple(copies(grad)), out]
@@ -180,7 +194,7 @@ def bag_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 def _summed_rows(
     device: Device, grad: torch.Tensor, indices: torch.Tensor, rows: int, out: Any, *kinds: str, scales: bool
 ) -> Steps:
-    """Rows of a gradient summed by their sorted indices; with `scales` indices are counted, too."""
+    """Yield the memory of summing a gradient's rows by their sorted indices; with `scales` indices are counted, too."""
     width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
     numbers = indices.numel(), rows, width, indices.itemsize
 
@@ -204,7 +218,10 @@ def _summed_rows(
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """embedding_renorm_(weight, indices, ..): indices, sorted, then without duplicates, with CUB's scratch (cuda/Embedding.cu)."""
+    """Add the indices, sorted, then without duplicates, with CUB's scratch (cuda/Embedding.cu).
+
+    Operator: embedding_renorm_, with arguments weight, indices, ...
+    """
     indices = args[1]
     count, size = indices.numel(), indices.nbytes
     if not count:

@@ -21,24 +21,27 @@ _MOST_FACTORED = 128  # rows of matrices that are factored at once
 
 
 def _shape(matrix: Tensor) -> tuple[int, int]:
-    """Return how many matrices [.., n, n] there are, and their rows."""
+    """Return the number of matrices [.., n, n] and their rows."""
     return prod(matrix.shape[:-2]), matrix.shape[-1]
 
 
 def _triangular(count: int, rows: int) -> list[int]:
-    """triangular_solve_kernel: few large matrices are solved one by one, others through pointers."""
+    """Return the memory of triangular_solve_kernel: few large matrices are solved one by one, others through pointers."""
     one_by_one = count <= _MOST_OF_LOOP and rows >= _LEAST_OF_LOOP
     return [PRODUCT] if one_by_one else [count * _POINTER, count * _POINTER, PRODUCT]
 
 
 def _factors(count: int, rows: int) -> list[int]:
-    """lu_factor: small matrices are factored at once, through pointers."""
+    """Return the memory of lu_factor: small matrices are factored at once, through pointers."""
     return [count * _POINTER, PRODUCT] if count > 1 and rows <= _MOST_FACTORED else []
 
 
 def _solved(count: int, rows: int, columns: int, itemsize: int, *, adjoint: bool = False) -> list[Step]:
-    """lu_solve_kernel: by cuSOLVER one by one, by cuBLAS through pointers, or by two triangular solutions of rows that are permuted
-    before them, of the adjoint matrix after them."""
+    """Return the memory of lu_solve_kernel, by its method.
+
+    cuSOLVER solves one matrix at a time, cuBLAS all through pointers. The third method is two triangular solutions; rows are
+    permuted before them, or after them for the adjoint matrix.
+    """
     one_by_one: list[Step] = [[_INFO]]
     at_once: list[Step] = [[count * _POINTER, count * _POINTER, PRODUCT]]
     if rows == columns:
@@ -53,7 +56,7 @@ def _solved(count: int, rows: int, columns: int, itemsize: int, *, adjoint: bool
 
 
 def inverse(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """linalg_inv_ex(matrix): its factors and pivots, and what solving for the identity holds (BatchLinearAlgebra.cpp)."""
+    """Add factors, pivots and the memory of solving for the identity, for linalg_inv_ex (BatchLinearAlgebra.cpp)."""
     count, rows = _shape(args[0])
     yield from tensors_of(out)
     if not args[0].numel():
@@ -64,7 +67,7 @@ def inverse(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def solution(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_linalg_solve_ex(matrix, right): factors and pivots are results (BatchLinearAlgebra.cpp)."""
+    """Add the memory of factoring and solving for _linalg_solve_ex; factors and pivots are results (BatchLinearAlgebra.cpp)."""
     count, rows = _shape(args[0])
     yield from tensors_of(out)
     if args[0].numel() and args[1].numel():
@@ -73,8 +76,10 @@ def solution(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def solution_by_factors(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """linalg_lu_solve(factors, pivots, right, *, left, adjoint): a copy of factors that are not stored by columns
-    (BatchLinearAlgebra.cpp)."""
+    """Add a copy of factors that are not stored by columns, for linalg_lu_solve (BatchLinearAlgebra.cpp).
+
+    Arguments: factors, pivots, right, *, left, adjoint.
+    """
     matrix, left = args[0], kwargs.get("left", True)
     count, rows = _shape(matrix)
     yield out
@@ -86,30 +91,33 @@ def solution_by_factors(device: Device, args: tuple, kwargs: dict, out: Tensor) 
 
 
 def triangular_solution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """linalg_solve_triangular(matrix, right): pointers to matrices, unless these are few and large
-    (BatchLinearAlgebraLibBlas.cpp)."""
+    """Add pointers to matrices for linalg_solve_triangular, unless these are few and large (BatchLinearAlgebraLibBlas.cpp)."""
     yield out
     yield _triangular(*_shape(args[0])) if out.numel() else []
 
 
 def cholesky_solution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_cholesky_solve_helper(right, factor, upper): a copy of one factor, or two triangular solutions of several
-    (BatchLinearAlgebra.cpp, BatchLinearAlgebraLib.cpp)."""
+    """Add a copy of one factor, or two triangular solutions of several, for _cholesky_solve_helper (BatchLinearAlgebra.cpp).
+
+    Arguments: right, factor, upper. Sources: BatchLinearAlgebra.cpp, BatchLinearAlgebraLib.cpp.
+    """
     count, rows = _shape(args[1])
     yield out
     yield from [[_INFO, args[1].nbytes]] if count == 1 else [_triangular(count, rows)] * 2
 
 
 def cholesky_inverse(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """cholesky_inverse(factor): a copy of the factor, and what solving for the identity holds (BatchLinearAlgebra.cpp)."""
+    """Add a copy of cholesky_inverse's factor, and the memory of solving for the identity (BatchLinearAlgebra.cpp)."""
     yield out
     yield (args[0].nbytes,)
     yield from [*cholesky_solution(device, (out, args[0]), {}, out)][1:]
 
 
 def determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_linalg_det(matrix): what factoring holds, the product of the diagonal, and which pivots are others than their places
-    (native/BatchLinearAlgebra.cpp)."""
+    """Add the memory of factoring, the product of the diagonal and a comparison of pivots (native/BatchLinearAlgebra.cpp).
+
+    Operator: _linalg_det. Each pivot is compared with its own index to find permuted rows.
+    """
     count, rows = _shape(args[0])
     yield from tensors_of(out)
     yield (count * _INFO,)
@@ -119,7 +127,7 @@ def determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def logarithm_of_determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_linalg_slogdet(matrix): the same without the product (native/BatchLinearAlgebra.cpp)."""
+    """Add for _linalg_slogdet the memory of `determinant` without the product (native/BatchLinearAlgebra.cpp)."""
     count, rows = _shape(args[0])
     yield from tensors_of(out)
     yield (count * _INFO,)
@@ -128,14 +136,16 @@ def logarithm_of_determinant(device: Device, args: tuple, kwargs: dict, out: Any
 
 
 def factors(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """linalg_lu_factor_ex(matrix): pointers to small matrices (BatchLinearAlgebraLibBlas.cpp)."""
+    """Add pointers to small matrices for linalg_lu_factor_ex (BatchLinearAlgebraLibBlas.cpp)."""
     yield from tensors_of(out)
     yield _factors(*_shape(args[0]))
 
 
 def singular_values(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_linalg_svd(matrix, full_matrices, compute_uv): a copy of the matrix, and without vectors those that are dropped
-    (BatchLinearAlgebraLib.cpp, svd_cusolver)."""
+    """Add a copy of _linalg_svd's matrix, and unused vectors (BatchLinearAlgebraLib.cpp, svd_cusolver).
+
+    Arguments: matrix, full_matrices, compute_uv. Vectors are computed even if they are not requested.
+    """
     matrix = args[0]
     wanted = args[2] if len(args) > 2 else kwargs.get("compute_uv", True)
     yield from tensors_of(out)

@@ -25,8 +25,10 @@ def _reduced(shape: torch.Size, like: Tensor) -> list[int]:
 
 
 def iterated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """mse_loss, smooth_l1_loss(input, target, reduction): the elements once more, reduced into the result
-    (native/Loss.cpp)."""
+    """Add the elements of mse_loss or smooth_l1_loss, which are reduced into the result (native/Loss.cpp).
+
+    Arguments: input, target, reduction.
+    """
     if not is_reduced(args, kwargs, 2):
         return []
     shape = elements_of(args)
@@ -48,7 +50,7 @@ def reduced_aside(at: int) -> Held:
 
 
 def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """The elements, then the result (native/BinaryOps.cpp, huber_loss)."""
+    """Add the elements of the loss before the result (native/BinaryOps.cpp, huber_loss)."""
     if not is_reduced(args, kwargs, 2):
         yield out
         return
@@ -59,8 +61,10 @@ def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def multi_margin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """multi_margin_loss(input, target, p, margin, weight, reduction): a loss for each sample, then their sum
-    (cuda/MultiMarginLoss.cu)."""
+    """Add a loss for each sample and the memory of their sum, for multi_margin_loss (cuda/MultiMarginLoss.cu).
+
+    Arguments: input, target, p, margin, weight, reduction.
+    """
     input = args[0]
     if input.dim() < 2 or not is_reduced(args, kwargs, 5):
         return []
@@ -68,18 +72,18 @@ def multi_margin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Step
 
 
 def number_as_tensor(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """pow(number, exponent): the number on the device, unless it is 1 (native/Pow.cpp, pow_Scalar_out)."""
+    """Add the number of pow on the device, unless it is 1 (native/Pow.cpp, pow_Scalar_out)."""
     return [] if args[0] == 1 else [[8]]
 
 
 def converted(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """pow(tensor, number), clamp with numbers: the tensor in the dtype of the result (native/Pow.cpp, TensorCompare.cpp)."""
+    """Add the tensor in the dtype of the result, for pow and clamp with numbers (native/Pow.cpp, TensorCompare.cpp)."""
     yield (out.nbytes,) if args[0].dtype != out.dtype else ()
     yield out
 
 
 def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """is_target, a loss for each sample, then their reduction (cuda/MultiLabelMarginCriterion.cu)."""
+    """Add is_target, a loss for each sample, then their reduction (cuda/MultiLabelMarginCriterion.cu)."""
     loss, is_target = out
     yield is_target
     if args[0].dim() > 1 and is_reduced(args, kwargs, 2):
@@ -88,7 +92,7 @@ def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> St
 
 
 def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Largest values, which of them are infinite, exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl).
+    """Add the maxima, a mask of infinite ones and exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl).
 
     Integers are copied to the dtype of the result first.
     """
@@ -103,8 +107,10 @@ def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """A norm for each slice in the real accumulation dtype, and a factor in the input's dtype if that is another
-    (native/Normalization.cpp, renorm_out)."""
+    """Add a norm for each slice, in the real accumulation dtype (native/Normalization.cpp, renorm_out).
+
+    If the input has another dtype, add a factor for each slice in that dtype.
+    """
     input, dim = args[0], args[2] % args[0].dim()
     slices = input.shape[dim]
     norms = max(4, input.dtype.to_real().itemsize)
@@ -116,37 +122,49 @@ def renorm(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def scattered_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """scatter_reduce(input, dim, index, source, "mean"): ones, counts, which counts are zero (TensorAdvancedIndexing.cpp)."""
+    """Add ones, counts and which counts are zero, for scatter_reduce with "mean" (TensorAdvancedIndexing.cpp).
+
+    Arguments: input, dim, index, source, "mean".
+    """
     if args[4] != "mean":
         return []
     return [[args[3].nbytes, out.nbytes, out.numel()]]
 
 
 def indexed_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """index_reduce(input, dim, index, source, "mean"): counts, ones added to them, which counts are zero
-    (TensorAdvancedIndexing.cpp)."""
+    """Add counts, ones and which counts are zero, for index_reduce with "mean" (TensorAdvancedIndexing.cpp).
+
+    Arguments: input, dim, index, source, "mean". The ones are added to the counts.
+    """
     if args[4] != "mean":
         return []
     return [(out.nbytes,), [args[3].nbytes], [out.numel()]]
 
 
 def ctc(device: Device, args: tuple, kwargs: dict, out: tuple[Tensor, Tensor]) -> Steps:
-    """_ctc_loss(log_probs [time, batch, classes], ..): both lengths and where each target begins, as int64, then log_alpha
-    (native/cuda/LossCTC.cu)."""
+    """Add both lengths and the start of each target as int64, then log_alpha, for _ctc_loss (native/cuda/LossCTC.cu).
+
+    Arguments: log_probs [time, batch, classes], ...
+    """
     yield (args[0].shape[1] * 8,) * 3
     yield out[1]
     yield out[0]
 
 
 def ctc_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_ctc_loss_backward(.., log_alpha, blank): as `ctc`, and log_beta beside the gradient (native/cuda/LossCTC.cu)."""
+    """Add the memory of `ctc`, and log_beta beside the gradient, for _ctc_loss_backward (native/cuda/LossCTC.cu).
+
+    Arguments: .., log_alpha, blank.
+    """
     yield (*(args[1].shape[1] * 8,) * 3, args[6].nbytes)
     yield out
 
 
 def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Which elements are not zero, unless they are booleans, and their sum as int64 (native/TensorAdvancedIndexing.cpp,
-    count_nonzero_cuda)."""
+    """Add a mask of elements that are not zero, and its int64 sum (native/TensorAdvancedIndexing.cpp, count_nonzero_cuda).
+
+    Booleans need no mask.
+    """
     input = args[0]
     yield (input.numel(),) if input.dtype != torch.bool else ()
     yield out
@@ -157,7 +175,10 @@ def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Ste
 
 
 def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Each element against each of few tests (TensorCompare.cpp, isin_default_kernel_gpu); sorting many is not counted."""
+    """Add the comparison of each element with each of few tests (TensorCompare.cpp, isin_default_kernel_gpu).
+
+    Sorting many tests is not counted.
+    """
     elements, tests = args[:2]
     if tests.numel() >= 10 * elements.numel() ** 0.145:
         return []
@@ -165,9 +186,10 @@ def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def unfold_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """unfold_backward(gradient, sizes, dim, size, step): places that windows reach along the dimension (native/UnfoldBackward.h).
+    """Add the positions that windows reach along the dimension (native/UnfoldBackward.h).
 
-    Windows that do not overlap are copied (native/UnfoldBackward.cpp).
+    Operator: unfold_backward, with arguments gradient, sizes, dim, size and step. Windows that do not overlap are copied
+    (native/UnfoldBackward.cpp).
     """
     gradient, sizes, dim, size, step = args
     if not sizes or step >= size:
@@ -176,24 +198,32 @@ def unfold_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> S
 
 
 def buffer_of_none(args: tuple, out: Any) -> Any:
-    """log_sigmoid_forward: CUDA's buffer is empty, on meta it is as large as the result (native/Activation.cpp)."""
+    """Return log_sigmoid_forward's results with an empty buffer, as on CUDA (native/Activation.cpp).
+
+    On meta the buffer is as large as the result.
+    """
     return out[0], torch.empty(0, dtype=out[1].dtype, device="meta")
 
 
 def isinf(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Absolute values, then their comparison with infinity (native/TensorCompare.cpp, isinf)."""
+    """Add the absolute values, then their comparison with infinity (native/TensorCompare.cpp, isinf)."""
     yield (args[0].nbytes,) if args[0].dtype.is_floating_point else ()
     yield out
 
 
 def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_pdist_backward(gradient, input [N, M], p, distances): N - 1 rows for each element (cuda/DistanceKernel.cu)."""
+    """Add N - 1 rows for each element of _pdist_backward's input [N, M] (cuda/DistanceKernel.cu).
+
+    Arguments: gradient, input [N, M], p, distances.
+    """
     return [[max(0, args[1].shape[0] - 1) * out.nbytes]] if args[3].numel() else []
 
 
 def cdist(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_cdist_forward(x1 [.., P, M], x2 [.., R, M], ..): both with the batch dimensions of the result, contiguous
-    (native/Distance.cpp, cdist_impl)."""
+    """Add both inputs of _cdist_forward, contiguous and with the result's batch dimensions (native/Distance.cpp, cdist_impl).
+
+    Arguments: x1 [.., P, M], x2 [.., R, M], ...
+    """
     yield tuple(_spread(args[:2], out))
     yield out
 
@@ -203,8 +233,10 @@ def _spread(points: tuple[Tensor, ...], out: Tensor) -> list[int]:
 
 
 def cdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_cdist_backward(gradient, x1 [.., P, M], x2 [.., R, M], p, distances): the forward pass's copies, and a row for each
-    pair, summed over R (cuda/DistanceKernel.cu, cdist_backward_kernel_impl)."""
+    """Add the forward pass's copies, and a row for each pair, for _cdist_backward (cuda/DistanceKernel.cu).
+
+    Arguments: gradient, x1 [.., P, M], x2 [.., R, M], p, distances. The rows are summed over R (cdist_backward_kernel_impl).
+    """
     rows = args[2].shape[-2]
     yield tuple(_spread(args[1:3], out))
     yield out
@@ -215,8 +247,11 @@ def cdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
 
 
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors (native/cuda/TensorShape.cu), taken as 64 bytes for
-    each; of strided tensors copies of those that need padding (native/TensorShape.cpp)."""
+    """Add addresses and positions of the tensors (native/cuda/TensorShape.cu), modelled as 64 bytes for each.
+
+    Operator: aten._chunk_cat, with arguments tensors, dim and chunks. For strided tensors, add copies of those that need
+    padding (native/TensorShape.cpp).
+    """
     tensors, dim, chunks = args
     if all(tensor.is_contiguous() for tensor in tensors):
         return [out, [64 * len(tensors)]]
@@ -230,8 +265,10 @@ RESULTS: Results = {
 
 
 def soft_margin_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """soft_margin_loss_backward(gradient, input, target, ..): the target negated, its product with the input, and the exponential
-    of that, which stays (native/Loss.cpp, 2.15)."""
+    """Add the negated target, its product with the input, and the exponential of that (native/Loss.cpp, 2.15).
+
+    Operator: soft_margin_loss_backward, with arguments gradient, input, target, ... The exponential stays.
+    """
     size = args[1].nbytes
     yield ([size, size], size)
     yield out

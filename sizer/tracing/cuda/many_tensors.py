@@ -1,13 +1,11 @@
 """Kernels over many tensors on CUDA: grouped matrix products, norms, and copies of many tensors in one kernel.
 
-Grouped matrix products on CUDA: what they hold beside their results.
+Source of grouped matrix products: aten/src/ATen/native/cuda/GroupedBlas.cpp, GroupMM.cu, and CUTLASS's get_workspace_size,
+called with the host code of PyTorch 2.11 and 2.15. They hold descriptors of tensors for each multiprocessor, and on 10.x
+barriers between its warps.
 
-Source: aten/src/ATen/native/cuda/GroupedBlas.cpp, GroupMM.cu, and CUTLASS's get_workspace_size, asked over the host code of PyTorch
-2.11 and 2.15: descriptors of tensors for each multiprocessor, and on 10.x barriers between its warps.
-
-Copies of many tensors in one kernel on CUDA, as FSDP2 packs and unpacks what ranks tell each other: what they hold inside.
-
-Source: aten/src/ATen/native/cuda/TensorShape.cu, and TensorShape.cpp for what no kernel takes, PyTorch 2.11 and 2.15.
+FSDP2 copies many tensors in one kernel to pack and unpack its communication buffers. Source:
+aten/src/ATen/native/cuda/TensorShape.cu, and TensorShape.cpp for inputs without a kernel, PyTorch 2.11 and 2.15.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ from sizer.tracing.values.known import tensors_of
 
 
 def processors_of(device: Device) -> int:
-    """The multiprocessors of the largest GPU of the device's capability, of the next lower one where there is none.
+    """Return the multiprocessors of the largest GPU of the device's capability, or of the next lower one if there is none.
 
-    *Known limitation*: of a smaller one the few kernels that ask for them hold a little less.
+    *Known limitation*: on a smaller GPU the few kernels that depend on the number hold a little less.
     """
     return next((count for capability, count in _most() if device.capability >= capability), _most()[-1][1])
 
 
 @cache
 def _most() -> tuple[tuple[tuple[int, int], int], ...]:
-    """Capabilities, the highest first, each with the most multiprocessors."""
+    """Return the capabilities, highest first, each with its largest number of multiprocessors."""
     found: dict[tuple[int, int], int] = {}
     for row in HARDWARE.values():
         found[row.capability] = max(found.get(row.capability, 0), row.processors)
@@ -47,14 +45,16 @@ def _most() -> tuple[tuple[tuple[int, int], int], ...]:
 # ------------------------------------------------------------------------------------------------------------- grouped
 
 
-# Bytes for each multiprocessor: on 9.x, on 10.x in tiles for few rows or columns, and in others.
+# Bytes for each multiprocessor: on 9.x, on 10.x in tiles for few rows or columns, and in other tiles on 10.x.
 SM90, SM100_SMALL, SM100 = 512, 5_376, 5_888
 SMALL = 128  # rows or columns of a group, at most
 
 
 def grouped_mm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten._grouped_mm: aten/src/ATen/native/cuda/GroupMM.cu for bfloat16 on 9.x and 10.x, CUTLASS's arguments and workspace; else
-    group by group by cuBLAS."""
+    """Add CUTLASS's arguments and workspace for aten._grouped_mm in bfloat16 on 9.x and 10.x (native/cuda/GroupMM.cu).
+
+    Other products are computed by cuBLAS, group by group.
+    """
     first, second = args[0], args[1]
     groups = args[2] if len(args) > 2 else kwargs.get("offs")
     dtypes = {first.dtype, second.dtype, out.dtype}
@@ -83,13 +83,15 @@ def _is_small(first: Tensor, second: Tensor, groups: int) -> bool:
 # BLOCK_SIZE and TILE_SIZE: threads of a block, and the bytes that they copy at a time, 16 each.
 BLOCK_THREADS, TILE_BYTES = 128, 2048
 PROCESSOR_THREADS = 2048  # maxThreadsPerMultiProcessor, of 7.0, 8.0, 9.0, 10.0 and 10.3
-ENTRY_BYTES = 8  # of the tables that tell a kernel's blocks what to copy: int64
+ENTRY_BYTES = 8  # of the tables that define the copies of a kernel's blocks: int64
 
 
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.chunk_cat(tensors, dim, num_chunks, *, out) along the first dimension, for tensors of one dtype (TensorShape.cu): a
-    table of seven columns. What the kernel does not take (strided tensors, other dtypes than the result's but bfloat16 for float32)
-    is padded, all of it, then copied."""
+    """Add a table of seven columns for fsdp.chunk_cat along the first dimension (TensorShape.cu).
+
+    Arguments: tensors, dim, num_chunks, *, out. The tensors have one dtype. Unsupported inputs are padded as a whole, then
+    copied: strided tensors, and dtypes other than the result's, except bfloat16 for float32.
+    """
     tensors, _, chunks = args
     result = kwargs["out"]
     rows = [-(-tensor.shape[0] // chunks) for tensor in tensors]  # of each chunk
@@ -104,15 +106,20 @@ def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def chunk_cat_mixed_dtype(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.chunk_cat_mixed_dtype (TensorShape.cu), which PyTorch 2.15 has in the place of fsdp.chunk_cat: that for each dtype."""
+    """Add the tables of `chunk_cat` for each dtype, for fsdp.chunk_cat_mixed_dtype (TensorShape.cu).
+
+    PyTorch 2.15 has this operator instead of fsdp.chunk_cat.
+    """
     tensors, *others = args
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         yield from chunk_cat(device, ([tensor for tensor in tensors if tensor.dtype == dtype], *others), kwargs, out)
 
 
 def split_with_sizes_copy(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.split_with_sizes_copy(tensor, sizes, dim, *, out) (TensorShape.cu): a table of five columns, with as many blocks as keep
-    the multiprocessors busy twice."""
+    """Add a table of five columns for fsdp.split_with_sizes_copy (TensorShape.cu).
+
+    Arguments: tensor, sizes, dim, *, out. The number of blocks keeps the multiprocessors busy twice.
+    """
     tensor, sizes, *rest = args
     dim, results = rest[0] if rest else kwargs.get("dim", 0), kwargs["out"]
     if not _are_dense((tensor, *results)) or any(one.dtype != tensor.dtype for one in results):
@@ -136,8 +143,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def norms(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_foreach_norm(tensors, order): places of the chunks of all tensors, and a number of each chunk; before 2.15 as many numbers
-    of each tensor as the largest has (ForeachReduceOp.cu)."""
+    """Add addresses of the chunks of all tensors, and a number for each chunk (ForeachReduceOp.cu).
+
+    Operator: _foreach_norm, with arguments tensors and order. Before 2.15 each tensor has as many numbers as the largest one.
+    """
     tensors, order = args[0], args[1] if len(args) > 1 else kwargs.get("ord", 2)
     plain = all(one.is_floating_point() and one.dtype == tensors[0].dtype for one in tensors) and _are_dense(tensors)
     if not plain or order not in _NORMS:
@@ -153,7 +162,7 @@ def norms(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def _bytes(tensor: Tensor, rows: int) -> int:
-    """Those of a tensor with so many rows."""
+    """Return the bytes of a tensor with `rows` rows."""
     return rows * prod(tensor.shape[1:]) * tensor.itemsize
 
 

@@ -1,9 +1,9 @@
-"""Normalization on CUDA: which kernel runs, cuDNN's or PyTorch's own, fused or not, and what layer, RMS and group norm hold
-inside: copies of strided operands, in the kernels' order, and partial sums of the weights' gradients.
+"""Normalization on CUDA: choice between cuDNN's and PyTorch's kernels, fused or not, and the memory inside them.
 
-As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
-LaunchGammaBetaBackwardCUDAKernel). 2.6 has no partial sums: they came with pull request 150773, in 2.8. Whether there are any
-depends on the GPU's multiprocessors: a size query (sizer.tape.size_queries) of the kind NORM.
+Layer, RMS and group norm hold copies of strided operands, in the kernels' order, and partial sums of the weights' gradients. As
+of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
+LaunchGammaBetaBackwardCUDAKernel). 2.6 has no partial sums: they came with pull request 150773, in 2.8. They depend on the
+GPU's multiprocessors: a size query (sizer.tape.size_queries) of the kind NORM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _aten = torch.ops.aten
 
 
 def batch_norm(device: Device, input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
-    """aten.batch_norm: cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
+    """Run aten.batch_norm with cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
     if not input.numel():  # native/Normalization.cpp, batch_norm
         out = input.clone()
         out = out if weight is None else out * weight[0]
@@ -65,9 +65,9 @@ def _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps) -
 
 
 def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
-    """aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
+    """Run aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
 
-    Not for complex numbers, weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
+    Complex numbers, weights of another dtype and images in channels-last order use a chain of operators, as does 2.6.
     """
     refusals.rms_norm(device.kind, (input, normalized_shape, weight))
     if version_followed(device.version) < (2, 11):
@@ -75,14 +75,14 @@ def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
     channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
     if channels_last or input.is_complex() or (weight is not None and weight.dtype != input.dtype):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the fused kernel is not for it: the user's own run will say so
+            warnings.simplefilter("ignore")  # the warning about the missing fused kernel appears in the user's own run
             return _aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
     device.note_choice("RMS norm", "fused", str(input.dtype)[6:])
     return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
 
 
 def _rms_norm_of_2_6(input, rank, weight, eps):
-    """rms_norm_symint as 2.6 has it: halves in float32, back in the input's dtype before the weight is multiplied."""
+    """Run rms_norm_symint of 2.6: halves in float32, converted to the input's dtype before multiplication with the weight."""
     wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     root = wide.pow(2).mean(tuple(range(-rank, 0)), keepdim=True).add_(eps).rsqrt()
@@ -91,7 +91,7 @@ def _rms_norm_of_2_6(input, rank, weight, eps):
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """_fused_rms_norm and its backward pass: on meta the former is a chain of operators."""
+    """Run _fused_rms_norm and its backward pass; on meta the forward pass is a chain of operators."""
 
     @staticmethod
     def forward(ctx, input, shape, weight, eps):
@@ -111,22 +111,28 @@ class _FusedRmsNorm(torch.autograd.Function):
 
 
 def batch_norm_of_strided(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """native_batch_norm(input, weight, bias, mean, variance, training, ..) in evaluation: two numbers beside the statistics if the
-    input is neither contiguous nor in channels last (cuda/Normalization.cu, batch_norm_choose_impl)."""
+    """Add two numbers for native_batch_norm in evaluation (cuda/Normalization.cu, batch_norm_choose_impl).
+
+    Arguments: input, weight, bias, mean, variance, training, ... They come beside the statistics if the input is neither
+    contiguous nor in channels last.
+    """
     input, training = args[0], args[5]
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     return [] if training or input.is_contiguous() or last else [[4, 4]]
 
 
 def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous (cuda/layer_norm_kernel.cu)."""
+    """Add a contiguous copy of a strided input (cuda/layer_norm_kernel.cu)."""
     yield tuple(copies(args[0]))
     yield from tensors_of(out)
 
 
 def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous, beside the results the gradient, then, since 2.8, where rows are many and narrow a weight's and a
-    bias' partial sums, a row for 32, their sum, and what summing them holds (cuda/layer_norm_kernel.cu)."""
+    """Add contiguous copies of input and gradient, and partial sums of the weight's and bias' gradients (layer_norm_kernel.cu).
+
+    The gradient is copied after the results. Partial sums exist since 2.8, for matrices with many narrow rows: one row for 32
+    rows, their sum, and the memory of summing them. Source: cuda/layer_norm_kernel.cu.
+    """
     yield tuple(copies(args[1]))
     yield from tensors_of(out)
     yield copies(args[0])
@@ -134,7 +140,7 @@ def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     columns = prod(args[2])
     rows = args[1].numel() // columns if columns else 0
     if device.version < (2, 8) or columns // WARP >= _PROCESSORS // 2 or not gradients:
-        return  # on no GPU, however many rows
+        return  # none on any GPU, for any number of rows
     itemsize = gradients[0].itemsize
     yield tuple(_deferred(SUMS, rows, columns, itemsize) for _ in gradients)
     for _ in gradients:
@@ -146,8 +152,11 @@ def _deferred(which: str, rows: int, columns: int, itemsize: int) -> DeferredSiz
 
 
 def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Mean and deviation of halves again in float32; a scale and a shift per sample and channel with weights, or where channels
-    are last (group_norm_kernel.cu). The input is copied unless it is contiguous in its own memory format."""
+    """Add mean and deviation of half-precision inputs in float32, and scales and shifts (group_norm_kernel.cu).
+
+    There are a scale and a shift per sample and channel, with weights or in channels last. The input is copied unless it is
+    contiguous in its own memory format.
+    """
     input, weight, bias, samples, channels, pixels, groups = args[:7]
     layout = suggest_memory_format(input)
     wide = [samples * groups * 4] * 2 if input.dtype in (torch.float16, torch.bfloat16) else []
@@ -158,8 +167,11 @@ def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Two sums for each sample and channel and two for each group, with weights in contiguous images a factor likewise
-    (group_norm_kernel.cu). Input and gradient are copied unless they have the input's memory format; one pixel needs no sums."""
+    """Add two sums for each sample and channel, and two for each group (group_norm_kernel.cu).
+
+    With weights, contiguous images also need a factor for each sample and channel. Input and gradient are copied unless they
+    have the input's memory format. Images of one pixel need no sums.
+    """
     grad, input, weight, samples, channels, pixels, groups = (
         args[0],
         args[1],
@@ -184,9 +196,12 @@ def _summed(input: Tensor) -> int:
 
 
 def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """native_batch_norm_backward(gradient, input, weight, .., training, .., mask): gradient and input become [N, C, pixels]; with
-    channels last two sums for each channel in float32 are made, and for another gradient a number in the place of weights
-    (cuda/Normalization.cu, batch_norm_backward_cuda, batch_norm_elementwise_backward_train)."""
+    """Add the memory of native_batch_norm_backward (cuda/Normalization.cu, batch_norm_backward_cuda).
+
+    Arguments: gradient, input, weight, .., training, .., mask. Gradient and input become [N, C, pixels]. With channels last,
+    two float32 sums for each channel are made, and a number instead of weights if the gradient has another format
+    (batch_norm_elementwise_backward_train).
+    """
     grad, input, weight, training, wanted = args[0], args[1], args[2], args[7], args[9]
     if not (training or wanted[1] or wanted[2]):
         yield from tensors_of(out)
@@ -206,8 +221,10 @@ def _is_copied(tensor: Tensor) -> bool:
 
 
 def batch_norm_gradient(args: tuple, out: tuple) -> tuple:
-    """native_batch_norm_backward(gradient, input, .., training, ..): the input's gradient is contiguous, unless channels are last
-    in training."""
+    """Return native_batch_norm_backward's results with a contiguous gradient of the input.
+
+    Arguments: gradient, input, .., training, ... In training, a gradient in channels last stays so.
+    """
     input, training = args[1], args[7]
     last = training and _channels_last(input)
     return (in_format(out[0], suggest_memory_format(input) if last else torch.contiguous_format), *out[1:])
@@ -221,7 +238,7 @@ def _channels_last(input: Tensor) -> bool:
 
 
 def group_norm_in_format(args: tuple, out: tuple) -> tuple:
-    """native_group_norm(input, ..): the result is made in the format that the input's strides suggest (group_norm.cpp)."""
+    """Return native_group_norm's result in the memory format that the input's strides suggest (group_norm.cpp)."""
     layout = suggest_memory_format(args[0])
     if layout == torch.contiguous_format:
         return out
@@ -233,7 +250,7 @@ def group_norm_in_format(args: tuple, out: tuple) -> tuple:
 
 
 def batch_norm_stats(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """batch_norm_stats(input, eps): the mean and the deviation of each channel (cuda/Normalization.cu)."""
+    """Return the mean and the deviation of each channel, for batch_norm_stats (cuda/Normalization.cu)."""
     input = args[0]
     if not input.is_meta:
         return NotImplemented
@@ -241,7 +258,10 @@ def batch_norm_stats(recorder: HandlerContext, func: Any, args: tuple, kwargs: d
 
 
 def batch_norm_gather_stats(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """batch_norm_gather_stats_with_counts(input, mean [ranks, C], ..): the mean and the deviation over all ranks."""
+    """Return the mean and the deviation over all ranks, for batch_norm_gather_stats_with_counts.
+
+    Arguments: input, mean [ranks, C], ...
+    """
     mean = args[1]
     if not mean.is_meta:
         return NotImplemented
@@ -249,13 +269,15 @@ def batch_norm_gather_stats(recorder: HandlerContext, func: Any, args: tuple, kw
 
 
 def batch_norm_elements(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """batch_norm_elemt(input, ..): a result like the input."""
+    """Return a result like the input, for batch_norm_elemt."""
     return torch.empty_like(args[0], memory_format=suggest_memory_format(args[0])) if args[0].is_meta else NotImplemented
 
 
 def batch_norm_backward_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """batch_norm_backward_reduce(gradient, input, mean, deviation, weight, input_g, weight_g, bias_g): two sums of each channel,
-    and the gradients of weight and bias. With channels last there are all four."""
+    """Return two sums of each channel, and the gradients of weight and bias, for batch_norm_backward_reduce.
+
+    Arguments: gradient, input, mean, deviation, weight, input_g, weight_g, bias_g. With channels last all four are returned.
+    """
     grad, input, mean, weight, wanted = args[0], args[1], args[2], args[4], args[5:8]
     if not input.is_meta:
         return NotImplemented
@@ -268,7 +290,7 @@ def batch_norm_backward_reduce(recorder: HandlerContext, func: Any, args: tuple,
 
 
 def batch_norm_backward_elements(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """batch_norm_backward_elemt(gradient, input, ..): the input's gradient."""
+    """Return the input's gradient, for batch_norm_backward_elemt."""
     grad, input = args[0], args[1]
     if not input.is_meta:
         return NotImplemented
@@ -277,12 +299,18 @@ def batch_norm_backward_elements(recorder: HandlerContext, func: Any, args: tupl
 
 
 def stats_of_channels_last(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """batch_norm_stats: with channels last, partial results of many blocks (cuda/Normalization.cuh, flexible_launch_configs)."""
+    """Add partial results of many blocks in channels last (cuda/Normalization.cuh, flexible_launch_configs).
+
+    Operator: batch_norm_stats.
+    """
     return _partial(args[0], 4) if _channels_last(args[0]) else []
 
 
 def reduce_of_channels_last(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """batch_norm_backward_reduce: partial results as in batch_norm_stats, of two numbers (cuda/Normalization.cuh)."""
+    """Add partial results of two numbers, as for batch_norm_stats (cuda/Normalization.cuh).
+
+    Operator: batch_norm_backward_reduce.
+    """
     return _partial(args[1], 2) if _channels_last(args[0]) and _channels_last(args[1]) else []
 
 

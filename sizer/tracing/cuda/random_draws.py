@@ -1,8 +1,7 @@
-"""Dropout and draws from a distribution on CUDA.
+"""Dropout and random draws from a distribution on CUDA.
 
-Dropout on CUDA: the fused kernel, whose mask comes before its output.
-
-Draws from a distribution on CUDA: checks of the probabilities, and a random number for each of them.
+The fused dropout kernel allocates its mask before its output. Draws from a distribution hold checks of the probabilities, and a
+random number for each probability.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _aten = torch.ops.aten
 
 
 def dropout(device: Device, input: Tensor, p: float, train: bool) -> Tensor:
-    """aten.dropout: native_dropout with a mask of 1 byte an element (Dropout.cpp, is_fused_kernel_acceptable)."""
+    """Run aten.dropout as native_dropout, with a mask of 1 byte per element (Dropout.cpp, is_fused_kernel_acceptable)."""
     if not train or p == 0 or input.numel() == 0:
         return input
     if p == 1:
@@ -32,7 +31,7 @@ def dropout(device: Device, input: Tensor, p: float, train: bool) -> Tensor:
 
 
 def mask_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Dropout's mask is made before its output (cuda/Dropout.cu, dropout_cuda)."""
+    """Add dropout's mask before its output (cuda/Dropout.cu, dropout_cuda)."""
     yield out[1]
     yield out[0]
 
@@ -44,11 +43,11 @@ KERNELS = {_aten.dropout.default: dropout}
 
 
 def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten.multinomial (native/Distributions.cpp, multinomial_out, 2.15): the draws [rows, samples] come first.
+    """Add the memory of aten.multinomial (native/Distributions.cpp, multinomial_out, 2.15).
 
-    The least and the largest probability, whether these are valid, and whether a row sums to 0 stay until the kernel ends. Each
-    probability is then divided by a random number of its own, and the largest are drawn; draws with replacement need none. Scratch
-    of the sort that finds several draws is left out.
+    The draws [rows, samples] come first. The least and the largest probability, their validity and whether a row sums to 0 stay
+    until the kernel ends. Each probability is then divided by its own random number, and the largest are drawn. Draws with
+    replacement skip that. Scratch of the sort that finds several draws is left out.
     """
     input, samples = args[0], args[1]
     replaced = (args[2] if len(args) > 2 else kwargs.get("replacement", False)) and samples > 1
@@ -67,8 +66,10 @@ def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def permutation(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """aten.randperm (cuda/Randperm.cpp, randperm_out_cuda, 2.15): the places are sorted by random keys, with so many bits that few
-    are equal. Keys of more than 32 bits take 8 bytes."""
+    """Add the memory of sorting aten.randperm's indices by random keys (cuda/Randperm.cpp, randperm_out_cuda, 2.15).
+
+    Keys have enough bits that few are equal. Keys of more than 32 bits take 8 bytes.
+    """
     count = out.numel()
     yield out
     if count < 2:
@@ -81,8 +82,10 @@ def permutation(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps
 
 
 def dirichlet(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten._sample_dirichlet (cuda/Distributions.cpp, _s_dirichlet_cuda, 2.15): a draw of gamma for each element comes first, then
-    the sum of each row, by which the draws are divided in place."""
+    """Add a gamma draw per element and the sum of each row (cuda/Distributions.cpp, _s_dirichlet_cuda, 2.15).
+
+    Operator: aten._sample_dirichlet. The draws come first, and are divided by the sums in place.
+    """
     yield out
     yield [out.nbytes // out.shape[-1], *summing(out, (-1,))]
 

@@ -1,10 +1,10 @@
-"""Recurrent layers: cuDNN runs the whole stack of them in one kernel, which keeps one reserve for the backward pass.
+"""Recurrent layers: cuDNN runs all stacked layers in one kernel, which keeps one reserve for the backward pass.
 
-Source: aten/src/ATen/native/RNN.cpp (use_cudnn), native/cudnn/RNN.cpp (_cudnn_impl, _cudnn_rnn, _cudnn_rnn_backward), PyTorch 2.6
-and 2.11 to 2.15. Weights are one flat buffer on the device (flatten_parameters); their gradients come as one, too.
+Source: aten/src/ATen/native/RNN.cpp (use_cudnn), native/cudnn/RNN.cpp (_cudnn_impl, _cudnn_rnn, _cudnn_rnn_backward), PyTorch
+2.6 and 2.11 to 2.15. Weights are one flat buffer on the device (flatten_parameters); their gradients are also one buffer.
 
-*Known limitations*: how large cuDNN's reserve and workspace are only the library knows (cudnnGetRNNTempSpaceSizes): taken are
-the activations of the gates, the cells, and what goes from layer to layer. Its dropout state is a guess.
+*Known limitations*: how large cuDNN's reserve and workspace are is known to the library only (cudnnGetRNNTempSpaceSizes); they are
+modelled as the activations of the gates, the cells, and the outputs between layers. Its dropout state is a guess.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 def _run(device: Device, mode: int, input, hx, params, layers, dropout, train, both_ways, batch_first,
          sizes) -> tuple[Tensor, ...]:  # fmt: skip
-    """(output, last hidden state), and the last cell of an LSTM, whose `hx` is a pair."""
+    """Return the output, the last hidden state, and the last cell of an LSTM.
+
+    An LSTM's `hx` is a pair.
+    """
     hx, cx = hx if mode == _LSTM else (hx, None)
     hidden = (cx if cx is not None else hx).shape[2]
     projected = hx.shape[2] if cx is not None and hx.shape[2] != hidden else 0
@@ -50,7 +53,7 @@ def _run(device: Device, mode: int, input, hx, params, layers, dropout, train, b
 
 
 def _padded(mode: int) -> Callable[..., Any]:
-    """aten.lstm.input and its like."""
+    """Return the kernel of aten.lstm.input or its counterpart of another mode."""
 
     def run(device, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         return _run(
@@ -61,7 +64,7 @@ def _padded(mode: int) -> Callable[..., Any]:
 
 
 def _packed(mode: int) -> Callable[..., Any]:
-    """aten.lstm.data and its like: the same over packed sequences."""
+    """Return the kernel over packed sequences, such as aten.lstm.data."""
 
     def run(device, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
         sizes = batch_sizes.tolist()
@@ -71,7 +74,7 @@ def _packed(mode: int) -> Callable[..., Any]:
 
 
 def _steps(input: Tensor, sizes: list[int], batch_first: bool) -> tuple[int, int]:
-    """(time steps times samples, samples)"""
+    """Return the product of time steps and samples, and the number of samples."""
     if sizes:
         return input.shape[0], sizes[0]
     return input.shape[0] * input.shape[1], input.shape[0 if batch_first else 1]
@@ -80,14 +83,20 @@ def _steps(input: Tensor, sizes: list[int], batch_first: bool) -> tuple[int, int
 def reserve_bytes(
     mode: int, steps: int, hidden: int, width: int, layers: int, ways: int, dropout: float, item: int
 ) -> int:
-    """The bytes that cuDNN keeps for the backward pass of `steps` time steps times samples, as taken here: per layer and way
-    the gates and cells, between layers their outputs of `width`, with dropout these once more."""
+    """Return the modelled bytes of cuDNN's reserve for the backward pass.
+
+    `steps` is the product of time steps and samples. The reserve has the gates and cells per layer and direction, and outputs
+    of `width` between layers, twice with dropout.
+    """
     between = steps * width * ways * (layers - 1) * (2 if dropout else 1)
     return (steps * hidden * _KEPT[mode] * layers * ways + between) * item
 
 
 def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_cudnn_rnn: (output, last hidden state, last cell, reserve, flat weights); no reserve where nothing will be trained."""
+    """Return _cudnn_rnn's results: output, last hidden state, last cell, reserve and flat weights.
+
+    The reserve is empty in inference.
+    """
     input, flat, cx, mode, hidden, projected, layers = args[0], args[3], *args[5:10]
     batch_first, dropout, train, both_ways, sizes = args[10], args[11], args[12], args[13], args[14]
     if input.device.type != "meta":
@@ -107,10 +116,7 @@ def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
 
 
 def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_cudnn_rnn_backward: (gradient of input, of hidden state, of cell, of each weight), the last as views of one buffer.
-
-    Without biases they are copied out of the buffer, which has them all the same.
-    """
+    """Return _cudnn_rnn_backward's gradients of input, hidden state, cell and each weight; the last are views of one buffer."""
     input, weights, stride, hx, cx, wanted = *args[:3], args[4], args[5], args[-1]
     if input.device.type != "meta":
         return NotImplemented
@@ -134,24 +140,27 @@ def _is_turned(batch_first: bool, sizes: list[int]) -> bool:
 
 
 def _bias_values(weights: Sequence[Tensor], stride: int) -> int:
-    """Return how many values cuDNN has for the biases of a layer without them: two for each row of its weights."""
+    """Return the number of cuDNN's bias values for a layer without biases: two for each row of its weights."""
     return sum(2 * weight.shape[0] for weight in weights[::stride])
 
 
 def _copied(tensor: Tensor, turned: bool) -> list[int]:
-    """Return the bytes of the contiguous copy that the kernel makes, if it makes one."""
+    """Return the bytes of the kernel's contiguous copy, 0 if it makes none."""
     read = tensor.transpose(0, 1) if turned else tensor
     return [] if read.is_contiguous() else [tensor.nbytes]
 
 
 def _workspace(input: Tensor, mode: int, hidden: int, both_ways: bool) -> int:
-    """The bytes of the products of one layer's input with its weights, for all steps; the library knows how much it needs."""
+    """Return the bytes of the products of one layer's input with its weights, for all steps.
+
+    This is a model: the true size is known to the library only.
+    """
     steps = input.shape[0] if input.dim() == 2 else input.shape[0] * input.shape[1]
     return steps * hidden * _GATES[mode] * (2 if both_ways else 1) * input.itemsize
 
 
 def held_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """`_cudnn_rnn` of cudnn/RNN.cpp: a contiguous input, and the workspace before the reserve."""
+    """Add a contiguous input, and the workspace before the reserve, for `_cudnn_rnn` (cudnn/RNN.cpp)."""
     output, hidden, cell, reserve, _ = out
     yield tuple(_copied(args[0], _is_turned(args[10], args[14])))
     yield from (output, hidden, cell)
@@ -160,8 +169,11 @@ def held_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def held_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """`_cudnn_rnn_backward` of cudnn/RNN.cpp: zeros for the gradients that autograd does not have, then the gradients of inputs
-    within a contiguous input and its output's gradient, and those of weights within an input, each with a workspace."""
+    """Add zeros for missing gradients, copies of strided operands, and workspaces, for `_cudnn_rnn_backward` (cudnn/RNN.cpp).
+
+    The inputs' gradients need a contiguous input and a contiguous gradient of the output, the weights' gradients a contiguous
+    input. Both have a workspace.
+    """
     hx, cx, output = args[4:7]
     pairs = zip((output, hx, cx), args[7:10], strict=True)
     yield tuple(like.nbytes for like, grad in pairs if like is not None and grad is None)
@@ -179,24 +191,27 @@ def held_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def lstm_cell(device, input: Tensor, hx: list[Tensor], w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]:
-    """aten.lstm_cell (`LSTMCell` of native/RNN.cpp): products without their biases, which the kernel of the cell adds."""
+    """Run aten.lstm_cell: products without their biases, which the cell's kernel adds (`LSTMCell` of native/RNN.cpp)."""
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
     return _aten._thnn_fused_lstm_cell.default(*gates, hx[1], b_ih, b_hh)[:2]
 
 
 def gru_cell(device: Device, input: Tensor, hx: Tensor, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
-    """aten.gru_cell, as `lstm_cell`."""
+    """Run aten.gru_cell, with the same steps as `lstm_cell`."""
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
     return _aten._thnn_fused_gru_cell.default(*gates, hx, b_ih, b_hh)[0]
 
 
 def fused_lstm(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_thnn_fused_lstm_cell of native/cuda/RNN.cu: (hidden state, cell, activated gates for the backward pass)."""
+    """Return hidden state, cell, and activated gates for the backward pass (_thnn_fused_lstm_cell of native/cuda/RNN.cu)."""
     return like(args[2]), like(args[2]), like(args[0])
 
 
 def fused_lstm_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_thnn_fused_lstm_cell_backward of native/cuda/RNN.cu: both products have one gradient, and so have both biases."""
+    """Return _thnn_fused_lstm_cell_backward's gradients (native/cuda/RNN.cu).
+
+    Both products share one gradient, and so do both biases.
+    """
     with recorder:
         gates, cell = torch.empty_like(args[4]), torch.empty_like(args[2])
         bias = gates.sum(0) if args[5] else None
@@ -204,13 +219,13 @@ def fused_lstm_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs
 
 
 def fused_gru(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_thnn_fused_gru_cell of native/cuda/RNN.cu: (hidden state, five values of each hidden unit for the backward pass)."""
+    """Return hidden state, and five values per hidden unit for backward (_thnn_fused_gru_cell of native/cuda/RNN.cu)."""
     hidden = args[2]
     return like(hidden), hidden.new_empty(hidden.shape[0], 5 * hidden.shape[1])
 
 
 def fused_gru_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_thnn_fused_gru_cell_backward of native/cuda/RNN.cu."""
+    """Return the gradients of _thnn_fused_gru_cell_backward (native/cuda/RNN.cu)."""
     gradient, kept, has_bias = args
     with recorder:
         inputs, states = (gradient.new_empty(kept.shape[0], 3 * kept.shape[1] // 5) for _ in range(2))
@@ -220,16 +235,17 @@ def fused_gru_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs:
 
 
 def last_first(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Allocate the values for the backward pass before the other results (native/cuda/RNN.cu)."""
+    """Add the values for the backward pass before the other results (native/cuda/RNN.cu)."""
     return [out[-1], *out[:-1]]
 
 
 @contextmanager
 def weights_flattened(block_of: Callable[[Tensor], int | None]) -> Iterator[None]:
-    """Within the context `RNNBase.flatten_parameters` makes the weights on the device views of one new buffer, as cuDNN wants them.
+    """Make `RNNBase.flatten_parameters` turn weights on the device into views of one new buffer, as cuDNN requires.
 
-    PyTorch calls it when a module has moved to the device, and again whenever code does. Meta tensors have no address, so PyTorch's
-    own method leaves them as they are. Source: torch/nn/modules/rnn.py, and copy_weights_to_flat_buf_views in native/cudnn/RNN.cpp.
+    This holds within the context. PyTorch calls the method when a module has moved to the device, and again from user code.
+    Meta tensors have no address, so PyTorch's own method leaves them unchanged. Source: torch/nn/modules/rnn.py, and
+    copy_weights_to_flat_buf_views in native/cudnn/RNN.cpp.
 
     Args:
         block_of: Return the block of a tensor on the device; None for other tensors.

@@ -1,7 +1,7 @@
-"""Reductions on CUDA: which operators reduce, over what, and the size query by which their staging is sized.
+"""Reductions on CUDA: the operators that reduce, their dimensions, and the size query of their staging memory.
 
-As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/Reduce*.cu for what partial results are, native/ReduceOpsUtils.h
-(make_reduction) for the dtype that the input is brought to first.
+As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/Reduce*.cu for partial results, native/ReduceOpsUtils.h (make_reduction)
+for the dtype to which the input is converted first.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def _boolean(input: Tensor) -> int:
 
 
 def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Held:
-    """Return what an operator holds that reduces over the dimensions in its argument `at`; over all where there is none.
+    """Return the rule of an operator that reduces over the dimensions in its argument `at`, or over all if `at` is None.
 
-    `sums` says that integers are brought to the result's dtype first.
+    `sums` means that integers are converted to the result's dtype first.
     """
 
     def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-        """Where blocks of threads share an output, their partial results and a semaphore each (cuda/Reduce.cuh); integers that
-        are summed are brought to the result's dtype first."""
+        """Add partial results and semaphores of thread blocks that share an output (cuda/Reduce.cuh).
+
+        Integers that are summed are converted to the result's dtype first.
+        """
         input, result = args[0], out if isinstance(out, Tensor) else out[0]
         converts = sums and result.dtype != input.dtype and not (input.dtype in _HALVES and result.dtype == torch.float32)
         if input.numel() <= 1:
@@ -69,9 +71,9 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
 
 
 def _over_diagonal(held: Held) -> Held:
-    """Return what `trace` holds, which sums the diagonal (cuda/TriangularOps.cu, trace_cuda)."""
+    """Return a rule for `trace`, which sums the diagonal (cuda/TriangularOps.cu, trace_cuda)."""
 
-    @wraps(held)  # its text is that of --explain
+    @wraps(held)  # keeps the docstring for --explain
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         return held(device, (args[0].diagonal(),), {}, out)
 
@@ -79,7 +81,7 @@ def _over_diagonal(held: Held) -> Held:
 
 
 def _in_parts(held: Held) -> Held:
-    """Hold the results of both parts of complex numbers, which are then added (ReduceOps.cpp, std_var_out, 2.15)."""
+    """Add the results of both parts of complex numbers before they are added (ReduceOps.cpp, std_var_out, 2.15)."""
 
     @wraps(held)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -91,7 +93,7 @@ def _in_parts(held: Held) -> Held:
 
 
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
-    """Return what a sum over these dimensions, in the input's dtype, holds while it runs."""
+    """Return the scratch bytes of a sum over these dimensions, in the input's dtype."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
 
 
@@ -106,7 +108,7 @@ def extremes(input: Tensor) -> list[int]:
 
 
 def largest_of_rows(input: Tensor) -> list[int]:
-    """Return the scratch bytes of the place of the largest element of each row (argmax)."""
+    """Return the scratch bytes of finding the largest element's index in each row (argmax)."""
     return _staging(input, _mask(input, -1), _PAIR, torch.int64) if input.numel() > 1 else []
 
 
@@ -145,7 +147,10 @@ HELD: dict[Any, Held] = {
 
 
 def in_float32(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The gradient of renorm adds in float32 on CUDA, on meta in float64 as on the CPU (FunctionsManual.cpp, renorm_backward)."""
+    """Add in float32 in the gradient of renorm, as on CUDA (FunctionsManual.cpp, renorm_backward).
+
+    On meta, as on the CPU, it adds in float64.
+    """
     if kwargs.get("dtype") != torch.float64 or args[0].dtype != torch.float32:
         return NotImplemented
     node = torch._C._current_autograd_node()

@@ -1,8 +1,8 @@
-"""Scans, sorts and order statistics on CUDA: what CUB and the kernels around it hold.
+"""Scans, sorts and order statistics on CUDA: memory of CUB and of the kernels that call it.
 
-PyTorch 2.15: native/cuda/ScanUtils.cuh, Sort.cpp, SortStable.cu, Sorting.cpp, TensorModeKernel.cpp. The sizes of CUB are those of
-CCCL's DeviceScan (tile descriptors) and DeviceRadixSort (onesweep: bins, lookback of a tile, buffers). Its tiles are those of the
-GPU's generation (cub/device/dispatch/tuning/tuning_radix_sort.cuh); those of capability 10.0 and 12.0 are taken to be 9.0's.
+PyTorch 2.15: native/cuda/ScanUtils.cuh, Sort.cpp, SortStable.cu, Sorting.cpp, TensorModeKernel.cpp. The sizes of CUB are those
+of CCCL's DeviceScan (tile descriptors) and DeviceRadixSort (onesweep: bins, lookback of a tile, buffers). Tiles depend on the
+GPU's generation (cub/device/dispatch/tuning/tuning_radix_sort.cuh). Capabilities 10.0 and 12.0 are assumed to equal 9.0.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ from sizer.tracing.operator_tables import listed
 
 
 def sorted_pairs(elements: int, rows: int) -> DeferredSize:
-    """Return the bytes that CUB holds while it sorts int64 indices of so many rows with as many places."""
+    """Return the bytes that CUB holds while it sorts int64 indices into `rows` rows together with their positions."""
     return DeferredSize(16 * elements, SORT, (INDICES,), (elements, rows))
 
 
 def scanned_elements(elements: int, dtype: torch.dtype) -> DeferredSize:
-    """Return the bytes that CUB holds while it scans elements: whole tiles, which are on no line over the batch.
+    """Return the bytes that CUB holds while it scans elements: whole tiles, which are not linear in the batch size.
 
-    Of a GPU that is not described they are not counted: 16 bytes for 896 elements of 8 bytes.
+    For an unknown GPU they are not counted: 16 bytes for 896 elements of 8 bytes.
     """
     return DeferredSize(0, SORT, (SCAN, str(dtype.itemsize), COMPLEX if dtype.is_complex else WHOLE), (elements,))
 
 
 def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """The input in the result's dtype and contiguous; CUB scans where one dimension has all elements (ScanUtils.cuh, scan_dim)."""
+    """Add a contiguous input in the result's dtype, and CUB's scratch for a single dimension (ScanUtils.cuh, scan_dim).
+
+    CUB scans if one dimension has all elements.
+    """
     input, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
     if not input.numel() or not input.dim():
         return []
@@ -59,7 +62,7 @@ def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def repeated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """aten.repeat_interleave(counts): their sums so far, and the last of them if no result size is given (native/Repeat.cpp)."""
+    """Add aten.repeat_interleave's cumulative counts, and the last of them if no result size is given (native/Repeat.cpp)."""
     count = args[0].numel()
     yield (count * 8,)
     yield [scanned_elements(count, torch.int64)]
@@ -68,13 +71,16 @@ def repeated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def counted(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """aten.bincount: the least and the largest number stay until it ends (cuda/SummaryOps.cu, _bincount_cuda_template)."""
+    """Add the least and the largest number of aten.bincount until it ends (cuda/SummaryOps.cu, _bincount_cuda_template)."""
     yield (args[0].itemsize, args[0].itemsize)
     yield out
 
 
 def histogram(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """aten.histc(input, bins, min, max): the extremes if no range is given (cuda/SummaryOps.cu, _histc_cuda_template)."""
+    """Add the extremes of aten.histc if no range is given (cuda/SummaryOps.cu, _histc_cuda_template).
+
+    Arguments: input, bins, min, max.
+    """
     low = args[2] if len(args) > 2 else kwargs.get("min", 0)
     high = args[3] if len(args) > 3 else kwargs.get("max", 0)
     yield out
@@ -82,8 +88,10 @@ def histogram(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def sort(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Places of one row for rows of up to 4,096; CUB sorts longer rows, from a copy unless
-    they are contiguous (cuda/Sort.cpp, SortStable.cu)."""
+    """Add indices of one row for rows of up to 4,096; CUB sorts longer rows (cuda/Sort.cpp, SortStable.cu).
+
+    CUB sorts a copy, unless the rows are contiguous.
+    """
     values, places = out
     dim = kwargs.get("dim", args[-2] if len(args) > 2 else args[1] if len(args) == 2 else -1)
     return _sorting(args[0], values, places, dim)
@@ -102,17 +110,20 @@ def _sorting(input: Tensor, values: Tensor, places: Tensor, dim: int) -> Steps:
 
 
 def sorted_rows(rows: int, row: int, itemsize: int) -> list[list[int]]:
-    """Return what sorting rows of so many values holds: places of one row if a row is short, else CUB's work row after row, all at
-    once with the row as a second key, or in segments (SortStable.cu)."""
+    """Return the memory of sorting rows with `row` values each (SortStable.cu).
+
+    Short rows need the indices of one row. CUB sorts longer rows one by one, all at once with the row as a second key, or in
+    segments.
+    """
     elements = rows * row
-    # of a GPU that is not described: on a line over the elements, however many there are
+    # for an unknown GPU: linear in the number of elements
     modelled = {"places": elements * 8, "pairs": 0, "keys": 0, "scratch": elements * (itemsize + 8)}
-    words = (str(itemsize), str(itemsize))  # a pass for each byte of a key
+    words = (str(itemsize), str(itemsize))  # one pass for each byte of a key
     return [[DeferredSize(size, SORT, (name, *words), (rows, row)) for name, size in modelled.items()]]
 
 
 def median(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """The elements sorted with their places, then whether the last is NaN (Sorting.cpp, median_impl)."""
+    """Add the sorted elements with their indices, then whether the last is NaN (Sorting.cpp, median_impl)."""
     input = args[0]
     yield [*copies(input), *_sorted_elements(input)]
     yield (input.nbytes, 1)
@@ -120,7 +131,7 @@ def median(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def nanmedian(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """The elements sorted, then which are NaN [n], how many, and the place of the median (Sorting.cpp, median_impl)."""
+    """Add the sorted elements, then a NaN mask [n], its count, and the index of the median (Sorting.cpp, median_impl)."""
     input = args[0]
     yield [*copies(input), *_sorted_elements(input)]
     yield (input.nbytes,)
@@ -135,8 +146,11 @@ def _sorted_elements(input: Tensor) -> list[int]:
 
 
 def unique(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten._unique and _unique2: the sorted elements, with their places if the result has the inverse; then what `_runs` holds.
-    Booleans are counted instead (cuda/UniqueCub.cu, unique_cuda_template and UniqueCub<bool>)."""
+    """Add the memory of aten._unique and _unique2 (cuda/UniqueCub.cu, unique_cuda_template and UniqueCub<bool>).
+
+    It consists of the sorted elements, with their indices if the result has the inverse, and the memory of `_runs`. Booleans
+    are counted instead.
+    """
     input, (values, inverse, *counts) = args[0], out
     elements, itemsize = input.numel(), input.itemsize
     if not elements:
@@ -163,7 +177,10 @@ def unique(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def unique_consecutive(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten.unique_consecutive: what `_runs` holds; along one dimension nothing is counted (cuda/UniqueCub.cu)."""
+    """Add the memory of `_runs` for aten.unique_consecutive, except along one dimension (cuda/UniqueCub.cu).
+
+    Along one dimension nothing is counted.
+    """
     dim = kwargs.get("dim", args[3] if len(args) > 3 else None)
     if dim is None and args[0].numel():
         yield tuple(copies(args[0]))
@@ -175,8 +192,11 @@ def _words(input: Tensor) -> tuple[str, str]:
 
 
 def _runs(input: Tensor, out: Any, *, number_bytes: int) -> Steps:
-    """Yield what runs of equal elements take: the number of each element's run if the result has the inverse, one element of each
-    run, and its length if the result has the counts (cuda/UniqueCub.cu, compute_unique)."""
+    """Yield the memory of runs of equal elements (cuda/UniqueCub.cu, compute_unique).
+
+    It consists of the number of each element's run if the result has the inverse, one element of each run, and the run's length
+    if the result has the counts.
+    """
     elements = (input.numel(),)
     values, inverse, *counts = out
     if inverse.numel():
@@ -192,7 +212,7 @@ def _runs(input: Tensor, out: Any, *, number_bytes: int) -> Steps:
 
 
 def mode(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input with the dimension last and contiguous (TensorModeKernel.cpp)."""
+    """Add a contiguous copy of the input with the dimension last (TensorModeKernel.cpp)."""
     input, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", -1)
     return [copies(input.transpose(dim, -1))] if input.dim() and input.numel() > 1 else []
 
@@ -201,8 +221,10 @@ _BUFFERS = ("values", "places", "digits", "counts", "sums", "before", "before", 
 
 
 def largest(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """topk(input, k, dim, ..): the input contiguous; for many or long rows the counts of digits of several blocks of threads
-    (TensorTopK.cpp, TensorTopK.cu)."""
+    """Add topk's contiguous input, and digit counts of thread blocks for many or long rows (TensorTopK.cpp, TensorTopK.cu).
+
+    Arguments: input, k, dim, ...
+    """
     input, dim = args[0], args[2] if len(args) > 2 else kwargs.get("dim", -1)
     if not input.dim() or not input.numel():
         return []

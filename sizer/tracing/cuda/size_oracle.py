@@ -1,4 +1,4 @@
-"""The size oracle of a GPU, which resolves the size queries of a tape (sizer.tape.size_queries): one line for each kind."""
+"""Size oracle of a GPU, which resolves the size queries of a tape (sizer.tape.size_queries): one line for each kind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sizer.tape.size_queries import Asked, SizeOracle
 from sizer.tracing.cuda import by_hardware, cudnn, cudnn_convolution
 from sizer.tracing.cuda.by_capability import CUDNN
 
-# Each takes the key of a GPU and the words and numbers of queries, and returns bytes for each, or None where it cannot tell.
+# Each function takes the key of a GPU and the words and numbers of queries. It returns bytes for each query, None if unknown.
 Resolve = Callable[[str, Sequence[tuple[tuple[str, ...], tuple[int, ...]]]], list[int | None]]
 
 
 def _each(resolve: Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]) -> Resolve:
-    """One query at a time."""
+    """Return a resolver of many queries from a resolver of one query."""
     return lambda gpu, queries: [resolve(gpu, words, numbers) for words, numbers in queries]
 
 
@@ -37,7 +37,7 @@ KINDS: dict[str, Resolve] = {
 
 
 def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
-    """The function that resolves size queries (bytes) for this GPU; None for a device whose hardware is not in the catalogue."""
+    """Return the function that resolves size queries (bytes) for this GPU; None if its hardware is not in the catalogue."""
     if gpu.key not in HARDWARE:
         return None
 
@@ -56,7 +56,7 @@ def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
 
 
 def oracle_name(gpu: Gpu) -> str | None:
-    """Return where its sizes come from, in words for a report; None where there is no cuDNN to ask and workspaces are modelled."""
+    """Return the source of this GPU's sizes, in words for a report; None if there is no cuDNN and workspaces are modelled."""
     if gpu.key not in HARDWARE or cudnn.version() is None:
         return None
     return f"cuDNN {cudnn.version_text()} chooses for a described {HARDWARE[gpu.key].name}"

@@ -1,4 +1,4 @@
-"""Softmax on CUDA: it fuses the conversion of float16 (not of bfloat16) to float32 into the kernel, without a copy.
+"""Softmax on CUDA: float16 (not bfloat16) is converted to float32 within the kernel, without a copy.
 
 Source: softmax and log_softmax in aten/src/ATen/native/SoftMax.cpp; the gradient in cuda/SoftMax.cu (half_to_float).
 """
@@ -30,29 +30,37 @@ def _converting(kernel: Any) -> Callable[..., Tensor]:
 
 
 def _gradient_in_input_dtype(args: tuple, out: Tensor) -> Tensor:
-    """_softmax_backward_data(gradient, output, dim, input_dtype): meta returns the gradient's dtype, CUDA the input's."""
+    """Return _softmax_backward_data's gradient in the input's dtype; meta kernels return the gradient's dtype.
+
+    Arguments: gradient, output, dim, input_dtype.
+    """
     return out if out.dtype == args[3] else out.to(args[3])
 
 
 def softmax(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous (cuda/SoftMax.cu, host_softmax)."""
+    """Add a contiguous copy of a strided input (cuda/SoftMax.cu, host_softmax)."""
     return [copies(args[0])]
 
 
 def softmax_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The product of gradient and output, then it and the output made contiguous (cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    """Add the product of gradient and output, and contiguous copies of both (cuda/SoftMax.cu, softmax_backward_cuda_out).
+
+    The copies are those of the product and of the output.
+    """
     product = torch.mul(args[0], args[1])
     return [[product.nbytes, *copies(product, args[1])]]
 
 
 def log_softmax_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Gradient and output made contiguous (cuda/SoftMax.cu, host_softmax_backward)."""
+    """Add contiguous copies of strided gradients and outputs (cuda/SoftMax.cu, host_softmax_backward)."""
     return [copies(args[0], args[1])]
 
 
 def safe_softmax(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_safe_softmax (native/SoftMax.cpp): beside the softmax, where the input is minus infinity [.., N] and which rows are so
-    altogether [.., 1], a byte an element; such rows are overwritten in place."""
+    """Add masks of elements that are minus infinity [.., N] and of rows with no other element [.., 1] (native/SoftMax.cpp).
+
+    Operator: _safe_softmax. A mask has one byte per element. Rows with no other element are overwritten in place.
+    """
     return [[args[0].numel(), out.numel() // max(1, out.shape[args[1]])]]
 
 
