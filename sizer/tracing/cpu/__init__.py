@@ -1,1 +1,1 @@
-"""The CPU: its own kernels, their results and what they hold inside, one module for each family of operators."""
+"""Rules of the CPU: kernels, their results and the memory inside them, one module for each family of operators."""

@@ -1,4 +1,4 @@
-"""Scaled dot product attention on the CPU: its one fused kernel, and what that holds inside."""
+"""Scaled dot product attention on the CPU: its single fused kernel, and the memory inside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _aten = torch.ops.aten
 
 @attention_kernel
 def scaled_dot_product_attention(device: Device, a: Attention) -> Tensor:
-    """aten.scaled_dot_product_attention as the CPU runs it (sdp_utils_cpp.cpp, use_flash_attention_cpp)."""
+    """Run aten.scaled_dot_product_attention as the CPU does (sdp_utils_cpp.cpp, use_flash_attention_cpp)."""
     strides = all(t.stride(-1) == 1 for t in (a.query, a.key, a.value))
     heads = a.query.shape[-1] == a.key.shape[-1] == a.value.shape[-1]
     trainable_mask = a.mask is not None and a.mask.requires_grad
@@ -47,14 +47,17 @@ def scaled_dot_product_attention(device: Device, a: Attention) -> Tensor:
 
 
 def _split(queries: int, keys: int) -> tuple[int, int]:
-    """Rows and columns of the block of weights that a thread has in hand (cpu/FlashAttentionKernel.cpp)."""
+    """Return the rows and columns of a thread's block of weights (cpu/FlashAttentionKernel.cpp)."""
     rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
     return min(rows, queries), min(512, keys)
 
 
 def flash_attention(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """_scaled_dot_product_flash_attention_for_cpu (cpu/FlashAttentionKernel.cpp, cpu_flash_attention): per thread, in the
-    accumulation dtype, a block of weights, its rows' maxima and sums, and the output; in half precision the weights again."""
+    """Add a block of weights, row maxima, row sums and the output per thread (cpu/FlashAttentionKernel.cpp).
+
+    Operator: _scaled_dot_product_flash_attention_for_cpu; function cpu_flash_attention. The buffers have the accumulation
+    dtype. Half precision needs a second block of weights in the input's dtype.
+    """
     query, key = args[0], args[1]
     rows, columns = _split(query.shape[2], key.shape[2])
     threads, wide = torch.get_num_threads(), max(4, query.itemsize)
@@ -63,8 +66,11 @@ def flash_attention(device: Device, args: tuple, kwargs: dict, out: tuple) -> St
 
 
 def flash_attention_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """.._flash_attention_for_cpu_backward (cpu_flash_attention_backward): per thread two blocks of weights, in half precision in
-    both precisions, and a sum for every row; oneDNN's matrix products in half precision work in buffers of their own."""
+    """Add two blocks of weights per thread and a sum for every row (cpu_flash_attention_backward).
+
+    Operator: .._flash_attention_for_cpu_backward. Half precision needs the blocks in both precisions; oneDNN's matrix products
+    in half precision have buffers of their own. Source: cpu/FlashAttentionKernel.cpp.
+    """
     grad, query, key = args[0], args[1], args[2]
     rows, columns = _split(query.shape[2], key.shape[2])
     threads, wide, half = torch.get_num_threads(), max(4, query.itemsize), query.itemsize < 4

@@ -24,7 +24,7 @@ from sizer.tracing.values.handler import Handler
 
 @cache
 def _kernels() -> tuple[Kernels, ModuleType]:
-    """The functions that the installed package runs on the CPU, by operator, and the module that holds most of them."""
+    """Return the functions that the installed package runs on the CPU, by operator, and the module with most of them."""
     found: Kernels = {}
     module = run_backend("default", found)
     run_backend("cpu", found)
@@ -33,8 +33,10 @@ def _kernels() -> tuple[Kernels, ModuleType]:
 
 @contextmanager
 def bitsandbytes_on_cpu() -> Iterator[None]:
-    """Within the context, layers of bitsandbytes treat meta tensors as such of the CPU, as a process does that has just begun:
-    tables that the package keeps are not there yet. Weights that were packed anew are as before after it."""
+    """Make layers of bitsandbytes treat meta tensors as CPU tensors within the context, as in a new process.
+
+    The package's cached tables are dropped first. Weights that were repacked are restored at the end.
+    """
     if PACKAGE not in sys.modules:
         yield
         return
@@ -93,7 +95,10 @@ def _pack(layer: nn.Module) -> None:
 
 
 def _restorer(layer: nn.Module) -> Callable[[], None]:
-    """Return what gives a layer weights and scales of its own again, of the shapes and dtypes of now; it holds none of them."""
+    """Return a function that restores a layer's weights and scales as new tensors of the current shapes and dtypes.
+
+    The function holds none of the tensors.
+    """
     weight, state = layer.weight, layer.weight.quant_state
     form, values = _form(weight), _forms(state)
     second = None if state.state2 is None else _forms(state.state2)
@@ -121,7 +126,7 @@ def _form(tensor: Tensor) -> _Form:
 
 
 def _forms(state: object) -> dict[str, object]:
-    """The values of a state, of tensors their forms."""
+    """Return the values of a state; for tensors, their forms."""
     return {
         name: _form(value) if isinstance(value, Tensor) else value
         for name, value in vars(state).items()

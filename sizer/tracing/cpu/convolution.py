@@ -1,7 +1,7 @@
-"""Convolutions on the CPU: which library takes them, and what oneDNN and PyTorch's own kernels hold, in their order.
+"""Convolutions on the CPU: choice of library, and memory inside oneDNN's and PyTorch's own kernels, in the order of allocation.
 
-As of PyTorch 2.11 to 2.15. What goes through PyTorch's allocator is counted; libraries that allocate for themselves (MKL's
-buffers) are not, nor does the profiler see them. oneDNN's layouts are in `onednn`.
+As of PyTorch 2.11 to 2.15. Memory from PyTorch's allocator is counted. Libraries that allocate for themselves (MKL's buffers)
+are not counted; the profiler does not see them either. oneDNN's layouts are in `onednn`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 class _Call:
-    """A call of aten.convolution as ConvParams has it, one dimension seen as two (view1d_as_2d)."""
+    """Call of aten.convolution as in ConvParams; one dimension is viewed as two (view1d_as_2d)."""
 
     def __init__(self, input: Tensor, weight: Tensor, options: tuple, result: tuple[int, ...], bias: bool) -> None:
         stride, padding, dilation, self.transposed, output_padding, self.groups = options
@@ -40,11 +40,11 @@ class _Call:
 
     @property
     def plain(self) -> bool:
-        """A kernel of one pixel, neither strided nor padded: its columns are the image itself."""
+        """Return whether the kernel has one pixel, unstrided and unpadded: its columns are the image itself."""
         return prod(self.kernel) == 1 and prod(self.stride) == 1 and not any(self.padding)
 
     def uses_library(self) -> bool:
-        """ConvParams::use_mkldnn (aten/src/ATen/native/Convolution.cpp)."""
+        """Return whether oneDNN is used (ConvParams::use_mkldnn of aten/src/ATen/native/Convolution.cpp)."""
         if not torch.backends.mkldnn.is_available() or not torch._C._get_mkldnn_enabled():
             return False
         if self.transposed and self.big_output_padding:
@@ -64,11 +64,14 @@ class _Call:
         return self.input.dtype == torch.float32 and not several and torch.get_num_threads() == 1
 
     def channels_last(self) -> bool:
-        """mkldnn_conv_use_channels_last (aten/src/ATen/native/ConvUtils.h)."""
+        """Return whether oneDNN's tensors are in channels last.
+
+        Source: mkldnn_conv_use_channels_last (aten/src/ATen/native/ConvUtils.h).
+        """
         return self.input.dim() > 3 and memory_format(self.input, self.weight) != torch.contiguous_format
 
     def convolution(self) -> Convolution:
-        """The same for oneDNN; a transposed one is the convolution whose gradient it computes."""
+        """Return the call for oneDNN; a transposed convolution becomes the convolution of which it computes the gradient."""
         outputs, inputs = self.weight.shape[:2]
         image, result = (self.result, self.image) if self.transposed else (self.image, self.result)
         return Convolution(
@@ -91,14 +94,17 @@ class _Call:
 
 
 def _contiguous(tensor: Tensor, last: bool) -> int:
-    """The bytes of `tensor.contiguous(format)`: a copy where it is not in that format yet."""
+    """Return the bytes of the copy by `tensor.contiguous(format)`; 0 if the tensor is in that format."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     wanted = formats.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
     return 0 if tensor.is_contiguous(memory_format=wanted) else tensor.nbytes
 
 
 def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """aten.convolution (mkldnn/Conv.cpp, ConvolutionMM2d.cpp, ConvolutionMM3d.cpp, NaiveDilatedConvolution.cpp)."""
+    """Add the memory of aten.convolution (mkldnn/Conv.cpp, ConvolutionMM2d.cpp).
+
+    Sources: mkldnn/Conv.cpp, ConvolutionMM2d.cpp, ConvolutionMM3d.cpp, NaiveDilatedConvolution.cpp.
+    """
     input, weight, bias, *options = args
     call = _Call(input, weight, tuple(options), tuple(out.shape), bias is not None)
     if out.numel() == 0:
@@ -118,7 +124,7 @@ def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps
 
 
 def _copied(layout: Layout, copies: list[int], out: Tensor, side: str) -> Steps:
-    """Return what is computed in oneDNN's layout, then the tensor that it is copied to (mkldnn_to_dense)."""
+    """Return the result in oneDNN's layout, then the tensor to which it is copied (mkldnn_to_dense)."""
     computed = getattr(layout, side)
     again = [out.nbytes] if layout.is_last and out.shape[1] > 1 else []
     before = [*copies, layout.scratch, layout.source, layout.weight, layout.result]
@@ -126,7 +132,10 @@ def _copied(layout: Layout, copies: list[int], out: Tensor, side: str) -> Steps:
 
 
 def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """aten.convolution_backward: the input's gradient, then those of weight and bias, each with its own copies."""
+    """Add the memory of aten.convolution_backward: the input's gradient, then those of weight and bias (mkldnn/Conv.cpp).
+
+    Each has its own copies.
+    """
     grad, input, weight, _, *options, wanted = args
     gradients = [t for t in out if t is not None]
     call = _Call(input, weight, tuple(options), tuple(grad.shape), wanted[2])
@@ -170,14 +179,17 @@ def _weight_steps(c: Convolution, last: bool, copies: list[int], out: tuple) -> 
 
 
 def _columns(call: _Call, images: int) -> int:
-    """[images, channels * kernel, pixels]: of the input, or of the smaller side where it is transposed."""
+    """Return the bytes of columns [images, channels * kernel, pixels] of the input.
+
+    A transposed convolution unfolds the smaller side.
+    """
     channels = call.weight.shape[1]
     pixels = call.image if call.transposed else call.result
     return images * channels * prod(call.kernel) * prod(pixels) * call.input.itemsize
 
 
 def _slow_columns(call: _Call) -> int:
-    """Without holes the columns of the whole batch, with holes or transposed those of one image."""
+    """Return the bytes of the whole batch's columns; of one image's columns for dilated or transposed convolutions."""
     if call.transposed or prod(call.dilation) > 1:
         return _columns(call, 1)
     return 0 if call.plain else _columns(call, call.input.shape[0])
@@ -186,7 +198,7 @@ def _slow_columns(call: _Call) -> int:
 def _slow_forward(call: _Call, out: Tensor) -> Steps:
     copies = [_contiguous(call.input, False)]
     columns = _slow_columns(call)
-    groups = [out.nbytes] if call.groups > 1 else []  # one after the other, then put together
+    groups = [out.nbytes] if call.groups > 1 else []  # computed one group after another, then concatenated
     if call.transposed or prod(call.dilation) > 1:
         return [out, [*copies, columns, *groups]]
     return [[*copies, columns], out, [*copies, columns, *groups]]

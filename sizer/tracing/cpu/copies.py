@@ -1,10 +1,9 @@
-"""Kernels of the CPU that begin with copies of their operands: contiguous, in channels last, or in the dtype of the computation.
+"""Kernels of the CPU that first copy operands: contiguous, in channels last, or in the dtype of the computation.
 
 As of PyTorch 2.11 to 2.15.
 
-What gloo copies: NCCL writes where it is told to, gloo first to memory of its own.
-
-Read in PyTorch 2.11 and 2.15: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
+Collectives of gloo copy to gloo's own memory first; NCCL writes to the output directly. Read in PyTorch 2.11 and 2.15:
+torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ _aten = torch.ops.aten
 
 
 def copying(*positions: int, last: bool = False) -> Held:
-    """Kernels that begin with `.contiguous()` of the arguments at these positions, with `last` in the format of the first of
-    them: softmax (cpu/SoftMaxKernel.cpp), group norm, pooling, padding, index_select and their gradients."""
+    """Return a rule that adds contiguous copies of the arguments at these positions.
+
+    With `last` the copies have the memory format of the first argument. Users: softmax (cpu/SoftMaxKernel.cpp), group norm,
+    pooling, padding, index_select and their gradients.
+    """
 
     def inner(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         tensors = [args[i] for i in positions]
@@ -37,8 +39,11 @@ def copying(*positions: int, last: bool = False) -> Held:
 
 
 def upsample(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """upsample_nearest2d and upsample_bilinear2d (cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d): small images and
-    those with channels last are computed with channels last, from a copy and into one where the tensors are not."""
+    """Add channels-last copies of input and result of small or channels-last images (cpu/UpSampleKernel.cpp).
+
+    Operators: upsample_nearest2d and upsample_bilinear2d. Source: _use_vectorized_kernel_cond_2d. Tensors that are in channels
+    last are not copied.
+    """
     input = args[0]
     last = input.is_contiguous(memory_format=torch.channels_last) and input.shape[1] > 3
     if not last and out.shape[-2] + out.shape[-1] > 128:
@@ -47,20 +52,21 @@ def upsample(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def promoted(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Pointwise operators on the CPU copy operands to the dtype of the computation (TensorIterator.cpp, compute_types).
+    """Add copies of operands in the dtype of the computation (TensorIterator.cpp, compute_types).
 
-    What they write to in another dtype is computed in a copy, too, which then overwrites it. A GPU converts in registers.
+    Pointwise operators on the CPU need them. A result of another dtype is computed in a copy too, which then overwrites the
+    result. A GPU converts in registers.
     """
     return _converted(args, out, None)
 
 
 def promoted_to_float(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Pointwise operators that compute integers in the default dtype (TensorIterator.cpp, promote_integer_inputs_to_float)."""
+    """Add copies of integers in the default dtype (TensorIterator.cpp, promote_integer_inputs_to_float)."""
     return _converted(args, out, torch.get_default_dtype())
 
 
 def selected(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """where(mask, input, other) and its like, whose mask stays as it is."""
+    """Add converted copies for where and similar operators, except of their mask (TensorIterator.cpp)."""
     return _converted(args[1:], out, None)
 
 
@@ -79,7 +85,7 @@ def _converted(args: tuple, out: Any, of_integers: torch.dtype | None) -> Steps:
 
 
 def like_input(args: tuple, out: Tensor) -> Tensor:
-    """Channels last where they are in the input, contiguous on meta."""
+    """Return the result in channels last if the input is; on meta it is contiguous."""
     return in_format(out, memory_format(args[0])) if out.dim() == 4 else out
 
 
@@ -108,13 +114,16 @@ RESULTS: Results = {_aten.roll.default: like_input, _aten.reflection_pad2d.defau
 
 
 def gathered(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """allgather_ and _allgather_base_ (outputs first): what all ranks have, as one tensor that the outputs are copied from."""
+    """Add one tensor with the data of all ranks, from which the outputs are copied (ProcessGroupGloo.cpp).
+
+    Operators: allgather_ and _allgather_base_, with outputs as the first argument.
+    """
     outputs = args[0][0] if isinstance(args[0], list) else [args[0]]
     return [[sum(tensor.nbytes for tensor in outputs)]]
 
 
 def reduced(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """_reduce_scatter_base_ (output, input): the whole input, copied and reduced."""
+    """Add a copy of the whole input, which is reduced, for _reduce_scatter_base_ (ProcessGroupGloo.cpp)."""
     return [[sum(tensor.nbytes for tensor in tensors_of(args[1:2]))]]
 
 

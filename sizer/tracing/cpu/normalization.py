@@ -1,4 +1,4 @@
-"""Normalization on the CPU: the dtype of its statistics, the strides of its results, and what its kernels hold inside.
+"""Normalization on the CPU: dtype of its statistics, strides of its results, and memory inside its kernels.
 
 As of PyTorch 2.11 to 2.15.
 """
@@ -21,24 +21,24 @@ _aten = torch.ops.aten
 
 
 def statistics(args: tuple, out: Any) -> Any:
-    """native_{layer,group,batch}_norm on the CPU keep mean and variance in the input's dtype, where meta and CUDA keep float32.
-
-    Source: param_scalar_type in aten/src/ATen/native/cpu/mixed_data_type.h: float32 only if the weights are.
-    """
+    """Return native_{layer,group,batch}_norm's mean and variance in the input's dtype; meta and CUDA return float32."""
     input, weights = args[0], [a for a in args[1:5] if isinstance(a, torch.Tensor)]
     wanted = torch.float32 if any(w.dtype == torch.float32 for w in weights) else input.dtype
     return (out[0], *(t if t.dtype == wanted else t.to(wanted) for t in out[1:]))
 
 
 def batch_norm_result(args: tuple, out: tuple) -> tuple:
-    """native_batch_norm(input [N, C, ..], ..): contiguous or channels last, on meta the input's strides (Normalization.cpp)."""
+    """Return native_batch_norm's result contiguous or in channels last; on meta it has the input's strides (Normalization.cpp).
+
+    Arguments: input [N, C, ..], ...
+    """
     if len(args) > 5 and args[5] is False:  # training
         return batch_norm_of_fixed_statistics(args, out)
     return statistics(args, (in_format(out[0], memory_format(args[0])), *out[1:]))
 
 
 def batch_norm_of_fixed_statistics(args: tuple, out: tuple) -> tuple:
-    """The same in evaluation: nothing is kept but the output (Normalization.cpp, batch_norm_cpu)."""
+    """Return native_batch_norm's results in evaluation: only the output is kept (Normalization.cpp, batch_norm_cpu)."""
     return (
         in_format(out[0], memory_format(args[0])),
         *(torch.empty(0, dtype=t.dtype, device=t.device) for t in out[1:]),
@@ -46,18 +46,20 @@ def batch_norm_of_fixed_statistics(args: tuple, out: tuple) -> tuple:
 
 
 def batch_norm_gradient(args: tuple, out: tuple) -> tuple:
-    """native_batch_norm_backward(gradient, input, ..): the input's gradient in the input's format."""
+    """Return native_batch_norm_backward's results with the input's gradient in the input's format."""
     return (in_format(out[0], memory_format(args[1])), *out[1:])
 
 
 def batch_norm(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """native_batch_norm (cpu/batch_norm_kernel.cpp): scale and shift of every channel in the accumulation dtype."""
+    """Add scale and shift of every channel in the accumulation dtype, for native_batch_norm (cpu/batch_norm_kernel.cpp)."""
     return [*tensors_of(out), [args[0].shape[1] * 4] * 2]
 
 
 def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """native_batch_norm_backward (Normalization.cpp, batch_norm_backward_cpu): a second tensor for the input's gradient where
-    gradient and input are contiguous or both have their channels last."""
+    """Add a second gradient of the input, for native_batch_norm_backward (Normalization.cpp, batch_norm_backward_cpu).
+
+    It is needed if gradient and input are both contiguous or both in channels last.
+    """
     grad, input = args[0], args[1]
     wanted = memory_format(input)
     contiguous = all(t.is_contiguous(memory_format=wanted) for t in (grad, input))
@@ -65,13 +67,15 @@ def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -
 
 
 def layer_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """native_layer_norm (layer_norm.cpp, cuda/layer_norm_kernel.cu): the input made contiguous."""
+    """Add a contiguous input, for native_layer_norm (layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
     return [copies(args[0])]
 
 
 def layer_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """native_layer_norm_backward (cpu/layer_norm_kernel.cpp): gradient and input made contiguous, then the partial sums
-    of weight and bias, [2, threads, N]."""
+    """Add contiguous copies of gradient and input, then partial sums [2, threads, N] (cpu/layer_norm_kernel.cpp).
+
+    Operator: native_layer_norm_backward. The sums are those of weight and bias.
+    """
     grad, input, shape = args[0], args[1], args[2]
     partial = 2 * torch.get_num_threads() * prod(shape) * input.itemsize
     return [[*copies(grad, input), partial]]

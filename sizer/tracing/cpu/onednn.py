@@ -1,15 +1,15 @@
-"""Convolutions as oneDNN runs them on an x86 CPU: the layout that each pass wants, and the buffers it works in.
+"""Convolutions of oneDNN on an x86 CPU: the layout and the buffers of each pass.
 
-PyTorch hands oneDNN plain tensors and lets it choose the layout (ideep, format_tag::any), so input, weight and output exist a
-second time, channels in blocks of 16 (AVX-512) or 8 (AVX2) and padded to whole blocks. All of it, scratchpads included, comes
-from PyTorch's own CPU allocator (aten/src/ATen/native/mkldnn/IDeepRegistration.cpp), so the profiler sees it.
+PyTorch passes plain tensors to oneDNN and lets it choose the layout (ideep, format_tag::any). So input, weight and output exist
+a second time, with channels in blocks of 16 (AVX-512) or 8 (AVX2) and padded to whole blocks. All of it, including scratchpads,
+comes from PyTorch's own CPU allocator (aten/src/ATen/native/mkldnn/IDeepRegistration.cpp), so the profiler sees it.
 
-Which implementation a pass takes, in oneDNN's order, is read from src/cpu/cpu_convolution_list.cpp and the `init_conf` of
+The implementation of each pass, in oneDNN's order, was read in src/cpu/cpu_convolution_list.cpp and the `init_conf` of
 src/cpu/x64/jit_{uni_dw,avx512_common,avx2,brgemm}_conv*.cpp, oneDNN 3.10 to 3.13 (PyTorch 2.11 to 2.15).
 
-*Known limitations*: block sizes and buffers that oneDNN picks by the size of the caches are taken at their usual value, a few
-percent of one pass (a fifth of the columns of wide depthwise kernels on an EPYC without AVX-512); AMX and other architectures
-are taken as AVX-512.
+*Known limitations*: block sizes and buffers that depend on the size of the caches have their usual value, with an error of a
+few percent of one pass (a fifth of the columns of wide depthwise kernels on an EPYC without AVX-512); AMX and other
+architectures are modelled as AVX-512.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGNMENT = 128  # every scratchpad entry is aligned to it (src/common/memory_t
 _PAGE = 4096
 # jit_brgemm_conv_bwd_utils.cpp: 16 bytes for each of the elements that fill a page, per thread.
 _BRGEMM_BATCH = 4 * _PAGE
-_BARRIER = 2 * _PAGE  # what threads wait at, aligned (jit_avx512_core_bf16_conv_kernel.cpp, wei_bia_reduction_bctx)
+_BARRIER = 2 * _PAGE  # barrier of the threads, aligned (jit_avx512_core_bf16_conv_kernel.cpp, wei_bia_reduction_bctx)
 _LARGEST_COLUMNS = 2**19  # gemm_convolution_utils.cpp: the forward pass's columns are blocked to fit into the L2 cache
 
 Sizes = tuple[int, ...]
@@ -31,9 +31,11 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """A convolution over [batch, groups * inputs, *image] with weight [groups * outputs, inputs, *kernel]; `simd` is the number
-    of floats in a vector register, `threads` how many share the work. `emulated`: bfloat16 on a processor without instructions for
-    its products."""
+    """Convolution over [batch, groups * inputs, *image] with weight [groups * outputs, inputs, *kernel].
+
+    `simd` is the number of floats in a vector register, `threads` the number of threads. `emulated` means bfloat16 on a
+    processor without instructions for its products.
+    """
 
     batch: int
     groups: int
@@ -70,12 +72,12 @@ class Convolution:
 
     @property
     def extended(self) -> Sizes:
-        """The kernel with its holes."""
+        """Return the kernel's extent including dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     @property
     def end_padding(self) -> Sizes:
-        """calculate_end_padding: what is read beyond the image's end."""
+        """Return the padding beyond the image's end that the kernel reads (calculate_end_padding)."""
         shape = zip(self.result, self.stride, self.extended, self.image, self.padding, strict=True)
         return tuple((r - 1) * s + k - i - p for r, s, k, i, p in shape)
 
@@ -100,9 +102,10 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Bytes of input, weight and output as a pass holds them, 0 where it reads the tensor as it is, and of its scratchpad.
+    """Bytes of input, weight and output in a pass's layout, and of its scratchpad.
 
-    `is_last` says that channels come last, so that what goes back to PyTorch is copied once more.
+    0 means that a pass reads the tensor in place. With `is_last`, channels come last, so the result is copied once more to
+    PyTorch's tensor.
     """
 
     source: int
@@ -113,12 +116,15 @@ class Layout:
 
 
 def _entry(size: int) -> int:
-    """The bytes of one scratchpad entry."""
+    """Return the bytes of one scratchpad entry."""
     return size + _ALIGNMENT if size else 0
 
 
 def _blocked(c: Convolution, block: int, *, plain_source: bool = False, scratch: int = 0) -> Layout:
-    """Channels in blocks, padded; with `plain_source` the few channels of a first convolution stay as they are."""
+    """Return the layout with channels in padded blocks.
+
+    With `plain_source` the few channels of a first convolution are not blocked.
+    """
     inputs, outputs = round_up(c.groups * c.inputs, block), round_up(c.groups * c.outputs, block)
     if c.depthwise:
         weight = round_up(c.groups, block)
@@ -136,7 +142,10 @@ def _blocked(c: Convolution, block: int, *, plain_source: bool = False, scratch:
 
 
 def _block_of(c: Convolution) -> int | None:
-    """Channels per block of the direct convolution: padded without groups, else the largest that divides both sides."""
+    """Return the channels per block of the direct convolution.
+
+    Channels are padded without groups; with groups it is the largest block that divides both sides.
+    """
     if c.groups == 1:
         return c.simd
     blocks = (16, 8, 4) if c.simd == 16 else (8,)
@@ -144,29 +153,35 @@ def _block_of(c: Convolution) -> int | None:
 
 
 def _unroll(c: Convolution) -> int:
-    """Pixels of a row that the direct convolution computes at once: no padding may be wider."""
+    """Return the pixels of a row that the direct convolution computes at once, the largest padding that it supports."""
     return 28 if c.simd == 16 else 3
 
 
 def _overflow(c: Convolution) -> int:
-    """Pixels of a row by which the kernel reaches beyond the padding."""
+    """Return the pixels of a row by which the kernel extends beyond the padding."""
     return max(c.extended[-1] - 1 - c.padding[-1], c.extended[-1] - 1 - max(0, c.end_padding[-1]))
 
 
 def _plain(c: Convolution, scratch: int) -> Layout:
-    """gemm_convolution: every tensor as it is, and columns."""
+    """Return the layout of gemm_convolution: unchanged tensors and columns."""
     return Layout(source=0, weight=0, result=c.result_bytes, scratch=scratch)
 
 
 def _columns(c: Convolution) -> int:
-    """Elements of the columns of one image: [inputs * kernel, pixels of a result's plane]; none for a kernel of one pixel."""
+    """Return the elements of one image's columns [inputs * kernel, pixels of a result's plane].
+
+    0 for a kernel of one pixel.
+    """
     if c.is_unit and not c.strided:
         return 0
     return c.inputs * prod(c.kernel) * prod(c.result[-2:])
 
 
 def _unit_stride_copy(c: Convolution, blocks: int) -> int:
-    """reduce_to_unit_stride_t (jit_uni_1x1_conv_utils.hpp): the input's used pixels, `blocks` channel blocks of one image."""
+    """Return the bytes of the input's used pixels, `blocks` channel blocks of one image per thread.
+
+    Source: reduce_to_unit_stride_t (jit_uni_1x1_conv_utils.hpp).
+    """
     if not c.strided:
         return 0
     return _entry(c.threads * blocks * c.simd * prod(c.result) * c.itemsize)
@@ -184,7 +199,7 @@ def _padded_bias(c: Convolution) -> int:
 
 
 def forward(c: Convolution) -> Layout:
-    """The layout of the forward pass."""
+    """Return the layout of the forward pass."""
     if c.depthwise and c.is_covered:
         if len(c.image) == 2:
             return _blocked(c, c.simd, scratch=_padded_bias(c))
@@ -203,7 +218,7 @@ def forward(c: Convolution) -> Layout:
 
 
 def backward_data(c: Convolution) -> Layout:
-    """The layout of the input's gradient; `source` is what is computed, `result` the gradient that is given."""
+    """Return the layout of the input's gradient; `source` is the computed gradient, `result` the incoming gradient."""
     halves = c.itemsize == 2
     usable = not halves or (c.outputs % 4 == 0 and c.inputs % 4 == 0)
     small_groups = c.groups > 1 and c.outputs <= c.simd and usable
@@ -224,7 +239,7 @@ def backward_data(c: Convolution) -> Layout:
 
 
 def _strided_backward(c: Convolution) -> Layout:
-    """brgemm_convolution_bwd_strided: channels last, and per thread one padded image of the given gradient."""
+    """Return the layout of brgemm_convolution_bwd_strided: channels last, one padded image of the incoming gradient per thread."""
     pair = 2 if c.itemsize == 2 else 1
     weight = c.groups * round_up(c.outputs, pair) * round_up(c.inputs, c.simd) * prod(c.kernel) * c.itemsize
     shape = zip(c.result, c.extended, c.padding, c.end_padding, c.stride, strict=True)
@@ -240,7 +255,7 @@ def _strided_backward(c: Convolution) -> Layout:
 
 
 def backward_weights(c: Convolution) -> Layout:
-    """The layout of the weight's gradient; `weight` is what is computed. A half-precision one is summed in float32."""
+    """Return the layout of the weight's gradient; `weight` is the computed gradient, summed in float32 for half precision."""
     sums = 4 * prod(c.kernel) if c.itemsize == 2 else 0
     if c.depthwise:
         if _depthwise_weights(c):
@@ -264,7 +279,10 @@ def backward_weights(c: Convolution) -> Layout:
 
 
 def _depthwise_weights(c: Convolution) -> bool:
-    """jit_uni_dw_conv_bwd_weights_kernel: two dimensions, a narrow kernel without holes, padding up to half of it."""
+    """Return whether jit_uni_dw_conv_bwd_weights_kernel is used.
+
+    It supports two dimensions and a narrow kernel without dilation, with padding up to half of the kernel.
+    """
     if len(c.image) != 2 or c.dilated or c.kernel[1] > 3 or c.stride[1] > c.kernel[1]:
         return False
     halves = [k // 2 for k in c.kernel]
@@ -278,7 +296,7 @@ def _depthwise_weights(c: Convolution) -> bool:
 
 
 def _direct_weights(c: Convolution) -> bool:
-    """jit_avx512_{common,core_bf16}_conv_bwd_weights_kernel."""
+    """Return whether jit_avx512_{common,core_bf16}_conv_bwd_weights_kernel is used."""
     if c.simd != 16:
         return False
     height, ends = len(c.image) - 2, [max(0, e) for e in c.end_padding]
@@ -303,7 +321,7 @@ def _direct_weights(c: Convolution) -> bool:
 
 
 def _narrow_weights(c: Convolution) -> bool:
-    """jit_avx2_conv_bwd_weights_kernel, which also serves what AVX-512's own does not."""
+    """Return whether jit_avx2_conv_bwd_weights_kernel is used, which also serves calls that AVX-512's kernels do not support."""
     if c.dilated or c.kernel[-1] >= 14 or any(k > i for k, i in zip(c.kernel, c.image, strict=True)):
         return False
     if any(max(p, e) >= k for p, e, k in zip(c.padding, c.end_padding, c.extended, strict=True)):
@@ -314,8 +332,10 @@ def _narrow_weights(c: Convolution) -> bool:
 
 
 def _exchanged(c: Convolution) -> int:
-    """jit_avx512_core_bf16_1x1_conv_kernel: both sides of one image with pixels and channels exchanged, a block of channels at a
-    time, per thread; only where images are low."""
+    """Return the bytes of both sides of one image with pixels and channels exchanged.
+
+    One block of channels at a time, per thread, and only if images are low. Source: jit_avx512_core_bf16_1x1_conv_kernel.
+    """
     if c.result[-2] > 14:
         return 0
     pixels = c.threads * round_up(prod(c.result), 2) * 2
@@ -323,8 +343,11 @@ def _exchanged(c: Convolution) -> int:
 
 
 def _transposed(c: Convolution) -> int:
-    """jit_avx512_core_bf16_conv_bwd_weights: one image of each side with rows and channels exchanged, per thread; none for
-    three dimensions whose kernel is one pixel wide (uses_permw_transposition)."""
+    """Return the bytes of one image of each side with rows and channels exchanged, per thread.
+
+    None for three dimensions with a kernel one pixel wide (uses_permw_transposition). Source:
+    jit_avx512_core_bf16_conv_bwd_weights.
+    """
     if len(c.image) == 3 and c.kernel[-1] == c.stride[-1] == 1:
         return _BARRIER
     wide = max(c.padding[-1], max(0, c.end_padding[-1]) + 1)
@@ -336,7 +359,7 @@ def _transposed(c: Convolution) -> int:
 
 
 def _gemm_weights(c: Convolution) -> int:
-    """gemm_convolution_utils.cpp: the weight's size in bytes is booked as a number of floats, once per thread."""
+    """Return the scratchpad of gemm_convolution_utils.cpp: the weight's size in bytes, counted as floats, once per thread."""
     spread = prod(c.result[-2:]) // c.threads < 256 and (c.batch > 1 or c.groups > 2)
     threads = c.threads if spread else 1
     size = _entry(threads * 4 * c.weight_bytes) + _entry(threads * _columns(c) * c.itemsize)
@@ -344,7 +367,7 @@ def _gemm_weights(c: Convolution) -> int:
 
 
 def forward_last(c: Convolution) -> Layout:
-    """The forward pass of tensors whose channels come last: the weight alone is in blocks."""
+    """Return the layout of the forward pass in channels last: only the weight is in blocks."""
     pair = 2 if c.itemsize == 2 else 1
     weight = round_up(c.groups, c.simd) if c.depthwise else c.groups * round_up(c.inputs, pair) * c.outputs
     batch = c.threads * 2 * _PAGE if c.groups == 1 else 0  # brgemm_conv's batch of addresses
@@ -352,7 +375,7 @@ def forward_last(c: Convolution) -> Layout:
 
 
 def backward_data_last(c: Convolution) -> Layout:
-    """The input's gradient of tensors whose channels come last."""
+    """Return the layout of the input's gradient in channels last."""
     layout = backward_data(c)
     if layout.is_last:
         return _last(c, layout.weight, layout.scratch)
@@ -360,8 +383,10 @@ def backward_data_last(c: Convolution) -> Layout:
 
 
 def backward_weights_last(c: Convolution) -> Layout:
-    """The weight's gradient of tensors whose channels come last: padded to whole blocks within every group, unless depthwise
-    kernels up to 3 wide serve it."""
+    """Return the layout of the weight's gradient in channels last: padded to whole blocks within every group.
+
+    Depthwise kernels up to 3 wide have a layout of their own.
+    """
     if c.depthwise and _depthwise_weights(c):
         return _last(c, round_up(c.groups, c.simd) * prod(c.kernel) * c.itemsize, 0)
     first = c.groups == 1 and c.inputs < c.simd

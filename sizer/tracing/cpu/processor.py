@@ -1,4 +1,4 @@
-"""The processor of this computer: "the CPU" is the one that Sizer runs on."""
+"""The processor of this computer. "The CPU" is the one that runs Sizer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import torch
 
 @functools.cache
 def floats_per_register() -> int:
-    """16 with AVX-512, 8 with AVX2 or less."""
+    """Return the floats in a vector register: 16 with AVX-512, 8 with AVX2 or less."""
     return 8 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT") else 16
 
 
 @functools.cache
 def onednn_takes(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN computes convolutions in this half precision here (mkldnn_bf16_device_check,
-    mkldnn_fp16_device_check)."""
+    """Return whether oneDNN computes convolutions in this half precision here.
+
+    Source: mkldnn_bf16_device_check, mkldnn_fp16_device_check.
+    """
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

@@ -1,4 +1,4 @@
-"""Matrix products in half precision on the CPU: the buffers that oneDNN works in."""
+"""Matrix products in half precision on the CPU: oneDNN's buffers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def is_small(rows: int, inner: int, columns: int) -> bool:
 
 
 def buffer_bytes(rows: int, inner: int, columns: int, exchanged: bool) -> int:
-    """Bytes of a thread's buffers in oneDNN's matrix product [rows, inner] by [inner, columns] of half precision
-    (src/cpu/x64/matmul/brgemm_matmul_utils.cpp): addresses, a block of the second operand, sums in float32, and a block of the
-    first operand where it is stored the other way round. The blocks are usual ones, the exact ones go by the caches."""
+    """Return the bytes of a thread's buffers in oneDNN's matrix product [rows, inner] by [inner, columns] of half precision.
+
+    The buffers are addresses, a block of the second operand, sums in float32, and a block of the first operand if it is stored
+    transposed. The blocks have their usual size; the exact size depends on the caches. Source:
+    src/cpu/x64/matmul/brgemm_matmul_utils.cpp.
+    """
     if is_small(rows, inner, columns):
         return 0
     rows, width = -(-rows // -(-rows // 256)), min(columns, 64)
@@ -36,7 +39,7 @@ def buffer_bytes(rows: int, inner: int, columns: int, exchanged: bool) -> int:
 def sum_bytes(batch: int, rows: int, columns: int) -> int:
     """Return the bytes of the float32 sums of a product of bfloat16 on a processor without instructions for it.
 
-    oneDNN then takes its GEMM, whose threads sum in rows of their own (src/cpu/matmul/gemm_bf16_matmul.cpp and
+    oneDNN then uses its GEMM, in which each thread sums in its own rows (src/cpu/matmul/gemm_bf16_matmul.cpp and
     gemm_based_common.hpp, get_scratchpad_num_elements, 3.13).
     """
     threads = torch.get_num_threads()
@@ -52,7 +55,7 @@ def _block(batch: int, rows: int, columns: int, threads: int) -> int:
 
 
 def half_product(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """mm, bmm, addmm and baddbmm in half precision (mkldnn/Matmul.cpp, use_mkldnn_matmul), where oneDNN computes them."""
+    """Add oneDNN's buffers for mm, bmm, addmm and baddbmm in half precision (mkldnn/Matmul.cpp, use_mkldnn_matmul)."""
     first, second = [a for a in args if isinstance(a, Tensor)][-2:]
     rows, inner, columns = first.shape[-2], first.shape[-1], second.shape[-1]
     if out.itemsize != 2 or not processor.onednn_takes(out.dtype):

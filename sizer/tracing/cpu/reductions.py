@@ -1,4 +1,4 @@
-"""Reductions on the CPU: copies in another dtype, and what comes in between. As of PyTorch 2.11 to 2.15."""
+"""Reductions on the CPU: copies in another dtype, and intermediate results. As of PyTorch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ _aten = torch.ops.aten
 
 
 def safe_softmax(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_safe_softmax (native/SoftMax.cpp): the softmax [.., N], then where the input is minus infinity [.., N] and which rows are
-    so altogether [.., 1], in one byte an element; such rows are overwritten in place."""
+    """Add the softmax and masks of minus infinity [.., N] and of rows with no other element [.., 1] (native/SoftMax.cpp).
+
+    Operator: _safe_softmax. A mask has one byte per element. Rows with no other element are overwritten in place.
+    """
     rows = out.numel() // max(1, out.shape[args[1]])
     return [out, [args[0].numel(), rows, out.itemsize]]
 
 
 def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """logsumexp (ReduceOps.cpp, logsumexp_out_impl): the maxima, and the exponentials of the differences."""
+    """Add the maxima, and the exponentials of the differences (ReduceOps.cpp, logsumexp_out_impl)."""
     return [out, [out.nbytes, args[0].nbytes]]
 
 
 def converted_sum(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """sum, cumsum and cumprod (ReduceOps.cpp) in another dtype than the input's: first the input in the output's dtype."""
+    """Add the input in the output's dtype, for sum, cumsum and cumprod in another dtype than the input's (ReduceOps.cpp)."""
     return [out, [args[0].numel() * out.itemsize if args[0].dtype != out.dtype else 0]]
 
 
 def half_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """mean (ReduceOps.cpp, mean_kernel_impl) of half precision: the input and the result in float32."""
+    """Add input and result in float32, for mean of half precision (ReduceOps.cpp, mean_kernel_impl)."""
     return [[4 * args[0].numel(), 4 * out.numel()] if out.itemsize == 2 else [], out]
 
 
 def loss_elements(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """mse_loss, smooth_l1_loss (native/BinaryOps.cpp): the elements once more, if they are reduced."""
+    """Add the elements of mse_loss or smooth_l1_loss if they are reduced (native/BinaryOps.cpp)."""
     return [out, [prod(elements_of(args)) * out.itemsize if is_reduced(args, kwargs, 2) else 0]]
 
 
