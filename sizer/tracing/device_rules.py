@@ -62,7 +62,7 @@ _EVERYWHERE = (
     stand_ins, masks, boxes, collectives, loss_operators, matrix_products, in_place, composite, dtypes, missing_kernels, shortcuts,
     quantized_operators,
 )  # fmt: skip
-# The modules whose tables are a device's rules.
+# Modules with the tables of a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, cublas, random_draws, encoder,
@@ -81,23 +81,23 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
 class Rules:
     """Rules of a device for operators: one table for each case in which meta tensors are not enough.
 
-    Handlers of other libraries' operators, and what their kernels hold, are found by name ("torchvision.nms.default"): these exist
-    only once they are imported.
+    Handlers of other libraries' operators, and the memory inside their kernels, are found by name ("torchvision.nms.default"):
+    these operators exist only once they are imported.
     """
 
-    kernels: Mapping[Any, Callable[..., Any]]  # call, in a composite operator's place, what the device would call
-    formulas: Mapping[Any, Callable[..., Any]]  # call, in an operator's place, what has the gradient that the device would compute
+    kernels: Mapping[Any, Callable[..., Any]]  # run the device's calls instead of a composite operator
+    formulas: Mapping[Any, Callable[..., Any]]  # run a computation with the device's gradient instead of an operator
     handlers: Mapping[Any, Handler]  # give results that depend on values, or that have no meta kernel; may decline
     results: Mapping[Any, Callable[[tuple, Any], Any]]  # correct a meta kernel's result
-    held: Mapping[Any, Held]  # what a kernel holds beside its results
+    held: Mapping[Any, Held]  # add the memory inside a kernel
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
     blas: Blas | None  # cuBLAS's workspaces, which go by the capability
-    known: frozenset[Any]  # operators that a rule describes as a whole, so that none of their parts are run
+    known: frozenset[Any]  # operators with a rule for the whole operator, so that none of their parts are run
 
 
 def rules_for(device: Device) -> Rules:
-    """The rules of a device's kind, capability and version."""
+    """Return the rules of a device's kind, capability and version."""
     rules = _rules(device.kind, device.version)
     if device.kind != "cuda":
         return rules
@@ -128,9 +128,9 @@ def _rules(kind: str, version: Version) -> Rules:
 
 @contextmanager
 def kernels_installed(device: Device) -> Iterator[None]:
-    """Within the context, meta tensors take the device's kernels where autograd meets a composite operator, and its formulas.
+    """Make meta tensors use the device's kernels and formulas within the context.
 
-    They stand on the dispatch key AutogradMeta, so that calls from Python and from inside PyTorch's own C++ are treated alike.
+    They are registered on the dispatch key AutogradMeta, so that they serve calls from Python and from PyTorch's own C++.
     """
     library = torch.library.Library("aten", "IMPL")
     try:

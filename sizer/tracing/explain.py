@@ -36,12 +36,20 @@ def explain(
     answered: bool = True,
     texts: RuleTexts | None = None,
 ) -> Explanation:
-    """The explanation of a report, but for its workspaces, stand-ins and margins.
+    """Return the explanation of a report, without workspaces, stand-ins and margins.
 
-    `traced` is what was traced of each dtype. `gpu` is the device where it is one of the catalogue. `optimizer` is None where none
-    steps. `answered` is False where cuDNN was asked about this work and had no answer. What is said to be exact, modelled or not
-    counted is read off the tapes, the rules of the device, and the limitations that the modules of these rules name in their
-    docstrings: `texts`, which are read here if they are None.
+    Exact, modelled and uncounted parts are read from the tapes, the device's rules, and the limitations in the docstrings of
+    these rules.
+
+    Args:
+        device: The device.
+        traced: Traces, by dtype.
+        optimizer: Name of the optimizer, None if none steps.
+        implementation: Implementation of the optimizer, None for PyTorch's default.
+        gpu: The device's entry in the catalogue, if it has one.
+        expandable_segments: Whether the allocator uses expandable segments.
+        answered: False if cuDNN was queried about this work and did not answer.
+        texts: Texts of the rules, read here if they are None.
     """
     dtypes = tuple(traced)
     kernels = list(_kernels(traced))
@@ -57,7 +65,7 @@ def explain(
 
 
 def _exact(traced: Collection[Traced]) -> Iterator[str]:
-    """Yield what is no estimate, and how one trace speaks for other batch sizes."""
+    """Yield the exact parts of the estimate, and how one trace serves other batch sizes."""
     yield "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once"
     yield "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors"
     lines = [line for one in traced for _, line in one.family.lines]
@@ -77,7 +85,7 @@ def _exact(traced: Collection[Traced]) -> Iterator[str]:
 def _modelled(
     device: Device, texts: RuleTexts, gpu: Gpu | None, answered: bool, operators: frozenset[str]
 ) -> Iterator[str]:
-    """Yield what is a model, and what is left out, of operators that were traced."""
+    """Yield the modelled and uncounted parts of the traced operators."""
     if device.kind == "cuda" and _any_of(texts.convolutions, operators):
         yield convolutions(gpu, answered=answered)
     alone = [one.name for one in texts.held if one.by_cudnn and not one.convolves and _any_of([one.name], operators)]
@@ -94,17 +102,17 @@ def _modelled(
 
 
 def _operators(traced: Collection[Traced]) -> frozenset[str]:
-    """The operators of what was traced, by name; none where nothing was."""
+    """Return the names of the traced operators; empty without traces."""
     return frozenset(name for one in traced for tape in one.family.tapes() for name in tape.op_names)
 
 
 def _any_of(asked: Iterable[str], operators: frozenset[str]) -> bool:
-    """Return whether some of these operators are among those that were traced; yes where nothing was."""
+    """Return whether some of these operators were traced; True without traces."""
     return not operators or not operators.isdisjoint(asked)
 
 
 def rules_of(device: Device) -> str:
-    """The device and the version of PyTorch whose rules were followed."""
+    """Return the device and the version of PyTorch of the rules, in words."""
     version = format_version(device.version)
     if device.kind != "cuda":
         return f"{device.kind.upper()} in PyTorch {version}"
@@ -131,7 +139,7 @@ def convolutions(gpu: Gpu | None, *, answered: bool = True) -> str:
 
 
 def formulas(device: Device, gpu: Gpu | None = None, *, texts: RuleTexts | None = None) -> dict[str, Formula]:
-    """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
+    """Return by operator the formula of the bytes inside its kernel and its source, from the rules' docstrings."""
     texts = texts or _read(device)
     who = oracle_name(gpu) if gpu is not None else None
     asked = BY_CUDNN.format(who) if who else ""
@@ -164,7 +172,7 @@ def _blas(blas: Blas) -> str:
 
 
 def _kernels(traced: Mapping[str, Traced]) -> Iterator[KernelUse]:
-    """Each kernel once, with the dtypes that took it and the most modules that did so in one of them."""
+    """Yield each kernel once, with the dtypes that use it and the largest number of modules that use it in one dtype."""
     takers: dict[str, list[tuple[str, Kernel]]] = {}
     for dtype, one in traced.items():
         for kernel in one.kernels:

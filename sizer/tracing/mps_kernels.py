@@ -1,4 +1,4 @@
-"""MPS: the kernels of composite operators where Metal's differ from the generic path; what kernels hold inside is not known."""
+"""Kernels of MPS for composite operators that differ from the generic path. The memory inside kernels is unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from sizer.tracing.meta.attention import Attention, attention_kernel, math_atten
 
 @attention_kernel
 def scaled_dot_product_attention(device: Device, a: Attention) -> Tensor:
-    """aten.scaled_dot_product_attention on MPS: the math path of attention.cpp (its fused kernel serves inference only)."""
+    """Run aten.scaled_dot_product_attention by the math path of attention.cpp, as on MPS.
+
+    The fused kernel of MPS serves inference only.
+    """
     device.note_choice("attention", "math", f"{str(a.query.dtype)[6:]}, head dim {a.query.shape[-1]}")
     return math_attention(a)
 

@@ -1,5 +1,7 @@
-"""Tables by operator, and how several are joined: an operator that two of them name is a mistake, since one would silently take
-the other's place."""
+"""Tables by operator, and their union.
+
+An operator that two tables name is an error, as one entry would silently replace the other.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ Results = dict[Any, Callable[[tuple, Any], Any]]
 
 
 def operator(name: str) -> Any:
-    """ATen's overload "add.Tensor"; the default one of "exp"."""
+    """Return ATen's overload "add.Tensor"; the default overload of "exp"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def listed(names: str, row: Row) -> dict[Any, Row]:
-    """One row for each of ATen's overloads in a text."""
+    """Return a table with one row for each of ATen's overloads in a text."""
     return {operator(name): row for name in names.split()}
 
 
 def join(*tables: Mapping[Key, Row]) -> dict[Key, Row]:
-    """All rows of the tables. Raises ValueError with the keys that stand in more than one."""
+    """Return all rows of the tables. Raises ValueError with the operators that more than one table names."""
     joined: dict[Key, Row] = {}
     for table in tables:
         if twice := sorted(str(key) for key in joined.keys() & table.keys()):

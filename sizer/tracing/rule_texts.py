@@ -11,13 +11,13 @@ from sizer.tracing.cuda import convolution, cublas, recurrent
 from sizer.tracing.device import Device
 from sizer.tracing.device_rules import FAMILIES, rules_for
 
-# What cuDNN decides by itself; for convolutions it can be asked.
+# Operators with workspaces that only cuDNN determines. Those of convolutions can be queried.
 DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.BY_CUDNN.keys()
 _LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
 
 
 def read_rule_texts(device: Device) -> RuleTexts:
-    """Return the texts of the rules of a device; those of one kind and version are alike."""
+    """Return the texts of the rules of a device; devices of one kind and version share them."""
     rules = rules_for(device)
     return RuleTexts(
         held=tuple(
@@ -36,7 +36,7 @@ def read_rule_texts(device: Device) -> RuleTexts:
 
 
 def _limitations(kind: str) -> Iterator[LimitationText]:
-    """Yield what the modules and functions of a device's rules say of themselves, by family of operators."""
+    """Yield the limitations in the docstrings of a device's modules and rules, by family of operators."""
     own = f"sizer.tracing.{kind}"
     families = [family for family in FAMILIES[kind] if family.__name__.startswith(own)]
     used = [one for family in families for one in vars(family).values() if isinstance(one, ModuleType)]
