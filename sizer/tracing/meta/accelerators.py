@@ -1,4 +1,4 @@
-"""Accelerators that code asks for by name, and gets meta tensors; what it makes without a device is on the host."""
+"""Accelerators that code names: their tensors become meta tensors. Tensors without a device are on the host."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sizer.tracing.meta.in_place import isclose
 _ACCELERATOR = torch.device("cuda")
 _TOLD = {"cuda": torch.device("cuda", 0), "mps": torch.device("mps", 0), "cpu": torch.device("cpu")}  # by kind of device
 _CPU = torch.device("cpu")
-_INITIALIZERS = "torch.nn.init"  # some return at once for meta tensors, of which a device's tensor is none
+_INITIALIZERS = "torch.nn.init"  # some functions return at once for meta tensors, which represent device tensors here
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
-_HOLDERS = (_MODULE, "bitsandbytes.functional")  # where `to` moves what modules hold: weights, and scales of 4-bit weights
-_INPUTS = "torch.distributed.utils"  # _recursive_to, by which DDP and FSDP2 move inputs
-# Modules of PyTorch that move tensors to the device of others. They see which tensors are on the host.
+_HOLDERS = (_MODULE, "bitsandbytes.functional")  # `to` moves the contents of modules there: weights, and scales of 4-bit weights
+_INPUTS = "torch.distributed.utils"  # _recursive_to, which DDP and FSDP2 use to move inputs
+# Modules of PyTorch that move tensors to the device of other tensors. They see which tensors are on the host.
 _MOVERS = frozenset(
     {"torch.optim.swa_utils", "torch.nn.utils.clip_grad", "torch.nn.utils.convert_parameters", "torch.amp.grad_scaler"}
 )
@@ -49,13 +49,16 @@ _NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() 
 _CLOSE = frozenset({torch.isclose, Tensor.isclose})
 _ATTENTION = nn.functional.scaled_dot_product_attention
 _CAN_USE = ("can_use_flash_attention", "can_use_efficient_attention", "can_use_cudnn_attention")
-_PYTHON = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot  # at which dispatch modes stand
+_PYTHON = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot  # keys of dispatch modes
 _NUMBERS: dict[Any, type] = {Tensor.__float__: float, Tensor.__int__: int, Tensor.__bool__: bool}
-LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
+LARGE = 2**20  # bytes from which a host tensor is a meta tensor, without memory, in a trace
 
 
 class _OfDevice(type):
-    """The kind of `torch.cuda.FloatTensor` and its like, which make tensors of the device (torch/csrc/utils/tensor_new.cpp)."""
+    """Type of `torch.cuda.FloatTensor` and similar classes, which create tensors on the device.
+
+    Source: torch/csrc/utils/tensor_new.cpp.
+    """
 
     dtype: torch.dtype
 
@@ -81,7 +84,7 @@ _TYPES: dict[str, Any] = {name: _OfDevice(name, (), {"dtype": dtype}) for dtype,
 
 
 def _type_named(given: object) -> tuple[torch.device, torch.dtype] | None:
-    """Return the device and the dtype of a type of tensors, such as "torch.cuda.FloatTensor"; None for others."""
+    """Return the device and the dtype of a type of tensors, such as "torch.cuda.FloatTensor"; None for other values."""
     if isinstance(given, _OfDevice):
         return _ACCELERATOR, given.dtype
     text = given if isinstance(given, str) else f"{getattr(given, '__module__', '')}.{getattr(given, '__name__', '')}"
@@ -92,7 +95,7 @@ def _type_named(given: object) -> tuple[torch.device, torch.dtype] | None:
 
 
 def _read(tensor: Tensor) -> int | float | bool:
-    """Return the value of a tensor of one element for `torch.Tensor([a, b])`, whose data are read below any dispatch mode.
+    """Return the value of a tensor of one element for `torch.Tensor([a, b])`, which reads data below any dispatch mode.
 
     Source: torch/csrc/utils/tensor_new.cpp, legacy_new_from_sequence (PyTorch 2.15).
     """
@@ -118,9 +121,10 @@ def sparse_refused(name: str) -> TraceError:
 
 @contextmanager
 def _nested_attention_answered() -> Iterator[None]:
-    """Within the context attention over jagged tensors chooses its backend for the device (torch/nested/_internal/sdpa.py).
+    """Make attention over jagged tensors choose its backend for the device within the context.
 
-    The conditions are those that `torch.backends.cuda` answers in a trace, which the module holds by names of its own.
+    The conditions are those that `torch.backends.cuda` returns in a trace; the module imports them under its own names
+    (torch/nested/_internal/sdpa.py).
     """
     from torch.nested._internal import sdpa
 
@@ -140,9 +144,9 @@ def _nested_attention_answered() -> Iterator[None]:
 
 
 class OnMeta(TorchFunctionMode):
-    """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`.
+    """Moves tensors to meta if code names an accelerator: `.cuda()`, `.to("cuda:0")`, `device="mps"`.
 
-    `host` is told of what names no device and of what leaves the host, `deferred` of what asks for meta by name.
+    `host` records tensors without a device and tensors that leave the host, `deferred` tensors for which code names meta.
     """
 
     def __init__(self, host: HostMemory | None = None, deferred: Deferred | None = None) -> None:
@@ -276,7 +280,7 @@ class OnMeta(TorchFunctionMode):
             return self._host.pin(tensor.clone())
 
     def _made_pinned(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what a constructor makes with `pin_memory=True`."""
+        """Return a constructor's result with `pin_memory=True`."""
         self._host.pins = True
         try:
             return self._host.pin(self.__torch_function__(func, types, args, kwargs))
@@ -306,7 +310,7 @@ class OnMeta(TorchFunctionMode):
     def _names_meta(self, device: object = None, *args: Any, **kwargs: Any) -> bool:
         """Return True if arguments of `Tensor.to` or `Module.to` name meta itself, which is no device.
 
-        PyTorch's own code means by the word the device that stands for others.
+        In PyTorch's own code, meta is the representation of the device.
         """
         device = kwargs.get("device", device)
         if self._deferred is None or not self._deferred.names(device):
@@ -362,11 +366,11 @@ class OnMeta(TorchFunctionMode):
         return func is not torch.empty_like or args[0] in self._host
 
     def _has_place(self, tensor: Tensor) -> bool:
-        """Return True if a tensor on meta stands for one of the device or of the host."""
+        """Return True if a meta tensor represents a tensor of the device or of the host."""
         return tensor.is_meta and (self._deferred is None or tensor not in self._deferred)
 
     def _empty(self, func: Any, args: tuple, kwargs: dict) -> Tensor:
-        """Make a host tensor as `func` does; a large tensor is a meta tensor that stands for host memory."""
+        """Return a host tensor created by `func`; a large tensor is a meta tensor that represents host memory."""
         with _disable_current_modes():
             large = func(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
         if not large:
@@ -375,7 +379,7 @@ class OnMeta(TorchFunctionMode):
             return func(*args, **(kwargs | {"device": "meta"}))
 
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """A tensor of the host as `.to(…)` gives it."""
+        """Return the result of `.to(…)` for a host tensor."""
         device, dtype, non_blocking, copy, memory_format = self._asked(*args, **kwargs)
         how = (dtype or tensor.dtype, non_blocking)
         if device is None or device.type == "cpu":
@@ -387,10 +391,10 @@ class OnMeta(TorchFunctionMode):
 
 @contextmanager
 def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
-    """Within the context the mode is on in what autograd calls back: hooks of saved tensors, and all of a backward pass.
+    """Enable the mode in autograd's callbacks within the context: hooks of saved tensors and whole backward passes.
 
-    PyTorch calls them from an operator or from `Tensor.backward`, inside of which function modes are off. A backward pass of the
-    device runs in a thread of its own (torch/csrc/autograd/engine.cpp, 2.15), in which Dynamo compiles nothing.
+    PyTorch calls them from an operator or from `Tensor.backward`, which disable function modes. A device's backward pass runs
+    in its own thread (torch/csrc/autograd/engine.cpp, 2.15), in which Dynamo compiles nothing.
     """
     push, run = torch._C._autograd._push_saved_tensors_default_hooks, torch.autograd.graph._engine_run_backward
     set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
@@ -427,12 +431,15 @@ def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
 
 @contextmanager
 def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> Iterator[None]:
-    """Within the context, tensors tell code outside of PyTorch and Sizer where they are: on the first device, or on the host.
+    """Make tensors report a device to code outside of PyTorch and Sizer within the context: the first device, or the host.
 
-    `kind` is that of the device that is traced.
-
-    The attributes are those of the class, so that hooks of saved tensors and autograd's callbacks see them, too. An optimizer of
+    The class attributes are patched, so that hooks of saved tensors and autograd's callbacks see them too. An optimizer of
     parameters on the host steps there.
+
+    Args:
+        host: Tensors of the host.
+        deferred: Tensors on meta without a device.
+        kind: Kind of the traced device.
     """
     first = _TOLD[kind]
     told: dict[str, tuple[Any, Any]] = {"device": (first, _CPU), "is_cpu": (kind == "cpu", True), "is_meta": (False, False)}
@@ -472,7 +479,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
     get_device = Tensor.get_device
 
     def index_of_device(tensor: Tensor) -> int:
-        """0 on the device, -1 on the host."""
+        """Return 0 for the device, -1 for the host."""
         with torch._C.DisableTorchFunction():
             told_otherwise = own["is_meta"](tensor) and _is_outside(sys._getframe(1)) and tensor not in deferred
             return (-1 if tensor in host or kind == "cpu" else 0) if told_otherwise else get_device(tensor)
@@ -487,7 +494,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
     set_type, set_device, get_device_of_default = torch.set_default_tensor_type, torch.set_default_device, torch.get_default_device
 
     def set_default_device(device: object) -> None:
-        """Stand in for torch.set_default_device, whose own mode is below this trace's, and would be asked after it."""
+        """Replace torch.set_default_device, because its mode would be below this trace's mode."""
         host.is_default_elsewhere = str(device).partition(":")[0] == kind != "cpu"
         set_device(None if host.is_default_elsewhere else device)
 
@@ -495,7 +502,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
         return first if host.is_default_elsewhere and _is_outside(sys._getframe(1)) else get_device_of_default()
 
     def set_default_tensor_type(kind: object) -> None:
-        """Stand in for torch.set_default_tensor_type, of which PyTorch makes a dtype and a device."""
+        """Replace torch.set_default_tensor_type, which PyTorch converts to a dtype and a device."""
         named = _type_named(kind)
         host.is_default_elsewhere = named is not None and named[0] is _ACCELERATOR
         of_default_type.close()
@@ -509,7 +516,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
     make = Tensor.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
-        """Stand in for torch.Tensor(…), which goes by the default type of tensors (torch/csrc/utils/tensor_new.cpp)."""
+        """Replace torch.Tensor(…), which follows the default type of tensors (torch/csrc/utils/tensor_new.cpp)."""
         if cls is Tensor and not kwargs:
             return _TYPES[_LEGACY[torch.get_default_dtype()]](*args)
         return make(cls, *args, **kwargs)
@@ -517,7 +524,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
     written, storage_device = torch._tensor_str._str, torch.UntypedStorage.device.__get__
 
     def write(tensor: Tensor, *, tensor_contents: str | None = None) -> str:
-        """Stand in for torch._tensor_str._str, with the device that the code sees."""
+        """Replace torch._tensor_str._str, and write the device that the code sees."""
         text = written(tensor, tensor_contents=tensor_contents)
         with torch._C.DisableTorchFunction():
             if not own["is_meta"](tensor) or tensor in deferred:
@@ -553,7 +560,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
 
 
 def _calling(frame: FrameType) -> FrameType:
-    """Return the frame that called a function in a frame, without those of a second mode, which a rank of several has."""
+    """Return the frame that called a function in a frame, skipping the frames of a second mode in runs of several ranks."""
     while frame.f_globals is globals() and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -576,12 +583,12 @@ def _are_devices_sent_to_meta() -> bool:
 
 
 def _numbered(value: Any) -> Any:
-    """The device that a number names; other values as they are."""
+    """Return the device of a number; other values unchanged."""
     return f"cuda:{value}" if type(value) is int else value
 
 
 def _index_of(value: Any) -> int | None:
-    """The number of a GPU that a device, or its name, tells."""
+    """Return the index of a GPU from a device or its name; None for other devices."""
     if isinstance(value, str):
         kind, _, number = value.partition(":")
         return int(number) if kind == "cuda" and number.isdigit() else None
@@ -589,7 +596,10 @@ def _index_of(value: Any) -> int | None:
 
 
 def _unnumbered(value: Any) -> Any:
-    """A device on meta without its number, by which DDP names it: inputs on meta have none, and would be copied there."""
+    """Return a meta device without its index.
+
+    DDP names devices with an index. Inputs on meta have none, and would be copied there.
+    """
     return torch.device("meta") if isinstance(value, torch.device) and value.type == "meta" else value
 
 

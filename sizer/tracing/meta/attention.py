@@ -55,7 +55,7 @@ class Attention:
 
 
 def attention_kernel(run: Callable[[Device, Attention], Tensor]) -> Callable[..., Tensor]:
-    """A kernel for aten.scaled_dot_product_attention, which checks its arguments and hands them on as one value."""
+    """Return a kernel for aten.scaled_dot_product_attention, which checks its arguments and passes them on as one value."""
 
     @wraps(run)
     def kernel(
@@ -69,8 +69,10 @@ def attention_kernel(run: Callable[[Device, Attention], Tensor]) -> Callable[...
 
 
 def is_switched_on(backend: str) -> bool:
-    """Return whether user code leaves a backend on: `sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`
-    (check_runtime_disabled_*)."""
+    """Return whether user code has enabled a backend (check_runtime_disabled_*).
+
+    The switches are `sdpa_kernel` and `torch.backends.cuda.enable_*_sdp`.
+    """
     return _SWITCHES[backend]()
 
 
@@ -83,7 +85,10 @@ def has_rows(device: Device, a: Attention) -> bool:
 
 
 def heads_fit(device: Device, a: Attention, *, grouped: bool = True, same: bool = True) -> bool:
-    """check_batch_size_and_num_heads_dense: equal batches; equal heads, or grouped ones, or since 2.14 a single key head."""
+    """Return whether check_batch_size_and_num_heads_dense passes.
+
+    Batches must be equal. Heads must be equal or grouped; since 2.14 a single key head also passes.
+    """
     if not a.query.shape[0] == a.key.shape[0] == a.value.shape[0]:
         return False
     heads, key_heads, value_heads = a.query.shape[1], a.key.shape[1], a.value.shape[1]
@@ -93,7 +98,7 @@ def heads_fit(device: Device, a: Attention, *, grouped: bool = True, same: bool 
 
 
 def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """convert_boolean_attn_mask: a boolean mask becomes one to add, minus infinity where False."""
+    """Return an additive mask, minus infinity where a boolean mask is False (convert_boolean_attn_mask)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zero, infinity = (torch.full((), v, dtype=dtype, device=mask.device) for v in (0.0, -math.inf))
@@ -101,8 +106,10 @@ def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def math_attention(a: Attention) -> Tensor:
-    """attention.cpp, _scaled_dot_product_attention_math: halves are computed in float32, the mask is added in place; a boolean one
-    was made one of the query's dtype before."""
+    """Run attention as in attention.cpp, _scaled_dot_product_attention_math.
+
+    Halves are computed in float32. The mask is added in place. A boolean mask is first converted to the query's dtype.
+    """
     dtype = a.query.dtype
     query, key, value = (t.float() if dtype in _HALVES else t for t in (a.query, a.key, a.value))
     half_scale = math.sqrt(a.scale if a.scale is not None else 1 / math.sqrt(query.shape[-1]))

@@ -1,13 +1,12 @@
-"""Autocast on meta tensors, at the very place where PyTorch has it.
+"""Autocast on meta tensors, at the same point of the dispatch as in PyTorch.
 
 `torch.autocast` works on the dispatch key above autograd, by operator lists, and refuses tensors of other devices. Here the
-same lists (aten/src/ATen/autocast_mode.h, PyTorch 2.6 and 2.11 to 2.15) are registered on a key that no device in use has
-(AutocastIPU), so that casts happen for calls from Python and from inside composite C++ operators alike, autograd records
-them, and the cache of cast weights lives exactly as long: until the outermost context ends.
+same lists (aten/src/ATen/autocast_mode.h, PyTorch 2.6 and 2.11 to 2.15) are registered on a key of an unused device
+(AutocastIPU). So casts happen for calls from Python and from composite C++ operators, autograd records them, and the cache of
+cast weights has the same lifetime: until the outermost context ends.
 
-Autocast's operator lists, as they stand in aten/src/ATen/autocast_mode.h and autocast_mode.cpp of PyTorch 2.6 and 2.11 to 2.15.
-
-A name the installed PyTorch does not have on its own list is passed over when the lists are registered.
+Autocast's operator lists are those of aten/src/ATen/autocast_mode.h and autocast_mode.cpp of PyTorch 2.6 and 2.11 to 2.15. A
+name that is missing in the installed PyTorch's own list is not registered.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from sizer.tracing.values.libraries import entered_once_imported
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The words of a text."""
+    """Return the words of a text."""
     return tuple(text.split())
 
 
@@ -55,7 +54,7 @@ FLOAT32 = names("""
     _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
     linalg_matrix_sqrth
 """)
-# Up to 2.11, whose own build registers neither; 2.15's does, and 2.12 to 2.14 are taken to be like it.
+# Up to 2.11, which registers neither operator; 2.15 does, and 2.12 to 2.14 are assumed to do so.
 FLOAT32_TO_2_11 = tuple(name for name in FLOAT32 if name not in ("rms_norm", "linalg_matrix_sqrth"))
 # CUDA: float32 as the output dtype unless one is given.
 FLOAT32_SET_DTYPE = names("""
@@ -98,7 +97,7 @@ MPS_LOWER_PRECISION = names("""
     _mps_convolution prelu addmm addmv addr matmul einsum mm mv linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
     lstm_cell scaled_dot_product_attention
 """)
-# MPS: run in float32, sums and softmax too, whatever dtype they are asked for.
+# MPS: run in float32, including sums and softmax, whatever output dtype is requested.
 MPS_FLOAT32 = names("""
     conv_transpose3d.input acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm
@@ -126,7 +125,10 @@ class Autocast:
     """The autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
 
     def __init__(self, kind: str, version: Version, *, compiles: bool = False) -> None:
-        """With `compiles`, PyTorch's own state of autocast on CUDA follows, which Dynamo saves and restores."""
+        """Start outside autocast.
+
+        With `compiles`, PyTorch's own state of autocast on CUDA is kept equal, as Dynamo saves and restores it.
+        """
         self.device_types = {kind, "meta"}
         self.enabled = False
         self.dtype = torch.bfloat16 if kind == "cpu" else torch.float16
@@ -138,9 +140,9 @@ class Autocast:
         self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
 
     def cast(self, dtype: torch.dtype, value: Any) -> Any:
-        """cached_cast of autocast_mode.cpp: a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient.
+        """Return a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient.
 
-        From 2.11 on inference mode keeps no casts.
+        From 2.11 on inference mode keeps no casts. Source: cached_cast of autocast_mode.cpp.
         """
         if isinstance(value, (list, tuple)):
             return [self.cast(dtype, v) for v in value]
@@ -157,7 +159,7 @@ class Autocast:
         return entry[1]
 
     def enter(self, enabled: bool, dtype: torch.dtype) -> tuple[bool, torch.dtype]:
-        """Sets the state, one nesting deeper; returns the state to give back to `leave`."""
+        """Set the state, one nesting deeper; return the state to restore by `leave`."""
         before = (self.enabled, self.dtype)
         self._nesting += 1
         self._set(enabled, dtype)
@@ -184,7 +186,7 @@ class Autocast:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the context, `torch.autocast` for this device (and for "meta") acts on meta tensors."""
+        """Make `torch.autocast` for this device (and for "meta") act on meta tensors within the context."""
         with ExitStack() as stack:
             library = torch.library.Library("aten", "IMPL")
             stack.callback(library._destroy)
@@ -219,7 +221,10 @@ class Autocast:
 
     @contextmanager
     def _torchvision_registered(self) -> Iterator[None]:
-        """Within the context torchvision's own operators run as torchvision/csrc/ops/autocast has them: in float32, and back."""
+        """Run torchvision's operators in float32 within the context, with results cast back.
+
+        Source: torchvision/csrc/ops/autocast.
+        """
         there = torch.ops.torchvision
         key = f"Autocast{self._kind.upper()}"
         names = [
@@ -256,9 +261,9 @@ class Autocast:
         return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(self.dtype, value))
 
     def _flattened(self, operator: Any) -> Callable[..., Any]:
-        """Return `_cudnn_rnn_cast_reflatten` of aten/src/ATen/cudnn/AutocastRNN.cpp (2.15): casts of all weights are one buffer.
+        """Return `_cudnn_rnn_cast_reflatten`, which casts all weights into one buffer.
 
-        The dtype is float16 whatever the dtype of autocast is.
+        The dtype is float16, whatever the dtype of autocast is. Source: aten/src/ATen/cudnn/AutocastRNN.cpp (2.15).
         """
 
         def kernel(input: Tensor, weights: list[Tensor], stride: int, flat: Tensor, *rest: Any) -> Any:
@@ -306,7 +311,7 @@ class Autocast:
         return kernel
 
     def _replacements(self) -> list[tuple[Any, str, Any]]:
-        """Return what must know of this autocast: the context manager itself and the functions that query it."""
+        """Return the replacements of the context manager and of the functions that query autocast."""
         state, original = self, torch.amp.autocast_mode.autocast
         is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
         is_available = torch.amp.is_autocast_available
@@ -351,7 +356,7 @@ class Autocast:
             (original, "__enter__", new_enter),
             (original, "__exit__", new_leave),
             (torch, "clear_autocast_cache", new_clear),
-            # asked without a device it answers for CUDA (torch/csrc/autograd/init.cpp)
+            # without a device it returns CUDA's state (torch/csrc/autograd/init.cpp)
             (torch, "is_autocast_enabled", lambda d="cuda": state.enabled if mine(d) else is_enabled(d)),
             (torch, "get_autocast_dtype", lambda d: state.dtype if mine(d) else get_dtype(d)),
             (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
@@ -360,8 +365,10 @@ class Autocast:
 
 
 def _call(operator: Any, args: tuple, kwargs: dict, cast: Callable[[Any], Any]) -> Any:
-    """The operator of the arguments cast, the last one first: so does the C++ of PyTorch's Linux builds evaluate them, and
-    autograd runs the casts' gradients in the opposite order."""
+    """Return the operator's result for cast arguments; the last argument is cast first.
+
+    The C++ of PyTorch's Linux builds evaluates casts in this order, and autograd runs their gradients in the opposite order.
+    """
     keywords = {name: cast(value) for name, value in reversed(kwargs.items())}
     positional = [cast(value) for value in reversed(args)]
     return operator(*reversed(positional), **keywords)
@@ -383,7 +390,7 @@ def _float_tensors(value: Any) -> list[Tensor]:
 
 
 def _operator(name: str, key: str) -> Any:
-    """The operator, or None where the installed PyTorch does not have it on its own list."""
+    """Return the operator, or None if it is missing in the installed PyTorch's own list."""
     packet, _, overload = name.partition(".")
     qualified = f"aten::{packet}" + (f".{overload}" if overload else "")
     if not hasattr(_aten, packet) or not _has_kernel(qualified, key):

@@ -1,14 +1,14 @@
-"""Collectives of torch.distributed: nobody answers, and what they allocate is what is noted.
+"""Collectives of torch.distributed without other ranks: only their allocations are recorded.
 
-The operators of c10d have no meta kernels; each returns the tensors that it was given and a work that is done. The functional ones
-(torch/distributed/_functional_collectives.py) have kernels that allocate on meta what a device does not. Read in PyTorch 2.11 and
-2.15: torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp.
+The operators of c10d have no meta kernels; each returns its arguments' tensors and a completed work. The functional operators
+(torch/distributed/_functional_collectives.py) have kernels that allocate memory on meta that a device does not allocate. Read
+in PyTorch 2.11 and 2.15: torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp.
 
-NCCL holds what a functional reduce-scatter or all-to-all was given until it is waited for (`stashed_for_allocator_safety_` in
+NCCL keeps the inputs of a functional reduce-scatter or all-to-all until the wait (`stashed_for_allocator_safety_` in
 ProcessGroupNCCL.cpp, `register_work` in Functional.cpp).
 
-*Known limitation*: nothing holds what another asynchronous collective was given. If all-gathers do, a rank of tensor and context
-parallel reserves 2 MiB more than over the null driver, for a reason that is not known.
+*Known limitation*: the inputs of other asynchronous collectives are not kept. If all-gathers kept them, a rank of tensor and
+context parallel would reserve 2 MiB more than over the null driver, for an unknown reason.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from torch.futures import Future
 from sizer.tracing.values.handler import HandlerContext
 from sizer.tracing.values.known import tensors_of
 
-_META = torch.device("meta")  # made outside of a trace, which tells apart devices that code names so
+_META = torch.device("meta")  # made outside of a trace, which distinguishes devices that code names meta
 ALIKE = "every rank was taken to send what this one would send in its place"
 CROWDED = "every other rank was taken to send all that it has to this one"
 ROUTES = "other ranks were taken to send as much as this one would in their place; the range ends where they send all they have"
 
 
 def _done(tensors: list[torch.Tensor]) -> Any:
-    """A work that is done, with the tensors as its result: the fake process group's own has no future, which DDP asks for."""
+    """Return a completed work with the tensors as its result.
+
+    DDP requests its future; the fake process group's own work has none.
+    """
     from torch._C._distributed_c10d import _create_work_from_future
 
     future: Future = Future()
@@ -37,7 +40,10 @@ def _done(tensors: list[torch.Tensor]) -> Any:
 
 
 def collective(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """c10d's operators (outputs first): the outputs as they are, and the work. Each rank has broadcast what all of them have."""
+    """Return c10d operators' outputs and a completed work.
+
+    Outputs are the first argument. A broadcast keeps known values, as each rank sends the same.
+    """
     outputs = tensors_of(args[:1])
     for tensor in () if func is torch.ops.c10d.broadcast_.default else outputs:
         recorder.values.forget(tensor)
@@ -46,15 +52,18 @@ def collective(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
 
 
 def exchange(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """c10d's send(tensors, ...) and recv_(tensors, ...): a work that is done, and holds none of them, as no device's does."""
+    """Return a completed work for c10d's send and recv_. It holds none of the tensors, as on a device."""
     for tensor in () if func is torch.ops.c10d.send.default else tensors_of(args[:1]):
         recorder.values.forget(tensor)
     return _done([])
 
 
 def barrier(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """c10d.barrier(tensor, group, ...): a work that is done. From 2.15 on the first barrier of a group over NCCL makes a buffer of
-    one float, which the group keeps (ProcessGroupNCCL2, seen in PyTorch's memory history over the null NCCL)."""
+    """Return a completed work for c10d.barrier.
+
+    From 2.15 on the first barrier of a group over NCCL allocates a buffer of one float, which the group keeps
+    (ProcessGroupNCCL2, seen in PyTorch's memory history over the null NCCL).
+    """
     from torch.distributed import ProcessGroup
 
     name = ProcessGroup.unbox(args[1]).group_name
@@ -65,8 +74,11 @@ def barrier(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
 
 
 def all_to_all(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """c10d.alltoall_base_(output, input, group, output_splits, input_splits, ...): of each other rank what this one would send in
-    its place, where that is known and all parts are as large. By such counts ranks tell each other how many tokens come."""
+    """Return alltoall_base_'s work, with the output's values if the input's are known and all parts have the same size.
+
+    Every other rank is assumed to send what this rank would send in its place. Ranks exchange their token counts this way.
+    Arguments: output, input, group, output_splits, input_splits, ...
+    """
     output, values, boxed, *splits = args[:5]
     known = None if any(splits) else recorder.values.get(values)
     out = collective(recorder, func, args, kwargs)
@@ -85,7 +97,7 @@ def all_to_all(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
 
 
 def _crowded(received: torch.Tensor, total: int, group: Any) -> torch.Tensor:
-    """Counts where each other rank sends all that it has, `total`, spread evenly over the counts of its part."""
+    """Return the counts if each other rank sends all of its `total`, spread evenly over the counts of its part."""
     parts = received.clone().view(group.size(), -1)
     width = parts.shape[1]
     every = torch.tensor([total // width + (place < total % width) for place in range(width)], device="cpu")
@@ -94,18 +106,21 @@ def _crowded(received: torch.Tensor, total: int, group: Any) -> torch.Tensor:
 
 
 def all_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """_c10d_functional.all_reduce(input, op, group): a contiguous copy, reduced in place."""
+    """Return a contiguous copy, reduced in place, for _c10d_functional.all_reduce."""
     with recorder:
         return args[0].clone(memory_format=torch.contiguous_format)
 
 
 def in_place(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_c10d_functional.all_reduce_(input, op, group) and its like: what they were given."""
+    """Return the input, for _c10d_functional.all_reduce_ and similar operators."""
     return args[0]
 
 
 def to_be_awaited(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_c10d_functional.reduce_scatter_tensor(input, ...) and its like: inputs and outputs are held until they are waited for."""
+    """Return the result of an asynchronous collective, and hold inputs and outputs until the wait.
+
+    Operators: _c10d_functional.reduce_scatter_tensor and similar ones.
+    """
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     outputs = tensors_of([out])
@@ -115,22 +130,25 @@ def to_be_awaited(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict
 
 
 def wait(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_c10d_functional.wait_tensor(tensor) and wait_tensors(tensors): what they were given; what NCCL held is released."""
+    """Return the argument of wait_tensor or wait_tensors, and release the tensors that NCCL held."""
     for tensor in tensors_of(args[:1]):
         recorder.unawaited.pop(torch._C._storage_address(tensor), None)
     return args[0]
 
 
 def wrapped(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """_c10d_functional._wrap_tensor_autograd(input): on a device the tensor itself, wrapped; its meta kernel makes one."""
+    """Return the wrapped tensor itself for _wrap_tensor_autograd, as on a device; its meta kernel makes a new tensor."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return AsyncCollectiveTensor(args[0])
 
 
 def told(func: Any, args: tuple, out: Any) -> tuple[str, int]:
-    """Over which group of ranks a collective is, by the name of its dimension of a mesh ("world" for all of them), and the bytes of
-    its whole tensor: the larger of what goes in and what comes out."""
+    """Return a collective's group of ranks, and the bytes of its whole tensor.
+
+    The group has the name of its dimension of a mesh ("world" for all ranks). The whole tensor is the larger of input and
+    output.
+    """
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import _resolve_process_group
 

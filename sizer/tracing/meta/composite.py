@@ -1,5 +1,6 @@
-"""Composite operators: those that a device runs as a chain of other operators, and those whose generic path differs from every
-device's own kernel (linear layers, gradients of activations, one-hot vectors).
+"""Composite operators: chains of operators on a device, and operators with a generic path that no device uses.
+
+The latter are linear layers, gradients of activations and one-hot vectors.
 
 PyTorch registers Python decompositions for operators that have a CUDA kernel of their own (upsample_nearest2d). These are for
 tracing compilers and do not run on a device. An operator is composite if C++ registers a composite kernel for it.
@@ -27,7 +28,7 @@ _META = torch.device("meta")
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 _DEVICE_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
 
-# Composite operators that make one tensor and nothing else, and whose values or strides are followed as a whole.
+# Composite operators that make a single tensor, with values or strides that are followed as a whole.
 _WHOLE = {
     operator
     for name in [
@@ -153,7 +154,10 @@ def _runs_on_meta(function: Callable[..., Any], args: tuple, kwargs: dict) -> bo
 
 
 def _like(*positions: int) -> Callable[..., Any]:
-    """Stand for a gradient or a draw without a meta kernel: a contiguous tensor like the argument at this position."""
+    """Return a handler for a gradient or a draw without a meta kernel.
+
+    Its result is a contiguous tensor like the argument at this position.
+    """
 
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if not args[positions[0]].is_meta:  # on the host
@@ -165,15 +169,17 @@ def _like(*positions: int) -> Callable[..., Any]:
 
 
 def _cached_mask(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The fake-quantised tensor, and the mask of what is in range (native/quantized/FakeQuantPerChannelAffine.cpp)."""
+    """Return the fake-quantised tensor, and the mask of values in range (native/quantized/FakeQuantPerChannelAffine.cpp)."""
     made = torch.empty_like(args[0])
     return made, torch.empty_like(made, dtype=torch.bool)
 
 
 def _observed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_fused_moving_avg_obs_fq_helper(x, observer_on, fake_on, running_min, running_max, scale, zero_point, .., ch_axis, per_row):
-    the range of x, then its fake quantization. With channels the empty buffers of the first call are resized
-    (native/quantized/cuda/FusedObsFakeQuant.cu, 2.15)."""
+    """Run _fused_moving_avg_obs_fq_helper: the range of x, then its fake quantization.
+
+    Arguments: x, observer_on, fake_on, running_min, running_max, scale, zero_point, .., ch_axis, per_row. With channels, the
+    first call resizes the empty buffers (native/quantized/cuda/FusedObsFakeQuant.cu, 2.15).
+    """
     x, buffers, least, most = args[0], args[3:7], args[8], args[9]
     axis, per_row = args[10], args[11] if len(args) > 11 else kwargs.get("per_row_fake_quant", False)
     if not x.is_meta:
@@ -191,7 +197,7 @@ def _observed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) ->
 
 
 def _ldexp(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """ldexp(x, exponent) of floats and integers: one kernel on CUDA (native/BinaryOps.cpp), on meta a power and a product."""
+    """Run ldexp of floats and integers as one kernel, as on CUDA (native/BinaryOps.cpp); on meta it is a power and a product."""
     x, exponent = args
     takes = x.is_meta and exponent.is_meta and x.is_floating_point() and not exponent.is_floating_point()
     if not takes or exponent.is_complex() or recorder.device.kind != "cuda":
@@ -200,16 +206,17 @@ def _ldexp(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def _complex_dropout(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """native_dropout of complex numbers: the result and a mask (native/cuda/Dropout.cu); the meta kernel refuses the dtype."""
+    """Return result and mask of native_dropout of complex numbers (native/cuda/Dropout.cu); the meta kernel refuses the dtype."""
     if not args[0].is_complex() or not args[0].is_meta or kwargs or args[2] is False:
         return NotImplemented
     return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
 
 
 def _gradient_of_view(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """select_backward(gradient, sizes, ..), slice_backward, diagonal_backward: zeros, into a view of which the gradient is copied.
+    """Return zeros, for select_backward, slice_backward and diagonal_backward.
 
-    The view and the copy make no block. A gradient of known values is copied. Source: native/TensorShape.cpp, 2.15.
+    The gradient is copied into a view of the zeros. View and copy make no block. A gradient of known values is copied. Source:
+    native/TensorShape.cpp, 2.15.
     """
     gradient = args[0]
     if kwargs or recorder.device.kind not in _DEVICE_KEYS or recorder.sees_inputs:
@@ -245,10 +252,10 @@ HANDLERS = {
 
 
 def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """aten.linear (aten/src/ATen/native/Linear.cpp): the bias is added in place, which meta tensors would switch off.
+    """Run aten.linear with the bias added in place, which meta tensors would disable (aten/src/ATen/native/Linear.cpp).
 
-    A weight that requires gradients has the input folded to rows, in inference mode, too (LinearAlgebra.cpp, should_fold). Within
-    the trace of a composite operator a view of the weight no longer says that it requires gradients.
+    If the weight requires gradients, the input is folded to rows, in inference mode too (LinearAlgebra.cpp, should_fold).
+    Within the trace of a composite operator a view of the weight no longer reports that it requires gradients.
     """
     rows = torch.is_inference_mode_enabled() and weight.requires_grad and not weight.is_inference() and weight.dim() == 2
     if input.dim() <= 2 or input.is_contiguous() or (bias is None and not rows):
@@ -262,15 +269,17 @@ def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = 
 
 
 def activation_backward(device: Device, grad_output: Tensor, input: Tensor) -> Tensor:
-    """silu_backward and mish_backward: one kernel on every device, a chain of operators elsewhere (math_silu_backward and
-    math_mish_backward in aten/src/ATen/native/Activation.cpp)."""
+    """Run silu_backward or mish_backward as one kernel, as on every device; the generic path is a chain of operators.
+
+    Source: math_silu_backward and math_mish_backward in aten/src/ATen/native/Activation.cpp.
+    """
     return torch.mul(grad_output, input)
 
 
 def one_hot(device: Device, input: Tensor, num_classes: int = -1) -> Tensor:
-    """aten.one_hot (aten/src/ATen/native/Onehot.cpp): zeros written to; on meta a comparison with every class instead.
+    """Run aten.one_hot as zeros with ones scattered (aten/src/ATen/native/Onehot.cpp); on meta it compares with every class.
 
-    The CPU looks at the smallest and the largest class first (aten.aminmax).
+    The CPU first computes the smallest and the largest class (aten.aminmax).
     """
     if device.kind == "cpu" and input.numel():
         torch.aminmax(input)

@@ -16,12 +16,13 @@ from sizer.tracing.values.known import KnownValues
 
 @contextmanager
 def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextManager] = nullcontext) -> Iterator[None]:
-    """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values, and f-strings show them.
+    """Keep the data of `torch.tensor(data)` and similar calls on meta as known values within the context.
 
-    `on_host` is the context in which what names no device is made. On a meta device the constructor drops the data before any
-    dispatch (torch/csrc/utils/tensor_new.cpp), so it is built on the CPU first and moved, which the recorder sees.
+    f-strings show them. `on_host` is the context for tensors without a device. On a meta device the constructor drops the data
+    before any dispatch (torch/csrc/utils/tensor_new.cpp), so the tensor is built on the CPU first and moved, which the recorder
+    sees.
     """
-    _device_constructors()  # PyTorch keeps the list from its first use on: it must not be of what stands here for a while
+    _device_constructors()  # PyTorch caches the list at its first use: it must not contain the temporary functions below
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
     write = torch.Tensor.__format__
 
@@ -66,7 +67,7 @@ def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextM
 
 
 def _target(device: Any) -> torch.device:
-    """The device that a constructor would use (torch.get_default_device itself may call torch.tensor)."""
+    """Return the device that a constructor would use (torch.get_default_device itself may call torch.tensor)."""
     if device is not None:
         return torch.device(device)
     for mode in reversed(_get_current_function_mode_stack()):
@@ -76,7 +77,7 @@ def _target(device: Any) -> torch.device:
 
 
 def _without_meta(data: Any, values: KnownValues) -> Any:
-    """The data with meta tensors inside lists replaced by their known values."""
+    """Return the data with meta tensors inside lists replaced by their known values."""
     if isinstance(data, torch.Tensor) and data.device.type == "meta":
         return data.item() if data.numel() == 1 else data.tolist()
     if isinstance(data, (list, tuple)):
@@ -86,10 +87,10 @@ def _without_meta(data: Any, values: KnownValues) -> Any:
 
 @contextmanager
 def random_states_seen(see: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
-    """Within the context `see` is given each copy of the CPU generator's state (5,056 bytes) that Python asks for.
+    """Call `see` with each copy of the CPU generator's state (5,056 bytes) that Python requests within the context.
 
-    Checkpointing keeps one per block to repeat its dropout (torch/utils/checkpoint.py). It is made in C++ below any dispatch, and
-    lives in host memory on every device: only the CPU counts it.
+    Checkpointing keeps one per block to repeat its dropout (torch/utils/checkpoint.py). It is made in C++ below any dispatch,
+    and lives in host memory on every device: only the CPU counts it.
     """
     get = torch.random.get_rng_state
 

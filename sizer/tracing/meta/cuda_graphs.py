@@ -1,8 +1,10 @@
-"""CUDA graphs and memory pools without a device: what is allocated while a graph is recorded comes from a private pool, and its
-replay asks for no memory. Code allocates from a pool of its own within `torch.cuda.use_mem_pool`.
+"""CUDA graphs and memory pools without a device.
 
-A pool is a stream of its own whose cached memory is not given back (sizer.tape.tape, PRIVATE) until the pool is deleted. *Known
-limitation*: work that a recording forks to other streams comes from their own memory.
+Memory that is allocated while a graph is recorded comes from a private pool; a replay allocates nothing. Code allocates from
+its own pool within `torch.cuda.use_mem_pool`. A pool is a stream of its own; its cached memory is not released
+(sizer.tape.tape, PRIVATE) until the pool is deleted.
+
+*Known limitation*: work that a recording forks to other streams uses their own memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from sizer.tracing.log import BlockLog
 Pool = tuple[int, int]
 
 _META = torch.device("meta")
-_FIRST = 1_000  # numbers of the streams that stand for pools
+_FIRST = 1_000  # numbers of the streams that represent pools
 # Bytes of a graph's tensors for random numbers, from the first operator on that draws some (CUDAGeneratorImpl.cpp, 2.15).
 _SEED_AND_OFFSET = (8, 8)
 
@@ -35,11 +37,11 @@ class Recording(Protocol):
     log: BlockLog
 
     def empty_cache(self) -> None:
-        """Log that the allocator returns what it caches."""
+        """Log that the allocator releases its cached memory."""
 
 
 def stream_of_pool(pool: Pool) -> Any:
-    """Return the stream that stands for a pool."""
+    """Return the stream that represents a pool."""
     return torch.cuda.Stream(stream_id=_FIRST + pool[1])
 
 
@@ -71,7 +73,7 @@ def _draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 
 @contextmanager
 def graphs_seen(recorder: Recording) -> Iterator[None]:
-    """Within the context CUDA graphs can be recorded and replayed. Enter it where streams and `empty_cache` are answered."""
+    """Make CUDA graphs recordable and replayable within the context. Enter it within contexts for streams and `empty_cache`."""
     counted = count(1)
     uses: Counter[int] = Counter()  # by pool
 
@@ -79,14 +81,14 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
         return 0, next(counted)
 
     def release(pool: Pool) -> bool:
-        """Return True if nothing uses a pool any longer: what it caches goes back when the cache is emptied (releasePool)."""
+        """Return True if nothing uses a pool any longer: emptying the cache then releases its cached memory (releasePool)."""
         uses[pool[1]] -= 1
         if not uses[pool[1]]:
             recorder.log.deleted_pools.add(pool[1])
         return not uses[pool[1]]
 
     class Graph:
-        """Stand in for torch.cuda.CUDAGraph."""
+        """Replacement of torch.cuda.CUDAGraph."""
 
         def __init__(self, keep_graph: bool = False) -> None:
             self._pool: Pool | None = None
@@ -94,7 +96,7 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
             self._random_state: list[Tensor] = []
 
         def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global", **settings: Any) -> None:
-            """Begin to record what the stream at work is asked for."""
+            """Begin to record the work of the current stream."""
             self._pool = pool or new_pool()
             stream = stream_of_pool(self._pool)
             recorder.log.private_streams[stream.stream_id] = self._pool[1]
@@ -117,12 +119,12 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
             return self._pool
 
         def nothing(self, *args: Any, **kwargs: Any) -> None:
-            """Ask for no memory."""
+            """Do nothing: a replay allocates no memory."""
 
         replay = instantiate = enable_debug_mode = debug_dump = register_generator_state = nothing
 
         def reset(self) -> None:
-            """Drop what was recorded."""
+            """Drop the recording."""
             self._random_state = []
             if self._pool is not None:
                 release(self._pool)
@@ -148,7 +150,10 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
                 cuda_graph.capture_end()
 
     class MemPool:
-        """Stand in for torch.cuda.MemPool. Its destructor gives back what it caches (c10/cuda/CUDACachingAllocator.cpp, 2.15)."""
+        """Replacement of torch.cuda.MemPool.
+
+        Its destructor releases its cached memory (c10/cuda/CUDACachingAllocator.cpp, 2.15).
+        """
 
         def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
             if use_on_oom or no_split:
@@ -175,7 +180,7 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
 
     @contextmanager
     def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-        """Stand in for torch.cuda.use_mem_pool."""
+        """Replace torch.cuda.use_mem_pool."""
         recorder.log.pools.append(pool.id[1])
         uses[pool.id[1]] += 1
         try:

@@ -1,8 +1,9 @@
-"""Calls of DeepSpeed that one process without a GPU answers in another way. Read in DeepSpeed 0.19.
+"""Calls of DeepSpeed that need a different answer in one process without a GPU. Read in DeepSpeed 0.19.
 
-DeepSpeed compiles its fused optimizers at their first use, for which it needs a CUDA compiler (deepspeed/ops/op_builder/builder.py,
+DeepSpeed compiles its fused optimizers at their first use, which requires a CUDA compiler (deepspeed/ops/op_builder/builder.py,
 `OpBuilder.load`). Their kernels change their arguments and allocate nothing (csrc/adam/multi_tensor_adam.cu,
-csrc/lion/multi_tensor_lion.cu): a stand-in launches nothing. ZeRO-3 compares lists with those of rank 0, which is not there.
+csrc/lion/multi_tensor_lion.cu): the replacement launches nothing. ZeRO-3 compares lists with those of rank 0, which does not
+exist.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _agree(utils: ModuleType, stack: ExitStack) -> None:
     own = utils.assert_ints_same_as_other_ranks
 
     def agree(ints: list[int]) -> None:
-        with mock.patch.object(utils.dist, "get_rank", lambda *_: 0):  # what it sends is what it receives
+        with mock.patch.object(utils.dist, "get_rank", lambda *_: 0):  # rank 0 receives its own data
             own(ints)
 
     stack.enter_context(mock.patch.object(utils, "assert_ints_same_as_other_ranks", agree))
@@ -60,6 +61,6 @@ def _changed(name: str) -> Iterator[None]:
 
 @contextmanager
 def deepspeed_answered() -> Iterator[None]:
-    """Within the context DeepSpeed's calls are answered, also if it is imported there."""
+    """Answer DeepSpeed's calls within the context, also if it is imported there."""
     with entered_once_imported({name: partial(_changed, name) for name in _CHANGES}):
         yield

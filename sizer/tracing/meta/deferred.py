@@ -1,8 +1,8 @@
-"""Deferred initialization: what code makes on meta before it has a device, and materializes there with `to_empty` or `empty_like`.
+"""Deferred initialization: meta tensors of user code, materialized later with `to_empty` or `empty_like`.
 
-A trace's own tensors are on meta, too, and stand for those of the device. While a model is set up, what is asked for on meta by
-name, or under a `torch.device("meta")` of the code's own, stands for nothing, and so does what is made of nothing else: shards,
-say. What asks for the device by name is on it.
+A trace's own tensors are on meta too, and represent tensors of the device. While a model is set up, tensors represent nothing
+if code names meta for them or creates them under its own `torch.device("meta")`. The same holds for tensors made from these
+only, such as shards. Tensors for which code names the device are on the device.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 
 class Deferred:
-    """The tensors that were made on meta and stand for nothing yet. `making` says whether what is made now is one of them, None
-    where that follows from what it is made of."""
+    """Meta tensors that represent nothing yet.
+
+    `making` says whether new tensors are among them; None if that depends on the tensors from which they are made.
+    """
 
     def __init__(self) -> None:
         self.making: bool | None = None
         self._storages: dict[int, weakref.ref] = {}
-        self._emptied: set[int] = set()  # of these storages those whose tensors had memory before
+        self._emptied: set[int] = set()  # storages of tensors that had memory before
         self.is_setting_up = False
-        self._devices: dict[int, torch.device] = {}  # that code named meta, by id: equal devices may stand for others
+        self._devices: dict[int, torch.device] = {}  # devices that code named meta, by id: equal devices may represent others
 
     def __contains__(self, tensor: Tensor) -> bool:
         return bool(self._storages) and storage_number(tensor) in self._storages
@@ -47,15 +49,15 @@ class Deferred:
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def take(self, tensor: Tensor) -> None:
-        """Have a tensor stand for nothing."""
+        """Make a tensor represent nothing."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._storages[key] = weakref.ref(storage, lambda _: self._forget(key))
 
     def emptied(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on meta like one that code moves there: accelerate leaves it where weights are offloaded.
+        """Return a tensor on meta like one that code moves there: accelerate leaves it in the place of offloaded weights.
 
-        It stands for nothing until code puts another in its place.
+        It represents nothing until code replaces it.
         """
         if tensor in self:
             return tensor
@@ -75,15 +77,15 @@ class Deferred:
         return bool(self._storages) and not self.is_setting_up
 
     def place(self, tensor: Tensor) -> bool:
-        """Have a tensor stand for the device's from now on: code that computes with what it never materialized means that.
+        """Make a tensor represent one of the device from now on, if code computes with it without materializing it.
 
-        Return False for a tensor that stands for nothing since code moved it to meta.
+        Return False for a tensor that represents nothing since code moved it to meta.
         """
         key = tensor.untyped_storage()._cdata
         return key not in self._emptied and self._storages.pop(key, None) is not None
 
     def name(self, device: torch.device) -> torch.device:
-        """A device that code has named meta, told apart from those that stand for others."""
+        """Return a device that code has named meta, and record it, to distinguish it from representations of others."""
         self._devices[id(device)] = device
         return device
 
@@ -93,7 +95,7 @@ class Deferred:
 
     @contextmanager
     def told(self, making: bool) -> Iterator[None]:
-        """Within the context what is made is on no device, or is on it, whatever it is made of."""
+        """Make new tensors belong to no device, or to the device, within the context, whatever they are made from."""
         before, self.making = self.making, making
         try:
             yield
@@ -102,7 +104,7 @@ class Deferred:
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Within the context code sets up its model: what it makes under a `torch.device("meta")` of its own is on no device."""
+        """Treat the context as the setup of a model: tensors under its own `torch.device("meta")` are on no device."""
         call = DeviceContext.__torch_function__
 
         def torch_function(

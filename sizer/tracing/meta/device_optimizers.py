@@ -29,7 +29,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Every tensor that the optimizers keep between steps."""
+        """Return every tensor that the optimizers keep between steps."""
         return [
             value
             for optimizer in self.optimizers
@@ -40,7 +40,7 @@ class Optimizers:
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Mapping[nn.Parameter, dict[str, object]]:
-    """Return the state by parameter, also of an optimizer that holds others: over ranks, or offloaded."""
+    """Return the state by parameter, also of an optimizer that wraps others: sharded over ranks, or offloaded."""
     if isinstance(own := getattr(optimizer, "optim_dict", None), dict):
         of_device = optimizer.d_opt.state if optimizer.d_opt is not None else {}
         return {**of_device, **{device: state for device, one in own.items() for state in one.state.values()}}
@@ -50,10 +50,14 @@ def state_of(optimizer: torch.optim.Optimizer) -> Mapping[nn.Parameter, dict[str
 def build_optimizers(
     name: str, implementation: str | None, module: nn.Module, *, sharded: bool = False, offloaded: bool = False
 ) -> Optimizers:
-    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device.
+    """Return the optimizers for a module's trainable parameters.
 
-    `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer), `offloaded` those that step on
-    the host (torchao's CPUOffloadOptimizer).
+    Args:
+        name: Name of the optimizer.
+        implementation: Its implementation; None for PyTorch's choice, as on the device.
+        module: The module.
+        sharded: Whether the state is sharded over the ranks of a world (ZeroRedundancyOptimizer).
+        offloaded: Whether the optimizers step on the host (torchao's CPUOffloadOptimizer).
     """
     trained = [p for p in module.parameters() if p.requires_grad]
     return build_optimizers_of(name, implementation, trained, sharded=sharded, offloaded=offloaded)
@@ -98,9 +102,9 @@ def _one(
 
 
 def _leave_uncompiled(optimizer: torch.optim.Optimizer) -> None:
-    """Have what an optimizer of torchao would compile compute nothing on meta: it works in place, on states made before it.
+    """Skip the compiled function of a torchao optimizer on meta: it works in place, on states created before it.
 
-    torchao/optim/adam.py, 0.18: `step` makes the states, and calls `torch.compile(single_param_adam)` for each parameter.
+    torchao/optim/adam.py, 0.18: `step` creates the states, and calls `torch.compile(single_param_adam)` for each parameter.
     """
     step = optimizer.step
 
@@ -112,13 +116,13 @@ def _leave_uncompiled(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _computes_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for a compiled function whose results are written to what it was given."""
+    """Do nothing, in place of a compiled function that writes its results to its arguments."""
 
 
 def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:
-    """Have what a paged optimizer of bitsandbytes keeps in managed memory outside of PyTorch's allocator on meta, too.
+    """Keep managed memory of a paged bitsandbytes optimizer outside of PyTorch's allocator on meta too.
 
-    bitsandbytes/functional.py, 0.50: `get_paged` asks the driver (cudaMallocManaged).
+    bitsandbytes/functional.py, 0.50: `get_paged` calls the driver (cudaMallocManaged).
     """
     allocate = optimizer.get_state_buffer
 
@@ -137,12 +141,11 @@ _CAPTURABLE = ("adadelta", "adam", "adamax", "asgd", "nadam", "optimizer", "rada
 
 @contextmanager
 def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
-    """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device,
-    or that of the CPU once the parameters are `offloads()` on the host.
+    """Make optimizers and clipping over meta tensors use the implementation of this kind of device within the context.
 
-    `capturable=True` is allowed as on CUDA, where most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed:
-    its kernels (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate
-    nothing.
+    They use the CPU's implementation once the parameters are `offloads()` on the host. `capturable=True` is allowed as on CUDA,
+    where most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
+    (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
     """
 
     def foreach() -> list[str]:

@@ -1,11 +1,11 @@
 """Operators that devices refuse and meta kernels accept: tensors of different dtypes in one operator.
 
-A model that is cast to half as a whole meets these where its own code keeps something in float32: a table of positions, boxes, a
-buffer made in its forward. Meta kernels go on, and the step would be estimated though no device can run it. Each rule raises what
-PyTorch raises, in its words.
+A model that is cast to half as a whole has such operators if its own code keeps a tensor in float32: a table of positions,
+boxes, a buffer made in its forward. Meta kernels accept them, and Sizer would estimate a step that no device can run. Each rule
+raises PyTorch's error with PyTorch's message.
 
-Source: the operators' own checks (aten/src/ATen/native, native/cuda and native/cudnn, 2.11 to 2.15); `tests/tracing/test_dtypes.py`
-holds every rule against the CPU, `tests/null_driver/test_dtypes.py` against PyTorch's CUDA code.
+Source: the operators' own checks (aten/src/ATen/native, native/cuda and native/cudnn, 2.11 to 2.15).
+`tests/tracing/test_dtypes.py` compares every rule with the CPU, `tests/null_driver/test_dtypes.py` with PyTorch's CUDA code.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _NAMES = {
     torch.uint8: "Byte",
 }
 
-OWN_CODE = "its own code"  # begins what is said of a model that mixes dtypes itself
+OWN_CODE = "its own code"  # first words about a model that mixes dtypes itself
 
 Check = Callable[[str, tuple], None]
 """Takes the device's kind and the operator's positional arguments; raises RuntimeError or NotImplementedError."""
 
-# How PyTorch begins or ends what it says of dtypes; `.numpy()` of bfloat16 says "unsupported ScalarType".
+# Beginnings or ends of PyTorch's messages about dtypes; `.numpy()` of bfloat16 says "unsupported ScalarType".
 _REFUSAL = re.compile(
     r"dtype|scalar ?type|not implemented for '(BFloat16|Half)'|Input type|Low precision"
     r"|(half|bfloat16) precision|to have type|types other than float",
@@ -54,9 +54,9 @@ def is_refusal(error: Exception) -> bool:
 
 
 def remedy(work: str, module: nn.Module) -> str | None:
-    """Return what to do about a module's refusal in a dtype of the contract; None in float32.
+    """Return a remedy for a module's error in a dtype of the contract; None in float32.
 
-    transformers loads weights in a half dtype but for the modules that a class names, which are not kept in float32 here.
+    transformers loads weights in a half dtype, except for modules that a class names. These are not kept in float32 here.
     """
     if work == "float32":
         return None
@@ -71,7 +71,7 @@ def remedy(work: str, module: nn.Module) -> str | None:
 
 
 def name(dtype: torch.dtype) -> str:
-    """A dtype as PyTorch's C++ writes it."""
+    """Return a dtype's name in PyTorch's C++."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -80,7 +80,7 @@ def _in_cpp(dtype: torch.dtype) -> str:
 
 
 def _alike(first: int, second: int, text: str, words: Callable[[torch.dtype], str] = name) -> Check:
-    """Two positional tensors have one dtype; `text` gets the names of both."""
+    """Return a check that two positional tensors have one dtype; `text` gets the names of both."""
 
     def check(kind: str, args: tuple) -> None:
         a, b = args[first], args[second] if len(args) > second else None
@@ -99,7 +99,7 @@ def _both(*checks: Check) -> Check:
 
 
 def _no_halves(position: int, text: str) -> Check:
-    """The operator has no kernel for float16 and bfloat16."""
+    """Return a check for operators without a kernel for float16 and bfloat16."""
 
     def check(kind: str, args: tuple) -> None:
         if args[position].dtype in _HALVES:
@@ -109,7 +109,10 @@ def _no_halves(position: int, text: str) -> Check:
 
 
 def _normalized(weight: int) -> Check:
-    """Layer and group norm: CUDA takes weights of the input's dtype alone, the CPU float32 ones for a half input, too."""
+    """Return a check for layer and group norm.
+
+    CUDA accepts weights of the input's dtype only. The CPU also accepts float32 weights for an input in half precision.
+    """
 
     def check(kind: str, args: tuple) -> None:
         input, scale = args[0], args[weight]
@@ -123,22 +126,27 @@ def _normalized(weight: int) -> Check:
 
 
 def _batch_norm(kind: str, args: tuple) -> None:
-    """Weights in half need an input in half."""
+    """Raise RuntimeError if weights are in half precision and the input is not."""
     input, weight = args[0], args[1]
     if weight is not None and weight.dtype in _HALVES and input.dtype != weight.dtype:
         raise RuntimeError(f"Expected weight to have type {name(input.dtype)} but got {name(weight.dtype)}")
 
 
 def _batch_norm_backward(kind: str, args: tuple) -> None:
-    """Statistics have the dtype of weights on CUDA, which the forward pass does not ask for (cuda/Normalization.cu): parameters
-    that FSDP2 gathers in half beside float32 statistics do not train."""
+    """Raise RuntimeError if statistics and weights differ in dtype on CUDA, which only backward checks (cuda/Normalization.cu).
+
+    So parameters that FSDP2 gathers in half precision do not train with float32 statistics.
+    """
     weight, mean = args[2], args[3]
     if kind == "cuda" and weight is not None and mean is not None and weight.dtype != mean.dtype:
         raise RuntimeError(f"Expected running_mean to have type {name(weight.dtype)} but got {name(mean.dtype)}")
 
 
 def _index_put(kind: str, args: tuple) -> None:
-    """Values have the dtype of what they are written to, but for a number under a mask, which becomes `masked_fill`."""
+    """Raise RuntimeError if values and target differ in dtype.
+
+    An exception is a number under a mask, which becomes `masked_fill`.
+    """
     target, indices, values = args[:3]
     if target.dtype == values.dtype:
         return
@@ -154,7 +162,10 @@ def _index_put(kind: str, args: tuple) -> None:
 
 
 def _distances(kind: str, args: tuple) -> None:
-    """_cdist_forward(x1, x2, p, compute_mode): halves only where the distance is a matrix product (Distance.cpp, cdist_impl)."""
+    """Raise for distances in half precision that are not computed as a matrix product (Distance.cpp, cdist_impl).
+
+    Operator: _cdist_forward, with arguments x1, x2, p, compute_mode.
+    """
     first, second, p = args[:3]
     mode = args[3] if len(args) > 3 else None
     large = max(first.shape[-2], second.shape[-2]) > 25
@@ -165,7 +176,10 @@ def _distances(kind: str, args: tuple) -> None:
 
 
 def _transformed(kind: str, args: tuple) -> None:
-    """Fourier transforms in half: none on the CPU, on CUDA those of lengths that are powers of two (CuFFTPlanCache.h)."""
+    """Raise for Fourier transforms in half precision that a device does not support (CuFFTPlanCache.h).
+
+    The CPU supports none, CUDA lengths that are powers of two.
+    """
     input, dims = args[0], args[1]
     if input.dtype not in (*_HALF_PARTS, torch.bfloat16) or kind == "mps":
         return
@@ -192,7 +206,10 @@ def _complex(kind: str, args: tuple) -> None:
 
 
 def _recurrent(kind: str, args: tuple) -> None:
-    """_cudnn_rnn(input, weight, stride, buffer, hx, cx, ...)"""
+    """Raise RuntimeError if input and hidden state of _cudnn_rnn differ in dtype.
+
+    Arguments: input, weight, stride, buffer, hx, cx, ...
+    """
     for hidden in args[4:6]:
         if hidden is not None and hidden.dtype != args[0].dtype:
             raise RuntimeError(
@@ -202,7 +219,7 @@ def _recurrent(kind: str, args: tuple) -> None:
 
 
 def _convolved(kind: str, args: tuple) -> None:
-    """convolution(input, weight, ...)"""
+    """Raise RuntimeError if input and weight of a convolution differ in dtype."""
     place = "torch.cuda." if kind == "cuda" else "torch."
     input, weight = (f"{place}{name(tensor.dtype)}Tensor" for tensor in args[:2])
     if input != weight:
@@ -215,7 +232,7 @@ _SOURCE = "{}(): self ({{}}) and source ({{}}) must have the same scalar type"
 _BIASED = _both(_alike(1, 2, _PRODUCT), _alike(0, 2, "self and mat2 must have the same dtype, but got {} and {}"))
 _LOSS = _alike(1, 2, "Found dtype {1} but expected {0}")
 
-# One line per operator, by its overloads where there are several.
+# One line per operator, by overload if there are several.
 _BY_NAME: dict[str, Check] = {
     "mm": _alike(0, 1, "expected mat1 and mat2 to have the same dtype, but got: {} != {}", _in_cpp),
     "addmm": _BIASED,
@@ -272,7 +289,10 @@ _BY_NAME: dict[str, Check] = {
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    """validate_sdpa_input: query, key and value have one dtype; a mask is boolean, of that dtype, or float32."""
+    """Raise RuntimeError if attention's dtypes do not match (validate_sdpa_input).
+
+    Query, key and value must have one dtype. A mask is boolean, of that dtype, or float32.
+    """
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(
             f"Expected query, key, and value to have the same dtype, but got query.dtype: {name(query.dtype)} "
@@ -286,7 +306,7 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
 
 
 def check_bias(query: Tensor, bias: Tensor | None) -> None:
-    """_efficient_attention_forward: what is added has the dtype of the query."""
+    """Raise RuntimeError if bias and query differ in dtype (_efficient_attention_forward)."""
     if bias is not None and bias.dtype != query.dtype:
         raise RuntimeError("invalid dtype for bias - should match query's dtype")
 

@@ -1,9 +1,9 @@
-"""The order of nodes that a backward pass adds to autograd's graph (`create_graph=True`), as on a device.
+"""Order of the nodes that a backward pass adds to autograd's graph (`create_graph=True`), as on a device.
 
-The engine runs the ready node with the highest sequence number first (torch/csrc/autograd/engine.cpp, ReadyQueue). A thread counts
-the nodes that it creates (ATen/SequenceNumber.cpp): the engine's thread of a device begins at 0, so its nodes run after those of
-the forward pass. Backward passes over meta tensors run in the caller's thread, whose later nodes are numbered anew, too. Read in
-PyTorch 2.15.
+The engine runs the ready node with the highest sequence number first (torch/csrc/autograd/engine.cpp, ReadyQueue). Each thread
+counts the nodes that it creates (ATen/SequenceNumber.cpp). The engine's thread of a device begins at 0, so its nodes run after
+those of the forward pass. Backward passes over meta tensors run in the caller's thread, so its later nodes are renumbered too.
+Read in PyTorch 2.15.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NUMBERED = "numbered as on a device"  # of a node's metadata
 
 @contextmanager
 def nodes_numbered_as_on_device() -> Iterator[None]:
-    """Within the context nodes that backward passes create have the numbers of a thread of their own."""
+    """Assign nodes of backward passes the numbers of a separate thread within the context."""
     run = torch.autograd.graph._engine_run_backward
-    created, mixes = 0, False  # nodes of backward passes; whether a graph may have some beside the caller's
+    created, mixes = 0, False  # nodes created by backward passes; whether a graph may mix them with the caller's
     counted: list[tuple[int, int]] = []  # by the first number after each such pass, `created`
 
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def nodes_numbered_as_on_device() -> Iterator[None]:
                 node._set_sequence_nr(node._sequence_nr() - first + created)
                 node.metadata[_NUMBERED] = True
         if (number := _get_sequence_nr()) > first:
-            created = before + number - first  # with those of passes within this one
+            created = before + number - first  # including those of nested passes
             counted.append((number, created))
         return results
 
@@ -52,7 +52,7 @@ def nodes_numbered_as_on_device() -> Iterator[None]:
 
 
 def _number_anew(outputs: Iterable[Any], counted: Sequence[tuple[int, int]]) -> None:
-    """Give the nodes of the caller the numbers that they have if it does not count those of backward passes."""
+    """Renumber the caller's nodes as if nodes of backward passes were not counted."""
     for node in _all_nodes(getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs):
         if hasattr(node, "variable") or _NUMBERED in node.metadata:
             continue

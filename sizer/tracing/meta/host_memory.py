@@ -1,6 +1,6 @@
-"""Meta tensors that stand for tensors of the host: what FSDP2's CPUOffloadPolicy keeps there, and how much of it there is at most.
+"""Meta tensors that represent host tensors: memory of FSDP2's CPUOffloadPolicy, and its peak.
 
-FSDP2 leaves parameters on meta where it would take them to the host (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
+FSDP2 leaves parameters on meta instead of moving them to the host (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
 `_init_sharded_param`). Read in PyTorch 2.11 and 2.15.
 """
 
@@ -28,7 +28,7 @@ _LARGEST_STORAGE = 2**40  # bytes
 _COPIES = frozenset(("copy_", "_foreach_copy_", "set_", "_has_compatible_shallow_copy_type"))
 _INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))  # places may be on the host
 _OF_BOTH = _COPIES | _INDEXED
-# Operators with an argument that is on the host whatever the others are: lengths, batch sizes, seeds, scalars of foreach.
+# Operators with an argument that is always on the host: lengths, batch sizes, seeds, scalars of foreach.
 _WITH_LENGTHS = (
     "_pack_padded", "_pad_packed", "_ctc_loss", "_cudnn_ctc", "_use_cudnn_ctc", "ctc_loss", "tensor_split", "_foreach_addc",
     "_nested", "_jagged", "_fused_ad", "_fused_sgd",
@@ -50,9 +50,9 @@ class Addresses:
 
 
 class HostMemory:
-    """The meta storages that stand for memory of the host. `peak_bytes` is the most that there was of it at once.
+    """Meta storages that represent memory of the host. `peak_bytes` is the largest total so far.
 
-    Pinned memory comes in powers of two (ATen/core/CachingHostAllocator.h, PyTorch 2.11 and 2.15: `PowerOf2Ceil`).
+    Pinned memory is allocated in powers of two (ATen/core/CachingHostAllocator.h, PyTorch 2.11 and 2.15: `PowerOf2Ceil`).
     """
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ class HostMemory:
         self.peak_bytes = 0
         self.copied_bytes = 0  # of tensors that were copied from here to the device
         self.making: bool | None = (
-            None  # whether what is made now is on the host; None where that follows from what it is made of
+            None  # whether new tensors are on the host; None if that depends on their inputs
         )
         self.offloads = False  # whether FSDP2 has parameters here
-        self.setting_up = False  # whether what names no device is on the host: while code of somebody's own sets up
+        self.setting_up = False  # whether tensors without a device are on the host: while user code sets up
         self.pins = False  # whether a tensor is made that is to be pinned
-        self._pinning = False  # whether what is made on the host is pinned
+        self._pinning = False  # whether new host tensors are pinned
         self._pinned: dict[int, weakref.ref] = {}
         self._held_bytes = 0
         self._storages: dict[int, weakref.ref] = {}
@@ -80,7 +80,7 @@ class HostMemory:
         if not self._storages:
             return False
         if type(tensor) is not Tensor and tensor.layout is torch.jagged:
-            tensor = tensor._values  # of a nested tensor, which has no storage of its own
+            tensor = tensor._values  # a nested tensor has no storage of its own
         return storage_number(tensor) in self._storages
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
@@ -123,13 +123,13 @@ class HostMemory:
         return False if self.tells and _is_cpu(tensor) and tensor.dim() else None
 
     def mixes(self, operator: str, inputs: list[Tensor]) -> bool:
-        """Return True if an operator computes with tensors of the host of which some have values and others are on meta."""
+        """Return True if an operator computes with host tensors, some with values and others on meta."""
         with_values = any(tensor.is_cpu and tensor.dim() for tensor in inputs)
         return with_values and operator.split(".")[1] not in _OF_BOTH and any(is_meta(one) and one in self for one in inputs)
 
     @contextmanager
     def told(self, making: bool, *, pinned: bool = False) -> Iterator[None]:
-        """Within the context what is made is on the host, pinned or not, or is on the device, whatever it is made of."""
+        """Make new tensors belong to the host, pinned or not, or to the device, within the context, whatever their inputs."""
         before = self.making, self._pinning
         self.making, self._pinning = making, pinned
         try:
@@ -138,7 +138,7 @@ class HostMemory:
             self.making, self._pinning = before
 
     def of_no_device(self, *, pinned: bool = False) -> AbstractContextManager[None]:
-        """Return the context in which code makes what names no device: on the host, in a setup of the user's own."""
+        """Return the context for tensors without a device: on the host, during the setup of user code."""
         return self.told(True, pinned=pinned) if self.setting_up and self.making is None else nullcontext()
 
     def pin(self, tensor: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class HostMemory:
         return bool(self._pinned) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._pinned
 
     def take(self, tensor: Tensor, *, pinned: bool = False) -> None:
-        """Have a meta tensor's storage stand for memory of the host from now on."""
+        """Make a meta tensor's storage represent memory of the host from now on."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if (pinned or self._pinning) and size:
@@ -163,18 +163,18 @@ class HostMemory:
         self.peak_bytes = max(self.peak_bytes, self._held_bytes)
 
     def begin(self) -> None:
-        """Have the peak count from what there is now on."""
+        """Start the peak at the current bytes."""
         self.peak_bytes = self._held_bytes
 
     def bring(self, tensors: Iterable[Tensor]) -> None:
-        """Have those of the tensors that are on the host hold a copy on the device."""
+        """Replace the data of host tensors by copies on the device."""
         for tensor in tensors:
             if tensor in self:
                 with self.told(False), torch.no_grad():
                     tensor.data = Tensor.to(tensor.detach(), "meta", copy=True)
 
     def copy_of(self, tensor: Tensor, *, pinned: bool) -> Tensor:
-        """A copy of a meta tensor on the host."""
+        """Return a copy of a meta tensor on the host."""
         with _disable_current_modes():
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         self.take(copy, pinned=pinned)
@@ -186,7 +186,7 @@ class HostMemory:
 
 
 class _ToHost(TorchFunctionMode):
-    """Copies to the host what `.to(torch.device("cpu"))` is asked of."""
+    """Copies tensors to the host on `.to(torch.device("cpu"))`."""
 
     def __init__(self, host: HostMemory) -> None:
         super().__init__()
@@ -195,14 +195,16 @@ class _ToHost(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.to and args[1] == torch.device("cpu"):
-            return self._host.copy_of(args[0], pinned=kwargs["non_blocking"])  # pinned where nobody waits for the copy
+            return self._host.copy_of(args[0], pinned=kwargs["non_blocking"])  # pinned if the copy is non-blocking
         return func(*args, **kwargs)
 
 
 @contextmanager
 def offloading_seen(host: HostMemory, left: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within the context FSDP2 has on the host what it offloads, and the optimizer steps there. `left` is told of each parameter
-    that leaves the device."""
+    """Keep FSDP2's offloaded tensors on the host within the context, and step the optimizer there.
+
+    `left` is called with each parameter that leaves the device.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         yield
         return
@@ -257,7 +259,7 @@ def offloading_seen(host: HostMemory, left: Callable[[Tensor], None]) -> Iterato
 
 @contextmanager
 def steps_on(host: HostMemory) -> Iterator[None]:
-    """Within the context what an optimizer makes in a step is on the host where its parameters are."""
+    """Put new tensors of an optimizer's step on the host within the context, if its parameters are there."""
 
     def begin(optimizer: torch.optim.Optimizer, *args: Any) -> None:
         parameters = [part for group in optimizer.param_groups for one in group["params"] for part in parts_of(one)]

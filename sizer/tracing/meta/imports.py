@@ -1,10 +1,13 @@
-"""Modules that are imported in the midst of a trace, which must not be part of it: only the first trace of a process has them.
+"""Modules imported during a trace. They must not be part of it, as only the first trace of a process imports them.
 
 PyTorch imports lazily: the first meta kernel that is written in Python may import all of `torch._dynamo` (torch/_compile.py,
-_disable_dynamo). Two things of such an import would stay:
-- the frames of whoever imports: `torch.fx.wrap` (torch/fx/_symbolic_trace.py; PyTorch 2.11, not 2.15) has its own frame in a local
-  variable, a cycle that holds every frame below it, and their tensors, until the garbage collector comes, which is off in a trace;
-- tensors that a module makes: under the modes of the trace they would be on meta, for this process for ever, and logged.
+_disable_dynamo). Two effects of such an import would stay:
+
+- the frames of the importing code: `torch.fx.wrap` (torch/fx/_symbolic_trace.py; PyTorch 2.11, not 2.15) stores its own frame
+  in a local variable. The cycle keeps every frame below it, and their tensors, until garbage collection, which is off in a
+  trace;
+- tensors that a module creates: under the modes of the trace they would be logged, and stay on meta for the rest of the
+  process.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from sizer.base.frozen import is_frozen
 
 
 class _Loader:
-    """A loader whose modules run outside of the trace; the module keeps the loader it would have had."""
+    """Loader that runs modules outside of the trace; the module keeps its original loader."""
 
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader = loader
@@ -44,7 +47,7 @@ class _Loader:
 
 
 class _Finder:
-    """Finds modules as the other finders do, and has them loaded outside of the trace."""
+    """Finds modules as the other finders do, and loads them outside of the trace."""
 
     def __init__(self) -> None:
         self._within = False
@@ -65,9 +68,9 @@ class _Finder:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within the context no mode of PyTorch is on; at its end the cycles that were made within it are gone, no others."""
+        """Disable all modes of PyTorch within the context; at its end, collect the cycles created in it, and no others."""
         self._within = True
-        thaw = not is_frozen()  # what a process has frozen for itself stays so
+        thaw = not is_frozen()  # objects that the process has frozen itself stay frozen
         gc.freeze()
         try:
             # torch.utils._python_dispatch._disable_current_modes imports by itself, so it cannot be used here.
@@ -87,7 +90,7 @@ class _Finder:
 
 @contextmanager
 def untraced_imports() -> Iterator[None]:
-    """Within the context, modules that are imported for the first time leave no trace."""
+    """Keep first imports of modules out of the trace within the context."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -98,7 +101,7 @@ def untraced_imports() -> Iterator[None]:
 
 @contextmanager
 def usual_imports() -> Iterator[None]:
-    """Within the context, which is outside of the trace, modules are imported as usual."""
+    """Import modules as usual within the context, which is outside of the trace."""
     ours = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in ours]
     try:

@@ -1,14 +1,16 @@
-"""In-place operations of the backward pass that a dispatch mode switches off, switched on again.
+"""In-place operations of the backward pass that a dispatch mode disables, enabled again.
 
-Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.6, 2.11 to 2.15)
-and autograd gives up writing into tensors that it alone owns:
-- torch/csrc/autograd/input_buffer.cpp, accumulate(): where two gradients meet, `old + new` instead of `old.add_(new)`;
+Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.6, 2.11 to
+2.15). Autograd then does not write into tensors that only it owns:
+
+- torch/csrc/autograd/input_buffer.cpp, accumulate(): two gradients are added by `old + new` instead of `old.add_(new)`;
 - torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward, index_backward, …: `zeros.scatter_add(…)`
   instead of `zeros.scatter_add_(…)`.
-On a device neither happens, so the in-place operator is run where its conditions hold: called by autograd's engine, grad mode off,
-a dense first operand that nobody else holds (for a gradient both the tensor and its storage, can_accumulate_inplace(): one
-that the caller handed to backward() stays as it is). Gradients that are DTensors are subclasses on a device, too: what these run
-on their local tensors is not in place.
+
+On a device neither happens. So the in-place operator runs if its conditions hold: autograd's engine calls it, grad mode is off,
+and the first operand is dense and unshared. For a gradient, both the tensor and its storage must be unshared
+(can_accumulate_inplace()): a gradient that the caller passed to backward() is not changed. Gradients that are DTensors are
+subclasses on a device too: operators on their local tensors are not in place.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _CREATE_GRAPH = 2  # of _engine_run_backward's arguments after the roots (torch/
 
 
 def sole_owner_use_count() -> int:
-    """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
+    """Return the storage use count, seen from Python, of a tensor held by a single C++ or Python variable."""
     tensor = torch.empty(1, device="meta")
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 class _Counting(TorchDispatchMode):
-    """Notes the use count of what the engine adds to."""
+    """Records the use count of the gradient to which the engine adds."""
 
     count = 0
 
@@ -51,7 +53,7 @@ class _Counting(TorchDispatchMode):
 
 @cache
 def engine_use_count() -> int:
-    """The use count, seen under a dispatch mode, of a gradient that autograd's engine holds and nobody else."""
+    """Return the use count, seen under a dispatch mode, of a gradient held by autograd's engine only."""
     leaf = torch.zeros(1, device="cpu", requires_grad=True)  # on meta these operators would import sympy
     with torch.enable_grad():
         loss = leaf.sin() + leaf.cos()
@@ -61,13 +63,16 @@ def engine_use_count() -> int:
 
 
 def in_backward() -> bool:
-    """Return whether autograd's engine has called the operator that is dispatched, without building a graph of its own."""
+    """Return whether autograd's engine has called the dispatched operator, without building a graph."""
     return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and _called_by_engine()
 
 
 def _called_by_engine() -> bool:
-    """Return whether no Python stands between the engine and the dispatch mode: a backward pass written in Python does what it
-    says. An engine that builds a graph, as that of torch.func.grad, writes nothing in place."""
+    """Return whether no Python function is between the engine and the dispatch mode.
+
+    A backward pass written in Python runs unchanged. An engine that builds a graph, as for torch.func.grad, writes nothing in
+    place.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
@@ -88,7 +93,7 @@ def _is_of_subclass(recorder: HandlerContext, func: Any) -> bool:
 
 
 def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`old + new` of two gradients, done in place where the engine would."""
+    """Return `old + new` of two gradients, added in place if the engine would do so."""
     old, new = args[0], args[1]
     if _is_of_subclass(recorder, func) or kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
         return NotImplemented
@@ -129,14 +134,14 @@ def _write_into_zeros(in_place: Any) -> Any:
 
 
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
+    """Run index_backward's `zeros.index_put(…)` in place; other calls as the masks allow."""
     if not _is_of_subclass(recorder, func) and in_backward() and recorder.is_unshared(args[0]):
         return masks.masked_index(recorder, _aten.index_put_.default, args, kwargs)
     return masks.masked_index(recorder, func, args, kwargs)
 
 
 def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> Any:
-    """The formulas of these nodes of the graph write with `in_place` where nothing looks like a subclass (FunctionsManual.cpp)."""
+    """Return a handler for nodes with formulas that write with `in_place` without tensor subclasses (FunctionsManual.cpp)."""
 
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if _is_of_subclass(recorder, func) or not in_backward():
@@ -149,11 +154,11 @@ def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> A
     return handler
 
 
-_NEGATED = StorageSet()  # of nodes whose formula multiplies a negated tensor into a new one
+_NEGATED = StorageSet()  # of nodes with a formula that multiplies a negated tensor into a new one
 
 
 def _negated(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`-input` in the gradient of a target, `-input * gradient`, which is multiplied into a new tensor (FunctionsManual.cpp)."""
+    """Run `-input` in the gradient of a target, `-input * gradient`, which makes a new tensor (FunctionsManual.cpp)."""
     if not in_backward() or _node() != _WITH_LOGITS:
         return NotImplemented
     out = func(*args, **kwargs)
@@ -161,7 +166,8 @@ def _negated(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     return out
 
 
-# Nodes whose formula adds two gradients of one input, out of place, and the first of these (FunctionsManual.cpp, var_mean_backward)
+# Nodes with a formula that adds two gradients of one input out of place, and the first of these gradients (FunctionsManual.cpp,
+# var_mean_backward)
 _VARIANCE_NODES, _VARIANCES = ("VarMeanBackward", "StdMeanBackward"), StorageSet()
 
 
@@ -174,7 +180,7 @@ def _product(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
 
 
 def _is_saved(tensor: Tensor) -> bool:
-    """Return True if autograd's node at work has saved a tensor, such as the weight of positive examples: it stays as it is.
+    """Return True if autograd's current node has saved a tensor, such as the weight of positive examples: it is not changed.
 
     No saved tensor is unpacked: hooks of saved tensors, such as those of checkpointing, allow that once.
     """
@@ -185,7 +191,7 @@ def _is_saved(tensor: Tensor) -> bool:
 
 
 def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    """torch.isclose: the masks of NaN are joined in place (native/TensorCompare.cpp, isclose).
+    """Run torch.isclose with the masks of NaN combined in place (native/TensorCompare.cpp, isclose).
 
     With a tolerance the peak comes later, and PyTorch's own chain of operators is the same.
     """
@@ -196,7 +202,8 @@ def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-
     return close.bitwise_or_(torch.isnan(input).bitwise_and_(torch.isnan(other)))
 
 
-# Gradients of what selects a value: value_selecting_reduction_backward, and of the larger or smaller of two tensors: a mask.
+# Gradients of operators that select a value: value_selecting_reduction_backward, and a mask for the larger or smaller of two
+# tensors.
 _SELECTING = ("MaxBackward", "MinBackward", "KthvalueBackward", "MedianBackward", "NanmedianBackward", "ModeBackward",
               "SortBackward", "TopkBackward", "CummaxBackward", "CumminBackward", "AminmaxBackward")  # fmt: skip
 _LARGER = ("MaximumBackward", "MinimumBackward", "FmaxBackward", "FminBackward", "ClampBackward", "ClampMinBackward",

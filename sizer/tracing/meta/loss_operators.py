@@ -37,7 +37,10 @@ _aten = torch.ops.aten
 
 
 def ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_ctc_loss: (loss [batch], log_alpha [batch, time, 2 * longest target + 1]) from log_probs [time, batch, classes]."""
+    """Return the loss [batch] and log_alpha [batch, time, 2 * longest target + 1] of _ctc_loss.
+
+    log_probs is [time, batch, classes].
+    """
     log_probs, targets, target_lengths = args[0], args[1], args[3]
     if log_probs.device.type != "meta":
         return NotImplemented
@@ -56,10 +59,7 @@ def ctc_loss_of_tensors(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """aten.ctc_loss.Tensor: PyTorch reads the lengths on the host; under a dispatch mode it would compute with them.
-
-    Raises RuntimeError in PyTorch's words for a mean by cuDNN, which PyTorch divides by lengths on the host.
-    """
+    """Run aten.ctc_loss.Tensor with lengths read on the host; under a dispatch mode PyTorch would compute with them."""
     inputs, longest = input_lengths.tolist(), target_lengths.tolist()
     if not any(longest):  # unknown lengths read as 0
         longest = [targets.shape[-1]] * len(longest) if targets.dim() > 1 else longest
@@ -81,7 +81,7 @@ def ctc_loss_of_lengths(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """aten.ctc_loss.IntList (`ctc_loss_impl`), with cuDNN's kernel for which a CUDA device asks."""
+    """Run aten.ctc_loss.IntList (`ctc_loss_impl`), with cuDNN's kernel if a CUDA device would use it."""
     batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     lengths = input_lengths, target_lengths
     if device.kind == "cuda" and batched.is_meta and _uses_cudnn(batched, targets, *lengths, blank):
@@ -100,7 +100,7 @@ def ctc_loss_of_lengths(
 
 
 def _uses_cudnn(log_probs: Tensor, targets: Tensor, input_lengths: list[int], target_lengths: list[int], blank: int) -> bool:
-    """`_use_cudnn_ctc_loss` of native/cudnn/LossCTC.cpp."""
+    """Return whether cuDNN computes the loss (`_use_cudnn_ctc_loss` of native/cudnn/LossCTC.cpp)."""
     return (
         torch.backends.cudnn.enabled
         and blank == 0
@@ -112,7 +112,7 @@ def _uses_cudnn(log_probs: Tensor, targets: Tensor, input_lengths: list[int], ta
 
 
 def cudnn_ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_cudnn_ctc_loss: (loss [batch], gradient of log_probs)."""
+    """Return the loss [batch] and the gradient of log_probs of _cudnn_ctc_loss."""
     log_probs = args[0]
     return log_probs.new_empty(log_probs.shape[1]), torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
@@ -128,7 +128,7 @@ def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> i
 
 
 def ctc_loss_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_ctc_loss_backward: the gradient of log_probs, of its shape and contiguous."""
+    """Return a contiguous gradient of log_probs for _ctc_loss_backward."""
     log_probs = args[1]
     if log_probs.device.type != "meta":
         return NotImplemented
@@ -173,7 +173,7 @@ class _Loss(torch.autograd.Function):
 
 @contextmanager
 def transducers_on(recorder: HandlerContext) -> Iterator[None]:
-    """Within the context, transformers' transducers compute their loss as with torchaudio, whether it is installed or not."""
+    """Make transformers' transducers compute their loss as with torchaudio within the context, installed or not."""
     module = sys.modules.get("transformers.loss.loss_rnnt")
     if module is None or not hasattr(module, "rnnt_loss"):
         yield
@@ -210,7 +210,7 @@ _ACCUMULATOR = "_linear_cross_entropy_batch_chunked_accumulator"
 
 @contextmanager
 def chunked_loss_on(device: Device) -> Iterator[None]:
-    """Within the context the chunked loss takes the path of a device. It stays on meta otherwise, with a device of its own."""
+    """Make the chunked loss use a device's path within the context; otherwise its path is that of meta tensors."""
     options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is None:  # before PyTorch 2.15
         yield
@@ -234,13 +234,13 @@ def chunked_loss_on(device: Device) -> Iterator[None]:
 
 
 class _OnDevice:
-    """PyTorch's loop over chunks, whose tensors say that they are on a device, and whose buffers are made on meta."""
+    """PyTorch's loop over chunks, in which tensors report the device and buffers are on meta."""
 
     def __init__(self, accumulate: Any, told: torch.device) -> None:
         self._accumulate, self._told = accumulate, told
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._told.type == "cpu" or args[0].device.type != "meta":  # on the CPU it does what it does on meta
+        if self._told.type == "cpu" or args[0].device.type != "meta":  # on the CPU it does the same as on meta
             return self._accumulate(*args, **kwargs)
         read, name = Tensor.device.__get__, self._accumulate.__module__
 

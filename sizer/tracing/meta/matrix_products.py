@@ -1,14 +1,12 @@
-"""Products on meta tensors: the output's shape of grouped matrix products, and gradients of products.
+"""Products on meta tensors: output shapes of grouped matrix products, and gradients of products.
 
-Grouped matrix products: the output's shape for every dtype and build.
+Grouped matrix products: PyTorch's meta kernel refuses all dtypes except bfloat16 before 2.12, and pads rows in builds with CUDA
+only. Here the shape is the same for every dtype and build.
 
-PyTorch's meta kernel refuses all but bfloat16 before 2.12 and pads rows only in builds with CUDA.
-
-Gradients whose C++ formula takes another way for meta tensors: those of products, which ask first whether a factor is zero.
-
-Source: prod_backward in torch/csrc/autograd/FunctionsManual.cpp and cumprod_backward in aten/src/ATen/native/ReduceOps.cpp, 2.11 to
-2.15. For meta tensors the first takes the way for products with zeros, under a dispatch mode the second does, too. Values are
-taken to have no zeros.
+Gradients of products: their C++ formula first checks for zero factors, and uses another path for meta tensors.
+Source: prod_backward in torch/csrc/autograd/FunctionsManual.cpp and cumprod_backward in aten/src/ATen/native/ReduceOps.cpp,
+2.11 to 2.15. For meta tensors prod_backward uses the path for products with zeros; under a dispatch mode cumprod_backward does
+too. Values are assumed to have no zeros.
 """
 
 from __future__ import annotations
@@ -23,8 +21,11 @@ from sizer.tracing.values.handler import HandlerContext
 
 
 def grouped_mm(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """aten._grouped_mm (torch/_meta_registrations.py, _create_grouped_mm_output_tensor): [M, K] or [G, M, K] by [G, K, N] or
-    [K, N], groups ending at `offs` [G]; on a GPU each row is padded to 16 bytes."""
+    """Return the output of aten._grouped_mm (torch/_meta_registrations.py, _create_grouped_mm_output_tensor).
+
+    [M, K] or [G, M, K] is multiplied by [G, K, N] or [K, N], with groups that end at `offs` [G]. On a GPU each row is padded to
+    16 bytes.
+    """
     first, second = args[0], args[1]
     if first.device.type != "meta":
         return NotImplemented
@@ -87,19 +88,19 @@ class _Product(torch.autograd.Function):
 
 
 def product(device: Device, input: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """aten.prod of all elements."""
+    """Return aten.prod of all elements."""
     return _Product.apply(device, _aten.prod.default, input, (), dtype)
 
 
 def product_over(
     device: Device, input: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """aten.prod over one dimension."""
+    """Return aten.prod over one dimension."""
     return _Product.apply(device, _aten.prod.dim_int, input, (dim, keepdim), dtype)
 
 
 def cumprod_backward(device: Device, grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
-    """aten.cumprod_backward: the reversed sum of output times gradient, divided by the input."""
+    """Return the reversed sum of output times gradient, divided by the input, for aten.cumprod_backward."""
     if input.numel() <= 1 or input.shape[dim] == 1:
         return grad
     weighted = output * grad

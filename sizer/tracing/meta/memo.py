@@ -1,10 +1,10 @@
-"""Memoized results of meta kernels: the equal layers of a stack call them with the same arguments.
+"""Memoized results of meta kernels: equal layers of a stack call them with the same arguments.
 
-What a meta kernel returns follows from shapes, strides and dtypes of its tensors, its other arguments and the default dtype;
-the cache of torch/_subclasses/fake_tensor.py (PyTorch 2.15, `_cache_key`, `_validate_cache_key`) rests on the same. Remembered
-are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is computed anew. A pointwise
-operator in place returns its first argument as that was. Traces for one kind of device share what is remembered: those with fewer
-layers, of another dtype or at another batch size ask much of the same.
+The result of a meta kernel depends on shapes, strides and dtypes of its tensors, its other arguments and the default dtype. The
+cache of torch/_subclasses/fake_tensor.py (PyTorch 2.15, `_cache_key`, `_validate_cache_key`) relies on the same. Only new dense
+tensors are memoized. Results that share memory with an argument, or have a larger storage than their elements, are computed
+each time. A pointwise operator in place returns its first argument unchanged. Traces for one kind of device share the memoized
+results: traces with fewer layers, of another dtype or at another batch size repeat many calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Memo:
         self._makers: dict[tuple, Maker] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the operator returns, or new tensors like those that it returned before."""
+        """Return the operator's result, or new tensors like those of an earlier equal call."""
         try:
             key = (torch.get_default_dtype(), _traits(args), *kwargs, _traits(kwargs.values()))
             maker = self._makers.get(key)
@@ -57,7 +57,7 @@ class Memo:
 
 
 class InPlaceMemo:
-    """A pointwise operator in place, of which it is remembered what it takes: a meta tensor has no values that it could change."""
+    """Memo of the arguments that a pointwise in-place operator accepts: a meta tensor has no values to change."""
 
     __slots__ = ("_func", "_taken")
 
@@ -66,7 +66,7 @@ class InPlaceMemo:
         self._taken: set[tuple] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the operator returns, which is its first argument. Raises what the operator raises."""
+        """Return the operator's result, which is its first argument. Raises the operator's errors."""
         try:
             key = (_traits(args), *kwargs, _traits(kwargs.values()))
             if key in self._taken:
@@ -82,7 +82,7 @@ class InPlaceMemo:
 
 
 def memoized(func: Any, correct: Callable[[tuple, Any], Any] | None = None) -> Callable[..., Any]:
-    """The operator with a memory of its own, where one serves; the operator itself otherwise.
+    """Return the operator with its own memo if it can be memoized, else the operator itself.
 
     `correct` changes new results.
     """
@@ -93,7 +93,7 @@ def memoized(func: Any, correct: Callable[[tuple, Any], Any] | None = None) -> C
 
 @cache
 def shared(func: Any, kind: str, version: Version, *, corrects: bool) -> Callable[..., Any]:
-    """The operator as `memoized` returns it, the same for all traces for a kind of device by the rules of a version of PyTorch.
+    """Return the operator as `memoized` does, shared by all traces for a kind of device and a version of PyTorch.
 
     With `corrects` the strides of results are those of the device.
     """
@@ -119,7 +119,7 @@ def changes_values(func: Any) -> bool:
 
 
 def makes_tensors(func: Any) -> bool:
-    """Return whether an operator of PyTorch's own, by its schema, makes new tensors out of others and writes to none."""
+    """Return whether an operator of PyTorch creates new tensors from others and writes to none, by its schema."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     arguments = func._schema.arguments
@@ -128,7 +128,7 @@ def makes_tensors(func: Any) -> bool:
 
 
 def _traits(values: Iterable[Any]) -> tuple:
-    """Return what results follow from. Raises TypeError where a tensor is more than its shape, strides and dtype."""
+    """Return the traits that determine a result. Raises TypeError if a tensor has more than shape, strides and dtype."""
     traits: list[Any] = []
     for value in values:
         kind = type(value)
@@ -146,7 +146,10 @@ def _traits(values: Iterable[Any]) -> tuple:
 
 
 def _maker(out: Any, inputs: list[Tensor]) -> Maker | None:
-    """A function that makes such a result again, None where it is not made of new dense tensors, and numbers beside them, alone."""
+    """Return a function that creates such a result again.
+
+    None if the result has anything except new dense tensors and numbers.
+    """
     kind = type(out)
     items = out if isinstance(out, (list, tuple)) else [out]
     made = [item for item in items if item is not None and type(item) is not int]

@@ -25,11 +25,7 @@ from sizer.tracing.meta.host_memory import HostMemory
 
 @contextmanager
 def compiling_refused() -> Iterator[None]:
-    """Within the context, code that `torch.compile` has compiled is refused as it is called.
-
-    PyTorch runs such code eagerly under a dispatch mode and does not say so (torch/_dynamo/eval_frame.py, 2.15). Code that it
-    compiles without calling it passes, and so does all code where TORCHDYNAMO_DISABLE=1 turns the compiler off.
-    """
+    """Refuse within the context to call code that `torch.compile` has compiled."""
     compile_ = torch.compile
     with ExitStack() as stack:
 
@@ -41,7 +37,7 @@ def compiling_refused() -> Iterator[None]:
                 stack.enter_context(mock.patch.object(frames, "_callback_from_stance", refuse))
 
         def refuse(callback: Any) -> Any:
-            # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
+            # None and False mean no compiler: `torch.compiler.disable`, and the value restored after a call
             if callable(callback) and sys._getframe(1).f_code.co_name != "__exit__" and not _is_eager(callback):
                 function = sys._getframe(1).f_locals.get("fn")
                 name = getattr(function, "__qualname__", None) or "a function"
@@ -73,7 +69,7 @@ def _is_eager(callback: Any) -> bool:
 
 
 def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
-    """Raise TraceError where a parameter is one that bitsandbytes quantises as it comes to the device, and has not yet."""
+    """Raise TraceError if bitsandbytes would quantise a parameter on its way to the device, and has not done so yet."""
     if "bitsandbytes" not in sys.modules:
         return
     from bitsandbytes.nn import Int8Params, Params4bit
@@ -94,18 +90,20 @@ def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
 
 @contextmanager
 def checkpoints_read_at_once() -> Iterator[None]:
-    """Within the context transformers loads weight by weight, by the variable that it has for that
-    (transformers/core_model_loading.py, read in 5.17 and 5.23)."""
+    """Make transformers load weight by weight within the context, through its environment variable.
+
+    Source: transformers/core_model_loading.py, read in 5.17 and 5.23.
+    """
     with mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "true"}):
         yield
 
 
 @contextmanager
 def checkpoints_not_written(told: Callable[[str], None]) -> Iterator[None]:
-    """Within the context `torch.save` and safetensors write no file of tensors on meta, which have no values.
+    """Make `torch.save` and safetensors write no file of tensors on meta within the context, as these have no values.
 
-    Such a file would replace one of the user's. `told` is called with a sentence for each file that is not written. Copies to the
-    host are traced. `torch.save` to a buffer and files of host tensors with values are written as usual.
+    Such a file would replace one of the user's. `told` is called with a sentence for each skipped file. Copies to the host are
+    traced. `torch.save` to a buffer and files of host tensors with values are written as usual.
     """
     save = torch.save
 
@@ -152,11 +150,11 @@ _PIN = pinning.pin_memory
 
 @contextmanager
 def host_tensors_told(host: HostMemory) -> Iterator[None]:
-    """Within the context, C++ and other processes tell tensors of the host from those of the device, which both are on meta.
+    """Make C++ and other processes distinguish tensors of the host from those of the device within the context.
 
-    A DataLoader's worker sends batches of the host (torch/multiprocessing/reductions.py, 2.15), which a thread without modes may
-    receive and pin (torch/utils/data/_utils/pin_memory.py). Averages of weights and optimizers group tensors by device
-    (torch/utils/_foreach_utils.py, 2.15).
+    Both are on meta. A DataLoader's worker sends batches of the host (torch/multiprocessing/reductions.py, 2.15), which a
+    thread without modes may receive and pin (torch/utils/data/_utils/pin_memory.py). Averages of weights and optimizers group
+    tensors by device (torch/utils/_foreach_utils.py, 2.15).
     """
     rebuild, group = reductions.rebuild_meta_tensor, torch._C._group_tensors_by_device_and_dtype
 
@@ -172,7 +170,7 @@ def host_tensors_told(host: HostMemory) -> Iterator[None]:
     def pin_memory(data: Any, device: str | None = None) -> Any:
         if isinstance(data, Tensor):
             return host.pin(data)
-        pins_itself = hasattr(data, "pin_memory")  # which asks tensors, in a thread without modes the driver
+        pins_itself = hasattr(data, "pin_memory")  # its own method queries tensors, and in a thread without modes the driver
         return data if pins_itself and not _get_current_function_mode_stack() else _PIN(data, device)
 
     def group_tensors(lists: list[list[Tensor | None]], with_indices: bool = False) -> dict:

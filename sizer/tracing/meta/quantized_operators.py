@@ -1,19 +1,16 @@
-"""Operators of quantised weights by packages: bitsandbytes, optimum-quanto, and transformers' products of FP8 weights in blocks.
+"""Operators of quantised weights by packages: bitsandbytes, optimum-quanto, and transformers' blockwise FP8 products.
 
-bitsandbytes on meta tensors: the package's own functions, with a library beneath that computes nothing.
+bitsandbytes: the package's own functions run on meta tensors, with a library that computes nothing. The installed package's
+bitsandbytes/backends/<device>/ops.py (0.50) defines the allocations of each operator in Python; only the functions that it
+calls are compiled. Such a file cannot be imported without a library for that device. So it runs here with a replacement of the
+library, and its registered functions are kept.
 
-The installed package's bitsandbytes/backends/<device>/ops.py (0.50) says what each operator allocates, in Python; only what it then
-calls is compiled. Such a file cannot be imported where its library is none for that device, so it is run here with a stand-in, and
-what it registers is kept.
+optimum-quanto: Python code of its operators is traced; compiled code follows its source. Read in optimum/quanto/library/
+(0.2.7).
 
-optimum-quanto's own operators: what they do in Python is traced, what it compiles for a device is done as its source has it.
-
-Within optimum/quanto/library/ (0.2.7).
-
-Products of FP8 weights in blocks, by transformers' kernels: each makes its result and nothing beside it.
-
-The kernels (kernels-community/finegrained-fp8: `matmul_2d`, `matmul_batched`, `matmul_grouped`) are fetched from the hub where a
-GPU is. They quantise the activations as they read them, in the same kernel (transformers/integrations/finegrained_fp8.py, 5.23).
+Blockwise FP8 products by transformers' kernels: each makes its result only. The kernels (kernels-community/finegrained-fp8:
+`matmul_2d`, `matmul_batched`, `matmul_grouped`) are downloaded from the hub on machines with a GPU. They quantise the
+activations as they read them, in the same kernel (transformers/integrations/finegrained_fp8.py, 5.23).
 """
 
 from __future__ import annotations
@@ -49,7 +46,10 @@ Kernels = dict[str, Callable[..., Any]]
 
 
 class NoLibrary:
-    """Stands for the package's compiled library and its handle: every function is there, computes nothing and tells of no error."""
+    """Replacement of the package's compiled library and its handle.
+
+    Every function exists, computes nothing and reports no error.
+    """
 
     def __getattr__(self, name: str) -> NoLibrary:
         made = NoLibrary()
@@ -64,7 +64,7 @@ class NoLibrary:
 
 
 def run_backend(name: str, found: Kernels) -> ModuleType:
-    """Run a backend's file ("default", "cuda", "cpu"), which adds to `found` what it registers."""
+    """Run a backend's file ("default", "cuda", "cpu"), and add its registered functions to `found`."""
     import bitsandbytes
 
     def keep(operator: str, kinds: object) -> Callable[[Callable], Callable]:
@@ -91,7 +91,7 @@ def run_backend(name: str, found: Kernels) -> ModuleType:
 
 
 def runner(kernels: Callable[[], Kernels]) -> Callable[[HandlerContext, Any, tuple, dict], Any]:
-    """The handler that does what an operator does by the package's own function, one of `kernels`."""
+    """Return a handler that runs the package's own function for an operator, one of `kernels`."""
 
     def run(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         with recorder:
@@ -104,8 +104,10 @@ def runner(kernels: Callable[[], Kernels]) -> Callable[[HandlerContext, Any, tup
 
 
 def _quantize_affine(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """`base [..]` in groups, to bytes of `bits` each [groups, group_size]: in Python, which a mode sees as one operator
-    (quantize.py)."""
+    """Return `base [..]` in groups as bytes of `bits` each [groups, group_size] (quantize.py).
+
+    The package does this in Python, which a mode sees as one operator.
+    """
     group = importlib.import_module(
         "optimum.quanto.tensor.grouped"
     ).group  # requirements.txt does not ask for the package
@@ -119,8 +121,10 @@ def _quantize_affine(recorder: HandlerContext, func: Any, args: tuple, kwargs: d
 
 
 def _unpack(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """`packed [rows, ..]` of bytes, each of several values of `bits`: [rows * values, ..]. On CUDA one kernel writes the result
-    (extensions/cuda/unpack.cu, allocate_output), on the CPU there is one of the values after the other (extensions/cpp/unpack.cpp).
+    """Return the values [rows * values, ..] of `packed [rows, ..]`, bytes of several values of `bits` each.
+
+    On CUDA one kernel writes the result (extensions/cuda/unpack.cu, allocate_output). On the CPU the values are unpacked one
+    after another (extensions/cpp/unpack.cpp).
     """
     packed, bits = args
     with recorder:
@@ -145,13 +149,13 @@ _MODULE = "transformers.integrations.finegrained_fp8"
 def _product(
     input: Tensor, weight: Tensor, scales: Tensor, block_size: Any = None, dtype: Any = None, **others: Any
 ) -> Tensor:
-    """`input [.., K]` by `weight [.., N, K]`: [.., N]."""
+    """Return the product [.., N] of `input [.., K]` and `weight [.., N, K]`."""
     return torch.empty((*input.shape[:-1], weight.shape[-2]), dtype=dtype or input.dtype, device=input.device)
 
 
 @contextmanager
 def fp8_products(device_kind: str) -> Iterator[None]:
-    """Within the context FP8 weights are multiplied on meta tensors as on CUDA, where transformers has loaded its FP8 layers."""
+    """Multiply FP8 weights on meta tensors as on CUDA within the context, if transformers has loaded its FP8 layers."""
     module = sys.modules.get(_MODULE)
     if device_kind != "cuda" or module is None:
         yield

@@ -1,7 +1,7 @@
-"""Errors of operators as a device raises them: shapes that meta kernels do not check, and PyTorch's own words for what they refuse.
+"""Errors of operators as on a device: shapes that meta kernels do not check, and PyTorch's own messages.
 
-Meta kernels in Python have words of their own for a mismatch (torch/_meta_registrations.py, torch/_refs, 2.15). The operator's
-kernel for the CPU shares its checks with that of CUDA (TORCH_META_FUNC, TensorIterator.cpp): it is called with zeros.
+Meta kernels in Python have other messages for a mismatch (torch/_meta_registrations.py, torch/_refs, 2.15). The operator's CPU
+kernel shares its checks with the CUDA kernel (TORCH_META_FUNC, TensorIterator.cpp): it is called with zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Check = Callable[[str, tuple], None]
 
 
 def in_own_words(func: Any, args: tuple, kwargs: dict, error: Exception) -> Exception:
-    """Return the error with which an operator fails on a device, for that of a meta kernel; the latter if there is none."""
+    """Return the error of an operator on a device, given the error of its meta kernel; the latter if there is none."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if sum(prod(tensor.shape) for tensor in tensors) > _MOST_ELEMENTS:
         return error
@@ -48,12 +48,18 @@ def _zeros(leaf: Any) -> Any:
 
 
 def layer_norm(kind: str, args: tuple) -> None:
-    """_check_layer_norm_inputs (native/layer_norm.h): native_layer_norm(input, normalized_shape, weight, bias, eps)"""
+    """Raise as _check_layer_norm_inputs does (native/layer_norm.h).
+
+    Arguments of native_layer_norm: input, normalized_shape, weight, bias, eps.
+    """
     _normalized(args, separator=", ", names=("weight", "bias"))
 
 
 def rms_norm(kind: str, args: tuple) -> None:
-    """_check_rms_norm_inputs_symint (native/layer_norm.h): _fused_rms_norm(input, normalized_shape, weight, eps)"""
+    """Raise as _check_rms_norm_inputs_symint does (native/layer_norm.h).
+
+    Arguments of _fused_rms_norm: input, normalized_shape, weight, eps.
+    """
     _normalized(args, separator="", names=("weight",))
 
 
@@ -73,7 +79,10 @@ def _normalized(args: tuple, *, separator: str, names: tuple[str, ...]) -> None:
 
 
 def batch_norm(kind: str, args: tuple) -> None:
-    """check_dims_match_num_input_features (native/Normalization.cpp): (input, weight, bias, running_mean, running_var, …)"""
+    """Raise RuntimeError as check_dims_match_num_input_features does (native/Normalization.cpp).
+
+    Arguments: input, weight, bias, running_mean, running_var, …
+    """
     features = args[0].shape[1]
     for name, place in (("running_mean", 3), ("running_var", 4), ("weight", 1), ("bias", 2)):
         tensor = args[place]
@@ -82,7 +91,10 @@ def batch_norm(kind: str, args: tuple) -> None:
 
 
 def transposed_convolution(kind: str, args: tuple) -> None:
-    """check_shape_forward (native/Convolution.cpp): convolution(input, weight, bias, stride, padding, dilation, transposed, …)"""
+    """Raise RuntimeError as check_shape_forward does (native/Convolution.cpp).
+
+    Arguments of convolution: input, weight, bias, stride, padding, dilation, transposed, …
+    """
     input, weight = args[:2]
     if args[6] and input.dim() == weight.dim() and input.shape[1] != weight.shape[0]:
         raise RuntimeError(
@@ -92,6 +104,9 @@ def transposed_convolution(kind: str, args: tuple) -> None:
 
 
 def draws(kind: str, args: tuple) -> None:
-    """multinomial(input, num_samples, replacement): native/Distributions.cpp"""
+    """Raise RuntimeError as multinomial does without enough categories (native/Distributions.cpp).
+
+    Arguments: input, num_samples, replacement.
+    """
     if args[1] > args[0].shape[-1] and not (len(args) > 2 and args[2]):
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")

@@ -1,10 +1,10 @@
-"""Results of the commonest operators without their meta kernels, most of which are Python and up to a thousand times slower.
+"""Results of frequent operators without their meta kernels, most of which are Python and up to a thousand times slower.
 
-Pointwise operators over floating-point tensors of one dtype, contiguous or row by row with gaps (one half of a `chunk`), return a
-contiguous tensor of the largest shape, comparisons one of booleans, in-place operators their first argument, `_foreach_` ones a
-list of such. Where any condition does not hold, the meta kernel runs. `normal_`, `uniform_` and `erfinv_` fill a model's parameters
-when it is built (torch/nn/init.py); the first meta kernel of a process that makes random numbers imports sympy.
-`tests/tracing/test_shortcuts.py` holds each against its meta kernel.
+Inputs are floating-point tensors of one dtype, contiguous or row by row with gaps (one half of a `chunk`). Pointwise operators
+return a contiguous tensor of the largest shape, comparisons one of booleans, in-place operators their first argument,
+`_foreach_` operators a list of tensors. If any condition does not hold, the meta kernel runs. `normal_`, `uniform_` and
+`erfinv_` fill a model's parameters when it is built (torch/nn/init.py); the first meta kernel of a process that makes random
+numbers imports sympy. `tests/tracing/test_shortcuts.py` compares each with its meta kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _META = torch.device("meta")
 
 
 def like(tensor: Tensor) -> Tensor:
-    """An empty contiguous meta tensor of the same shape and dtype."""
+    """Return an empty contiguous meta tensor of the same shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=_META)
 
 
@@ -38,12 +38,12 @@ def plain_floats(*tensors: Tensor) -> bool:
 
 
 def like_first(args: tuple) -> Any:
-    """A tensor like the contiguous floating-point first argument; other tensors do not matter."""
+    """Return a tensor like the contiguous floating-point first argument; other tensors do not matter."""
     return like(args[0]) if plain_floats(args[0]) else NotImplemented
 
 
 def cudnn_batch_norm(args: tuple) -> Any:
-    """(output like input [N, C, ..], mean [C], inverse deviation [C], reserve [0]); in evaluation no statistics."""
+    """Return the output like input [N, C, ..], mean [C], inverse deviation [C] and reserve [0]; no statistics in evaluation."""
     input, channels = args[0], args[0].shape[1] if args[5] else 0
     if not plain_floats(input) or args[1].dtype != torch.float32:
         return NotImplemented
@@ -51,21 +51,24 @@ def cudnn_batch_norm(args: tuple) -> Any:
 
 
 def cudnn_batch_norm_backward(args: tuple) -> Any:
-    """(gradient of input, of weight [C], of bias [C]); arguments (input, gradient, weight, ..)."""
+    """Return the gradients of input, weight [C] and bias [C].
+
+    Arguments: input, gradient, weight, ...
+    """
     if not plain_floats(args[0], args[1]):
         return NotImplemented
     return like(args[0]), like(args[2]), like(args[2])
 
 
 def native_batch_norm(args: tuple) -> Any:
-    """(output like input [N, C, ..], mean [C], inverse deviation [C]), the statistics in float32."""
+    """Return the output like input [N, C, ..], mean [C] and inverse deviation [C], the statistics in float32."""
     if not plain_floats(args[0]) or args[0].dtype == torch.float64:
         return NotImplemented
     return like(args[0]), _vector(args[0].shape[1]), _vector(args[0].shape[1])
 
 
 def native_batch_norm_backward(args: tuple) -> Any:
-    """(gradient of input, of weight, of bias), each None where the mask does not want it."""
+    """Return the gradients of input, weight and bias, each None if the mask excludes it."""
     grad, input, weight, wanted = args[0], args[1], args[2], args[9]
     if not plain_floats(grad, input):
         return NotImplemented
@@ -75,7 +78,7 @@ def native_batch_norm_backward(args: tuple) -> Any:
 
 
 def native_layer_norm(args: tuple) -> Any:
-    """(output like input [.., N], mean [.., 1], inverse deviation [.., 1]), the statistics in float32."""
+    """Return the output like input [.., N], mean [.., 1] and inverse deviation [.., 1], the statistics in float32."""
     input, normalized = args[0], len(args[1])
     if not plain_floats(input) or input.dtype == torch.float64:
         return NotImplemented
@@ -85,7 +88,7 @@ def native_layer_norm(args: tuple) -> Any:
 
 
 def native_layer_norm_backward(args: tuple) -> Any:
-    """(gradient of input, of weight, of bias), each None where the mask does not want it."""
+    """Return the gradients of input, weight and bias, each None if the mask excludes it."""
     grad, input, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
     if not plain_floats(grad, input):
         return NotImplemented
@@ -93,7 +96,7 @@ def native_layer_norm_backward(args: tuple) -> Any:
 
 
 def native_dropout(args: tuple) -> Any:
-    """(output like input, mask of 1 byte an element)."""
+    """Return the output like input, and a mask of 1 byte per element."""
     input = args[0]
     if not plain_floats(input) or not args[2]:
         return NotImplemented
@@ -141,8 +144,10 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_row_major(tensor: Tensor) -> bool:
-    """Return whether the elements lie in the order of a contiguous tensor, though with gaps: TensorIterator.cpp keeps that
-    order."""
+    """Return whether the elements have the order of a contiguous tensor, though with gaps.
+
+    TensorIterator.cpp keeps that order.
+    """
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     return all(left > right for left, right in zip(strides, [*strides[1:], 0], strict=True))
 
@@ -159,19 +164,19 @@ def _fits_into(small: torch.Size, large: torch.Size) -> bool:
 
 
 def pointwise(args: tuple) -> Any:
-    """The result of a pointwise operator, or NotImplemented where its meta kernel must say."""
+    """Return the result of a pointwise operator, or NotImplemented if its meta kernel must run."""
     shape = _common_shape(args)
     return NotImplemented if shape is None else torch.empty(shape, dtype=args[0].dtype, device=_META)
 
 
 def comparison(args: tuple) -> Any:
-    """The booleans that a comparison of floating-point tensors returns."""
+    """Return the booleans of a comparison of floating-point tensors."""
     shape = _common_shape(args)
     return NotImplemented if shape is None else torch.empty(shape, dtype=torch.bool, device=_META)
 
 
 def where(args: tuple) -> Any:
-    """One of two floating-point tensors by a condition [..] of their common shape."""
+    """Return the selection from two floating-point tensors by a condition [..] of their common shape."""
     condition, *values = args
     if not all(isinstance(value, Tensor) for value in values) or not _is_plain(condition, torch.bool):
         return NotImplemented
@@ -182,7 +187,7 @@ def where(args: tuple) -> Any:
 
 
 def _common_shape(args: tuple) -> torch.Size | None:
-    """The shape of the largest of the tensors, to which the others broadcast; None where a meta kernel must say."""
+    """Return the shape of the largest tensor, to which the others broadcast; None if a meta kernel must run."""
     first = args[0]
     if not isinstance(first, Tensor) or not (dtype := first.dtype).is_floating_point:
         return None
@@ -205,7 +210,7 @@ def _common_shape(args: tuple) -> torch.Size | None:
 
 
 def in_place(args: tuple) -> Any:
-    """The first argument, if it is a floating-point meta tensor that the others broadcast to."""
+    """Return the first argument, if it is a floating-point meta tensor to which the others broadcast."""
     first = args[0]
     if not is_meta(first) or not first.dtype.is_floating_point:
         return NotImplemented
@@ -216,7 +221,7 @@ def in_place(args: tuple) -> Any:
 
 
 def foreach(args: tuple) -> Any:
-    """A new tensor for every dense floating-point meta tensor of the first list, of its shape and strides."""
+    """Return a new tensor for every dense floating-point meta tensor of the first list, of its shape and strides."""
     if not all(is_meta(t) and t.dtype.is_floating_point and _is_dense(t) for t in args[0]):
         return NotImplemented
     others = [a for a in args[1:] if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
@@ -226,12 +231,12 @@ def foreach(args: tuple) -> Any:
 
 
 def foreach_in_place(args: tuple) -> Any:
-    """Nothing, if every tensor of the first list is a floating-point meta tensor."""
+    """Return None, if every tensor of the first list is a floating-point meta tensor."""
     return None if all(is_meta(t) and t.dtype.is_floating_point for t in args[0]) else NotImplemented
 
 
 def resized(args: tuple) -> Any:
-    """Pictures [N, C, ..] at the size of the second argument, where the first is contiguous."""
+    """Return images [N, C, ..] of the size in the second argument, if the first is contiguous."""
     input, size = args[0], args[1]
     if not isinstance(size, (list, tuple)) or not plain_floats(input) or input.dim() != 4 or input.numel() == 0:
         return NotImplemented
@@ -241,7 +246,7 @@ def resized(args: tuple) -> Any:
 
 
 def summed(args: tuple) -> Any:
-    """A contiguous floating-point tensor without the dimensions in the list, or with each of them as 1."""
+    """Return a contiguous floating-point tensor without the dimensions in the list, or with each of them as 1."""
     tensor, dims, keep = args[0], args[1], len(args) > 2 and args[2]
     if not dims or not plain_floats(tensor) or not all(-tensor.dim() <= dim < tensor.dim() for dim in dims):
         return NotImplemented
@@ -251,7 +256,7 @@ def summed(args: tuple) -> Any:
 
 
 def joined(args: tuple) -> Any:
-    """Contiguous floating-point tensors of one dtype, one after the other along a dimension (0 where none is given)."""
+    """Return contiguous floating-point tensors of one dtype, concatenated along a dimension (0 by default)."""
     tensors, dim = args[0], args[1] if len(args) > 1 else 0
     first = tensors[0]
     if not plain_floats(*tensors) or not -first.dim() <= dim < first.dim():
@@ -268,7 +273,7 @@ def joined(args: tuple) -> Any:
 
 
 def zeros_like(args: tuple) -> Any:
-    """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
+    """Return a tensor of the same shape and strides; its zeros are known values only if the tensor is small."""
     tensor = args[0]
     if not plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS or tensor.stride() != plain_strides(tensor.shape):
         return NotImplemented

@@ -1,7 +1,7 @@
-"""Streams where there is no device: a trace runs everything in one order, and notes for which stream each block is allocated.
+"""Streams without a device: a trace runs all work in one order, and records the stream of each block.
 
-`torch.Stream()` and `torch.cuda.current_stream()` ask the driver, which a machine without a GPU does not have. What stands in for
-them waits for nothing: what another stream was asked for is done; what it is done for certain by is noted beside
+`torch.Stream()` and `torch.cuda.current_stream()` call the driver, which a machine without a GPU lacks. Their replacements wait
+for nothing: work on another stream has already run. The point at which it is guaranteed to be done is recorded separately
 (sizer.tracing.log). CUDA's allocator keeps the blocks of its streams apart.
 """
 
@@ -19,8 +19,8 @@ import torch
 from sizer.tracing.log import BlockLog, Mark
 from sizer.tracing.values.known import tensors_of
 
-# c10/cuda/CUDAStream.cpp (kStreamsPerPoolBits, max_compile_time_stream_priorities), PyTorch 2.6 to 2.15: new streams of a priority
-# are taken in turn from a pool of so many.
+# c10/cuda/CUDAStream.cpp (kStreamsPerPoolBits, max_compile_time_stream_priorities), PyTorch 2.6 to 2.15: new streams of a
+# priority are taken in turn from a pool of this size.
 PER_PRIORITY, PRIORITIES = 32, 4
 _FIRST = torch.device("cuda", 0)
 
@@ -30,25 +30,29 @@ _ACCUMULATES = (
 
 
 class Recording(Protocol):
-    """Parts of a trace's recorder that streams use. `follow_stream` is called with the arguments of each operator if
-    there are several streams."""
+    """Parts of a trace's recorder that streams use.
+
+    `follow_stream` is called with the arguments of each operator if there are several streams.
+    """
 
     log: BlockLog
     follow_stream: Callable[[tuple], None] | None
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The block that holds a tensor."""
+        """Return the block that holds a tensor."""
 
     def await_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """Note that another stream uses a tensor."""
 
 
 class AtWork:
-    """The stream that works: the one that code has entered; in the backward pass the one on which autograd has made the node.
+    """The current stream: entered by code, or in the backward pass the stream on which autograd has made the node.
 
-    A node has the stream that was entered as it was made (torch/csrc/autograd/input_metadata.h), and runs on it (node.h). Nodes are
-    numbered in the order in which they are made, so that the numbers where another stream is entered tell.
-    *Known limitation*: one that accumulates a gradient is taken to run on the stream of the node before it.
+    A node has the stream that was current when it was made (torch/csrc/autograd/input_metadata.h), and runs on it (node.h).
+    Nodes are numbered in the order of their creation, so the node numbers at which another stream is entered determine each
+    node's stream.
+
+    *Known limitation*: a node that accumulates a gradient is assumed to run on the stream of the node before it.
     """
 
     def __init__(self, recorder: Recording) -> None:
@@ -57,19 +61,19 @@ class AtWork:
         self._entered: list[int] = []
         self._node: tuple[int, str] | None = None  # its number and name
         self._of_node = 0  # its stream, where code that it calls enters no other
-        self._outside = 0  # the stream that works where the backward pass was asked for
+        self._outside = 0  # the current stream when the backward pass was started
         self._begun = 0  # the first block of the backward pass
-        self._by_code: list[int] = []  # the first block, by turns, of those on a stream that code entered and of others
+        self._by_code: list[int] = []  # first blocks of alternating ranges: on a stream that code entered, and on others
         self._of_leaves: set[int] = set()
 
     @property
     def stream(self) -> int:
-        """Its number."""
+        """Number of the current stream."""
         self.follow()
         return self._recorder.log.stream
 
     def enter(self, stream: int) -> None:
-        """Have a stream work from here on."""
+        """Make a stream the current one."""
         self._recorder.follow_stream = self.follow
         self.follow()
         if self._node is not None and (stream == self._of_node) == bool(len(self._by_code) % 2):
@@ -77,8 +81,11 @@ class AtWork:
         self._change(stream)
 
     def follow(self, given: tuple = ()) -> None:
-        """Have the stream work whose turn it is where autograd's engine has gone on to another node. What a node is `given` that
-        another one has made on its stream it waits for, and uses (torch/csrc/autograd/input_buffer.h)."""
+        """Make the stream of autograd's next node current when the engine has moved on to it.
+
+        If a node is `given` a tensor that another node has made on another stream, it waits for that stream and uses the tensor
+        (torch/csrc/autograd/input_buffer.h).
+        """
         if self._recorder.follow_stream is None:
             return  # no stream has been entered
         node = torch._C._current_autograd_node()
@@ -128,7 +135,7 @@ class AtWork:
 
 
 class Event:
-    """An event that has happened. Each trace has a class of its own."""
+    """Event that has already happened. Each trace has its own class."""
 
     at_work: ClassVar[AtWork]
     log: ClassVar[staticmethod[[], BlockLog]]
@@ -139,7 +146,7 @@ class Event:
         self.cuda_event = self.event_id = id(self)
 
     def record(self, stream: Any = None) -> None:
-        """Have this event happen once the stream, by default the one at work, has done what it was asked for."""
+        """Record the work that a stream, by default the current one, has queued."""
         self._mark = self.log().stream_order.record(_number(stream, self.at_work))
 
     def _after(self, stream: Any) -> Event:
@@ -147,19 +154,19 @@ class Event:
         return self
 
     def wait(self, stream: Any = None) -> None:
-        """Have a stream wait."""
+        """Make a stream wait."""
         self.log().stream_order.wait(_number(stream, self.at_work), self._mark)
 
     def synchronize(self) -> None:
-        """Have the host wait."""
+        """Make the host wait."""
         self.log().synchronize(self._mark)
 
     def query(self) -> bool:
-        """Return whether it has happened: always."""
+        """Return True: the event has always happened."""
         return True
 
     def elapsed_time(self, other: Event) -> float:
-        """One millisecond, as of the null driver: code divides by it."""
+        """Return one millisecond, as with the null driver: code divides by it."""
         return 1.0
 
     def ipc_handle(self) -> bytes:
@@ -168,7 +175,7 @@ class Event:
 
 
 class Stream:
-    """A stream by its number, 0 for the default one; work on it is done at once. Each trace has a class of its own."""
+    """Stream with its number, 0 for the default stream; its work is done at once. Each trace has its own class."""
 
     device_type = 1  # c10::DeviceType::CUDA
     device_index = 0
@@ -208,7 +215,7 @@ class Stream:
         return 0, 1 - PRIORITIES
 
     def wait_stream(self, stream: Any) -> None:
-        """Wait for what another stream was asked for."""
+        """Wait for the work of another stream."""
         self.event()._after(stream).wait(self)
 
     def wait_event(self, event: Any) -> None:
@@ -216,7 +223,7 @@ class Stream:
         event.wait(self)
 
     def synchronize(self) -> None:
-        """Have the host wait for what it was asked for."""
+        """Make the host wait for this stream's work."""
         self.event()._after(self).synchronize()
 
     def query(self) -> bool:
@@ -228,7 +235,7 @@ class Stream:
         return False
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event that happens once it has done what it was asked for."""
+        """Return an event that happens once this stream's work is done."""
         return (event or self.event())._after(self)
 
 
@@ -237,8 +244,10 @@ def _number(stream: Any, at_work: AtWork) -> int:
 
 
 def _numbers(kind: str) -> Callable[[int], int]:
-    """A function that gives the next stream of a priority (0, or below it for a higher one) its number; where a kind of device has
-    no streams, that of the default one."""
+    """Return a function that returns the number of the next stream of a priority (0, or less for a higher priority).
+
+    For a kind of device without streams, it returns the number of the default stream.
+    """
     if kind != "cuda":
         return lambda priority: 0
     made = [count() for _ in range(PRIORITIES)]
@@ -252,8 +261,10 @@ def _numbers(kind: str) -> Callable[[int], int]:
 
 @contextmanager
 def streams_seen(recorder: Recording, kind: str) -> Iterator[None]:
-    """Within the context streams and events can be made, entered and waited for, and the recorder's log knows which stream is at
-    work, and which blocks wait for others (`Tensor.record_stream`)."""
+    """Make streams and events available within the context, and record the current stream in the recorder's log.
+
+    The log also records blocks that wait for other streams (`Tensor.record_stream`).
+    """
     at_work = AtWork(recorder)
     told = {"at_work": at_work, "log": staticmethod(lambda: recorder.log)}
     events = type("Event", (Event,), told)
@@ -282,7 +293,7 @@ def streams_seen(recorder: Recording, kind: str) -> Iterator[None]:
         recorder.await_stream(tensor, stream.stream_id)
 
     def external(stream_ptr: int, device: Any = None, **kwargs: Any) -> Stream:
-        """Stand in for torch.cuda.ExternalStream: a stream by its number."""
+        """Replace torch.cuda.ExternalStream: return a stream by its number."""
         return own(stream_id=stream_ptr)
 
     places: dict[Any, dict[str, Any]] = {

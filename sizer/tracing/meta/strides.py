@@ -1,10 +1,9 @@
-"""Memory formats: the strides of results where meta kernels return others than the device's kernels do.
+"""Memory formats: strides of results for which meta kernels and the device's kernels differ.
 
-What follows an operator makes a copy or not by these strides. As of PyTorch 2.11 to 2.15.
+Later operators copy or not depending on these strides. As of PyTorch 2.11 to 2.15.
 
-Losses that are computed into their result and then reduced there: a scalar over the storage of all elements.
-
-`resize_` never shrinks a storage (native/BinaryOps.cpp, native/Loss.cpp; PyTorch 2.15, on the CPU as the profiler tells).
+Losses are computed into their result and then reduced there: the scalar has a storage for all elements, because `resize_` never
+shrinks a storage (native/BinaryOps.cpp, native/Loss.cpp; PyTorch 2.15, seen by the profiler on the CPU).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LAST = (torch.channels_last, torch.channels_last_3d)
 
 
 def memory_format(*tensors: Tensor) -> torch.memory_format:
-    """Channels last if it is the format of one of the tensors [N, C, ..], in double precision never."""
+    """Return channels last if one of the tensors [N, C, ..] has this format; never in double precision."""
     for tensor in tensors:
         if tensor.dtype != torch.float64 and (found := suggest_memory_format(tensor)) in _LAST:
             return found
@@ -32,14 +31,17 @@ def memory_format(*tensors: Tensor) -> torch.memory_format:
 
 
 def in_format(tensor: Tensor | None, wanted: torch.memory_format) -> Tensor | None:
-    """The tensor itself where it is in the format, else a new one that is."""
+    """Return the tensor itself if it has the format, else a new tensor with it."""
     if tensor is None or tensor.is_contiguous(memory_format=wanted):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=wanted)
 
 
 def _is_surely_contiguous(tensor: Tensor) -> bool:
-    """Contiguous and not in channels last as well, as a tensor of one channel or one pixel may be."""
+    """Return whether a tensor is contiguous and not also in channels last.
+
+    A tensor of one channel or one pixel may be both.
+    """
     return tensor.stride(1) != 1 and tensor.is_contiguous()
 
 
@@ -54,7 +56,7 @@ def plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def iterated_strides(shape: Sequence[int], tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the strides that TensorIterator gives a result of this shape, which its operands are broadcast to.
+    """Return the strides that TensorIterator gives a result of this shape, to which its operands are broadcast.
 
     Source: aten/src/ATen/TensorIterator.cpp, 2.11 to 2.15: compute_fast_setup_type, then reorder_dimensions, whose order of
     dimensions includes those of size 1.
@@ -115,7 +117,7 @@ def _order(shape: Sequence[int], strides: list[list[int]]) -> list[int]:
 
 
 def iterated(args: tuple, out: Any, *, numbers: bool = False) -> Any:
-    """Give the result of a pointwise operator TensorIterator's strides. `numbers` says that numbers are operands, too."""
+    """Return the result of a pointwise operator with TensorIterator's strides. `numbers` means that numbers are operands too."""
     if not isinstance(out, Tensor) or out.device.type != "meta" or out.dim() < 2 or out.numel() == 0:
         return out
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
@@ -128,8 +130,11 @@ def iterated(args: tuple, out: Any, *, numbers: bool = False) -> Any:
 
 
 def indexed(args: tuple, out: Tensor) -> Tensor:
-    """index(input, indices): TensorIterator's strides over the input, whose indexed dimensions have none, and the indices, whose
-    strides in dimensions of size 1 count, too (native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
+    """Return aten.index's result with TensorIterator's strides (native/TensorAdvancedIndexing.cpp, AdvancedIndex).
+
+    They depend on the input, in which indexed dimensions have stride 0, and on the indices, including their strides in
+    dimensions of size 1.
+    """
     input, given = args[0], [*args[1], *[None] * (args[0].dim() - len(args[1]))]
     places = [place for place, index in enumerate(given) if index is not None]
     indices = [given[place] for place in places]
@@ -148,7 +153,7 @@ def indexed(args: tuple, out: Tensor) -> Tensor:
 
 
 def like_first(args: tuple, out: Any) -> Any:
-    """Give tensors made like another its strides, if its elements lie dense (native/TensorFactories.cpp, empty_like)."""
+    """Return tensors made like another with its strides, if that is dense (native/TensorFactories.cpp, empty_like)."""
     return _like(args[0], out) if isinstance(out, Tensor) else tuple(_like(args[0], made) for made in out)
 
 
@@ -172,7 +177,7 @@ def _with_strides(out: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def correction(func: Any) -> Callable[[tuple, Any], Any] | None:
-    """Return what corrects the strides of an operator's result by its tags and name, or None."""
+    """Return a function that corrects the strides of an operator's result, by its tags and name, or None."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
         return None
     if func._opname in _LIKE:
@@ -182,7 +187,7 @@ def correction(func: Any) -> Callable[[tuple, Any], Any] | None:
     if func._opname == "threshold_backward":  # its operands are the input and the gradient (native/Activation.cpp)
         return lambda args, out: iterated((args[1], args[0]), out)
     if torch.Tag.pointwise in func.tags or func._opname == "_prelu_kernel":
-        # a number in a tensor's place is a tensor without dimensions, so that not all operands have one shape
+        # a number as an operand is a tensor without dimensions, so not all operands have the same shape
         return partial(
             iterated, numbers=func._overloadname in ("Scalar", "Tensor", "self", "ScalarOther", "ScalarSelf")
         )
@@ -196,7 +201,7 @@ _LIKE = {
 
 
 def convolution(args: tuple, out: Tensor) -> Tensor:
-    """convolution(input, weight, ..): channels last where they are in the input or the weight, contiguous on meta.
+    """Return aten.convolution's result in channels last if the input or the weight is; on meta it is contiguous.
 
     Source: mkldnn_conv_use_channels_last and cudnn_conv_suggest_memory_format (aten/src/ATen/native/ConvUtils.h); in
     torch/_meta_registrations.py, meta_conv: "Memory format is left as contiguous".
@@ -207,9 +212,9 @@ def convolution(args: tuple, out: Tensor) -> Tensor:
 
 
 def convolution_backward(args: tuple, out: tuple) -> tuple:
-    """convolution_backward(gradient, input, weight, ..): the gradients of input and weight likewise, whatever the gradient's
-    strides, which PyTorch 2.11's meta kernel follows.
+    """Return the gradients of input and weight in channels last if the input or the weight is.
 
+    The gradient's own strides do not matter, although PyTorch 2.11's meta kernel follows them.
     Source: determine_backend_memory_format in aten/src/ATen/native/Convolution.cpp.
     """
     plain = _is_surely_contiguous(args[1]) and _is_surely_contiguous(args[2])
@@ -218,13 +223,18 @@ def convolution_backward(args: tuple, out: tuple) -> tuple:
 
 
 def layer_norm_backward(args: tuple, out: tuple) -> tuple:
-    """native_layer_norm_backward: the input's gradient is contiguous (layer_norm.cpp), on meta it has the gradient's strides."""
+    """Return native_layer_norm_backward's results with a contiguous gradient of the input (layer_norm.cpp).
+
+    On meta it has the strides of the incoming gradient.
+    """
     return (in_format(out[0], torch.contiguous_format), *out[1:])
 
 
 def group_norm_backward(args: tuple, out: tuple) -> tuple:
-    """native_group_norm_backward(gradient, input, ..): the input's gradient in its dtype, on meta in the widest of the arguments
-    (group_norm.cpp)."""
+    """Return native_group_norm_backward's results with the input's gradient in the input's dtype (group_norm.cpp).
+
+    On meta it has the widest dtype of the arguments.
+    """
     input = args[1]
     if out[0] is None or out[0].dtype == input.dtype:
         return out

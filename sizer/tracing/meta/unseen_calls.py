@@ -15,7 +15,7 @@ from sizer.tracing.log import BlockLog
 
 @contextmanager
 def resizes_seen(seen: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
-    """Within the context `seen` is told of every storage on meta that was resized, with the bytes that it had before."""
+    """Call `seen` with every resized storage on meta, and its bytes before, within the context."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -32,13 +32,13 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int], None]) -> Iterator[
 # --------------------------------------------------------------------------------------------------------- empty cache
 
 
-# The modules whose `empty_cache` empties the cache of a kind of device. The CPU's allocator has none.
+# Modules with an `empty_cache` for the cache of a kind of device. The CPU's allocator has none.
 _MODULES = {"cuda": (torch.cuda, torch.xpu, torch.accelerator), "mps": (torch.mps, torch.accelerator), "cpu": ()}
 
 
 @contextmanager
 def emptied_caches_seen(kind: str, seen: Callable[[], None]) -> Iterator[None]:
-    """Within the context `torch.cuda.empty_cache()` and its like call `seen`, on a machine without such a device, too."""
+    """Make `torch.cuda.empty_cache()` and similar functions call `seen` within the context, also without such a device."""
     with ExitStack() as stack:
         for module in _MODULES[kind]:
             stack.enter_context(mock.patch.object(module, "empty_cache", seen))
@@ -50,8 +50,9 @@ def emptied_caches_seen(kind: str, seen: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def buckets_seen(log: BlockLog) -> Iterator[None]:
-    """Within the context what DDP's reducers hold is workspace: their buckets, made with them and again after the first pass.
+    """Classify the memory of DDP's reducers as workspace within the context: buckets, created twice.
 
+    They are created with the reducer and again after the first pass.
     Source: torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets), PyTorch 2.11 and 2.15.
     """
     if not dist.is_available():

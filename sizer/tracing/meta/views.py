@@ -1,8 +1,8 @@
-"""Views that no dispatch mode sees: they make no block and no values, and are half of the operators of a model.
+"""Views hidden from dispatch modes: they create no block and no values, and are half of the operators of a model.
 
-The dispatcher skips its key `Python`, by which modes and tensor subclasses are called, for operators that have a fallthrough kernel
-there (aten/src/ATen/core/dispatch/Dispatcher.cpp and torch/library.py, 2.15). The kernel is the process's: it goes as soon as a
-tensor is made that is a subclass with a dispatch of its own, which must see its views.
+The dispatcher skips its key `Python`, which calls modes and tensor subclasses, for operators that have a fallthrough kernel
+there (aten/src/ATen/core/dispatch/Dispatcher.cpp and torch/library.py, 2.15). The kernel is global to the process: it is
+removed as soon as a tensor of a subclass with its own dispatch is created, which must see its views.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ def dispatches(kind: type[Tensor]) -> bool:
 
 @contextmanager
 def views_unseen(module: nn.Module, is_plain: Callable[[Any], bool]) -> Iterator[None]:
-    """Within the context modes do not see views, except those for which `is_plain` is False, until a tensor is one of a subclass
-    that takes operators itself. If the module has such tensors, modes see all views."""
+    """Hide views from modes within the context, except views for which `is_plain` is False.
+
+    All views become visible when a tensor of a subclass with its own dispatch is created. If the module has such tensors, modes
+    see all views.
+    """
     if any(dispatches(type(tensor)) for tensor in (*module.parameters(), *module.buffers())):
         yield
         return
