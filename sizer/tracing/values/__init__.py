@@ -1,1 +1,1 @@
-"""Values that integer and boolean tensors would hold, and stand-ins for unknown values."""
+"""Values of integer and boolean tensors on meta, and stand-ins for unknown values."""

@@ -24,14 +24,14 @@ from sizer.tracing.values.known import Assume
 KEPT = "non-maximum suppression of unknown boxes was taken to keep every box"
 MATCHED = "every fourth box was taken to match an object, since the values of boxes are unknown"
 LEVELS = "every level of the feature pyramid was taken to get as many boxes as the next, since the values of boxes are unknown"
-SHARE = 4  # one box in so many matches an object
+SHARE = 4  # one box of this number matches an object
 BOXES_PER_BLOCK = 64  # threadsPerBlock of nms_kernel.cu: a word of 64 bits says which boxes of a block overlap
 
 _aten = torch.ops.aten
 
 
 def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """torchvision's nms over boxes [N, 4] and scores [N]: the places [K] that are kept; of unknown boxes all N."""
+    """Return the indices [K] that torchvision's nms keeps from boxes [N, 4] and scores [N]; all N for unknown boxes."""
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
     boxes, scores = args[0], args[1]
@@ -69,11 +69,10 @@ def _in_float32(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 
 
 def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-    """Return what torchvision/csrc/ops/cuda/nms_kernel.cu (0.26) holds at its end: the order, the sorted boxes, the overlaps.
+    """Return the tensors at the end of torchvision/csrc/ops/cuda/nms_kernel.cu (0.26): order, sorted boxes and overlaps.
 
-    A mask selects from the order what is kept.
-
-    overlaps: N rows of ceil(N / 64) words of 8 bytes. The kernel for Metal (ops/mps) makes the same.
+    overlaps: N rows of ceil(N / 64) words of 8 bytes. A mask selects the kept boxes from the order. The kernel for Metal
+    (ops/mps) makes the same tensors.
     """
     count = boxes.shape[0]
     order = scores.sort(0, descending=True)[1]
@@ -83,7 +82,10 @@ def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
 
 
 def _on_cpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-    """Return what torchvision/csrc/ops/cpu/nms_kernel.cpp (0.26) holds at its end: corners, areas, order, suppressed, kept [N]."""
+    """Return the tensors at the end of torchvision/csrc/ops/cpu/nms_kernel.cpp (0.26), each [N].
+
+    They are corners, areas, order, suppressed and kept.
+    """
     corners = [boxes.select(1, side).contiguous() for side in range(4)]
     areas = (corners[2] - corners[0]) * (corners[3] - corners[1])
     order = scores.sort(0, descending=True)[1]
@@ -103,11 +105,11 @@ class Limited(Protocol):
 
 @contextmanager
 def boxes_assumed(counting: Limited, assume: Assume) -> Iterator[None]:
-    """Within the context torchvision's detectors go on with as many boxes of unknown values as their own limits allow.
+    """Make torchvision's detectors continue with as many boxes of unknown values as their own limits allow, within the context.
 
     The functions themselves run. Results of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
-    (the level [N] of the feature pyramid that a box is pooled from) get values; in `postprocess_detections` no more boxes pass
-    the score threshold than the model goes on with. DETECTION has been imported.
+    (the level [N] of the feature pyramid from which a box is pooled) get values. In `postprocess_detections`, at most as many
+    boxes pass the score threshold as the model uses afterwards. DETECTION has been imported.
     """
     detection, poolers = sys.modules[DETECTION], sys.modules["torchvision.ops.poolers"]
     matcher = detection._utils.Matcher
@@ -146,7 +148,10 @@ def _spreading(assume: Assume, map_levels: Callable[..., Tensor]) -> Callable[..
 
 
 def _limiting(counting: Limited, postprocess: Callable[..., Any]) -> Callable[..., Any]:
-    """Of each class (SSD) or level (FCOS, RetinaNet) as many candidates as are compared, of R-CNNs as many as are returned."""
+    """Return a function that limits candidates: to those compared per class (SSD) or level (FCOS, RetinaNet).
+
+    R-CNNs are limited to the number of returned boxes.
+    """
 
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, counting.mask_limit = counting.mask_limit, getattr(self, "topk_candidates", self.detections_per_img)

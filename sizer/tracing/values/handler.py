@@ -1,4 +1,4 @@
-"""Handlers in place of operators whose meta kernels are not enough, and their requests to the recorder."""
+"""Handlers of operators for which meta kernels are not enough, and their requests to the recorder."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from sizer.tracing.values.known import KnownValues, tensors_of
 
 
 class HandlerContext(AbstractContextManager, Protocol):
-    """The recorder as handlers see it; as a context it logs what the handler runs."""
+    """Recorder as handlers see it; as a context it logs the operators that the handler runs."""
 
     device: Device
     values: KnownValues
-    batch_size: int  # what is spread over unknown places is spread alike within each sample
+    batch_size: int  # assumed positions are spread equally within each sample
     crowded: bool  # whether all other ranks are taken to send this one all that they have
     mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
-    taken_apart: Any  # the latest operator over a tensor subclass, which runs others on its inner tensors
-    unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: what is held until it is waited for
+    taken_apart: Any  # the latest operator over a tensor subclass, which runs other operators on its inner tensors
+    unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: tensors held until the wait
     barriers: dict[str, Tensor]  # by the name of a group: the buffer of its barriers
-    sees_inputs: bool  # whether operators are watched by their arguments, too: those of the host, or of streams
+    sees_inputs: bool  # whether arguments of operators are watched too: host tensors, or streams
     engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
     def stand_in(self, text: str) -> None:
-        """Note an assumption about an unknown value, with the module that asked."""
+        """Note an assumption about an unknown value, with the module that used it."""
 
     def see_new(self, tensor: Tensor, made_by: str) -> None:
         """Log a tensor that was made where no dispatch mode sees it."""
 
     def deferring(self, query: Callable[[int], DeferredSize]) -> AbstractContextManager[None]:
-        """Within the context the blocks that come and go are left to size queries, which `query` makes of their bytes."""
+        """Make the sizes of blocks within the context size queries, which `query` makes from their bytes."""
 
     def keep(self, size: DeferredSize) -> None:
-        """Log what a library keeps from its first call on."""
+        """Log memory that a library keeps from its first call on."""
 
     def block_of(self, tensor: Tensor) -> int | None:
-        """The block that holds the tensor, or None if it was never logged."""
+        """Return the block that holds the tensor, or None if it was never logged."""
 
     def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what an operator's meta kernel returns, from memory if it can be remembered."""
+        """Return the result of an operator's meta kernel, memoized if possible."""
 
     def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what an operator returns, logged as if the dispatcher had called it."""
+        """Return an operator's result, logged as if the dispatcher had called it."""
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as the device has it, by the table RESULTS."""
@@ -61,7 +61,7 @@ Handler = Callable[[HandlerContext, Any, tuple, dict], Any]
 
 
 def on_meta(real: Any, recorder: HandlerContext, assumption: str | None = None) -> Any:
-    """Meta tensors of the shapes of real results, their values remembered, as assumed ones where `assumption` says so."""
+    """Return meta tensors of the shapes of real results, with their values, which are assumed if `assumption` is given."""
     if isinstance(real, (list, tuple)):
         return type(real)(on_meta(r, recorder, assumption) for r in real)
     if not isinstance(real, Tensor):
@@ -75,7 +75,7 @@ def on_meta(real: Any, recorder: HandlerContext, assumption: str | None = None) 
 
 
 def note_assumption(recorder: HandlerContext, tensors: list[Tensor]) -> None:
-    """Note what the values of these tensors were assumed to be, now that something depends on them."""
+    """Note the assumption behind the values of these tensors, now that a result depends on them."""
     if (text := recorder.values.assumption(tensors)) is not None:
         recorder.stand_in(text)
 

@@ -1,7 +1,7 @@
-"""Draw on the host what a trace leaves out, so that the numbers that a script draws there next are those of a device's run.
+"""Random draws on the host that a trace leaves out, so that later draws of a script equal those of a device's run.
 
-A large weight of the host is on meta in a trace, and drawing its initial values would be in vain. Yet code that draws lengths or
-crops after it has made its model would draw others than over the driver.
+A large weight of the host is on meta in a trace, so its initial values need not be drawn. But code that draws lengths or crops
+after it has created its model would then draw other numbers than over the driver.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-LARGEST_DRAW = 2**26  # elements of a tensor whose values are drawn, into memory that is freed at once
-MOST_DRAWN = 2**28  # elements of all such tensors: some seconds; the numbers that follow are then others
+LARGEST_DRAW = 2**26  # elements of a tensor with drawn values, in memory that is freed at once
+MOST_DRAWN = 2**28  # elements of all such tensors: some seconds; later numbers then differ
 
 
 LEFT_OUT = (
@@ -26,10 +26,10 @@ LEFT_OUT = (
 
 
 class HostDraws:
-    """Draw in the place of operators over meta tensors that stand for tensors of the host."""
+    """Draws for operators over meta tensors that represent tensors of the host."""
 
     def __init__(self, is_on_host: Callable[[Tensor], bool], note: Callable[[str], None]) -> None:
-        """Draw for the tensors of which `is_on_host` is True; call `note` once if the draws end."""
+        """Draw for the tensors for which `is_on_host` is True; call `note` once if the draws end."""
         self._is_on_host, self._note = is_on_host, note
         self._left = MOST_DRAWN
 
@@ -46,7 +46,7 @@ class HostDraws:
 
     @contextmanager
     def rounds_drawn(self) -> Iterator[None]:
-        """Within the context `trunc_normal_` draws again on the host as long as values are out of bounds."""
+        """Repeat `trunc_normal_`'s draws on the host within the context, as long as values are out of bounds."""
         init = nn.init._no_grad_trunc_normal_
 
         def drawn(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""Iterations of an optimizer that stops once values converge: torch.optim.LBFGS, where nothing is computed.
+"""Iterations of torch.optim.LBFGS, which stops once values converge, although no values are computed.
 
-LBFGS compares tensors of the device in Python (torch/optim/lbfgs.py, read in 2.11 and 2.15). Its comparisons are answered as in
-most steps of a real run: no tolerance is reached, so that it makes `max_iter` iterations; each adds to its history; the first step
+LBFGS compares tensors of the device in Python (torch/optim/lbfgs.py, read in 2.11 and 2.15). The comparisons get the results of
+most steps of a real run: no tolerance is reached, so it makes `max_iter` iterations; each adds to its history; the first step
 is shortened by the gradient; a line search accepts its first point.
 """
 
@@ -25,7 +25,7 @@ _SHORTER, _ACCEPTED = ("step", "lt"), ("_strong_wolfe", "le")  # functions and t
 
 
 class _Answers(TorchFunctionMode):
-    """Answers what LBFGS asks of tensors, False unless it is in `_holding`."""
+    """Answers LBFGS's comparisons of tensors: False unless the tensor is in `_holding`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Answers(TorchFunctionMode):
 
 @contextmanager
 def iterations_assumed(note: Callable[[str], None]) -> Iterator[None]:
-    """Within the context LBFGS makes all its iterations. `note` is called with a text after each step."""
+    """Make LBFGS run all its iterations within the context. `note` is called with a text after each step."""
     own = torch.optim.LBFGS.step
 
     def step(optimizer: torch.optim.LBFGS, closure: Callable[[], Any]) -> Any:

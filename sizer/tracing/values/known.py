@@ -1,8 +1,8 @@
-"""Known values: what integer and boolean tensors would hold, remembered beside the meta tensors that hold nothing.
+"""Known values: contents of integer and boolean tensors, stored separately from the meta tensors.
 
-Model code branches on small tensors: `.item()`, `.any()`, `.tolist()`, `nonzero`, boolean masks. Inputs have known values;
-an operator whose tensor inputs are all known and whose outputs are integers, booleans or few floats is also run for real on
-CPU. Every known storage has a real twin of the same size, so views and in-place operators keep their aliases by themselves.
+Model code branches on small tensors: `.item()`, `.any()`, `.tolist()`, `nonzero`, boolean masks. Inputs have known values. An
+operator with known tensor inputs, and outputs that are integers, booleans or few floats, also runs for real on the CPU. Every
+storage with known values has a real twin of the same size, so views and in-place operators keep their aliases.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sizer.tracing.values.twins import DEEPEST, Held, Twin, can_wait, hold, layo
 
 # Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
 LARGEST_INTEGERS = 2**26
-LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
+LARGEST_FLOATS = 2**20  # the same for a floating-point tensor: schedules, thresholds, anchors and their overlaps
 LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
-LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor whose unknown values get stand-ins
+LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor with stand-ins for unknown values
 LARGEST_KEPT_INTEGERS, LARGEST_KEPT_FLOATS = 2**16, 2**6  # of a buffer made by a constructor, or of `zeros_like`
 
 _KEPT = "_values_of_buffers"  # where a module carries them
@@ -77,10 +77,10 @@ def is_small(tensor: Tensor) -> bool:
 
 
 def _filled(shape: torch.Size, dtype: torch.dtype, value: Any) -> Tensor:
-    """A CPU tensor of a value."""
+    """Return a CPU tensor filled with a value."""
     if value or not shape.numel():
         return torch.full(shape, value, dtype=dtype, device="cpu")
-    zeros = np.zeros(shape.numel() * dtype.itemsize, np.uint8)  # of which nothing is written before it is read
+    zeros = np.zeros(shape.numel() * dtype.itemsize, np.uint8)  # memory pages that are not written until they are read
     return torch.from_numpy(zeros).view(dtype).view(shape)
 
 
@@ -99,7 +99,7 @@ is_meta: Callable[[Tensor], bool] = torch._C.TensorBase.is_meta.__get__
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors among an operator's arguments or results, lists and tuples opened."""
+    """Return the tensors among an operator's arguments or results, also within lists and tuples."""
     found = []
     for value in values:
         if isinstance(value, Tensor):
@@ -110,8 +110,11 @@ def tensors_of(values: Any) -> list[Tensor]:
 
 
 def storage_number(tensor: Tensor) -> int:
-    """Return the number of a tensor's storage, its `_cdata`; of one that `torch.func` has wrapped, as `vmap` does, that of the
-    tensor inside. Parameters of lazy modules, which allow few methods, have one, too."""
+    """Return the number of a tensor's storage, its `_cdata`.
+
+    For a tensor wrapped by `torch.func`, as by `vmap`, it is the inner tensor's. It also works for parameters of lazy modules,
+    which allow few methods.
+    """
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return torch._C._storage_address(tensor)
@@ -143,13 +146,13 @@ class KnownValues:
         self._twins: dict[int, tuple[Twin, weakref.ref]] = {}
         self._waiting: weakref.WeakSet[Twin] = weakref.WeakSet()  # twins that are yet to be computed
         self.expected_true = StorageSet()  # results of `all()`: though unknown, surely meant to be True
-        self.expected_false = StorageSet()  # asked for `any()`: though unknown, taken to hold no True
+        self.expected_false = StorageSet()  # tensors on which `any()` was called: unknown, but assumed to hold no True
         self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
         self._assumed: dict[int, str] = {}
         self._traits: dict[int, _Traits] = {}  # by the operator's identity: its own hash is Python
 
     def get(self, tensor: Tensor) -> Tensor | None:
-        """A real CPU tensor with this tensor's values (sharing the twin's memory), or None where they are unknown."""
+        """Return a real CPU tensor with this tensor's values (sharing the twin's memory), or None if they are unknown."""
         if tensor.device.type != "meta":
             return tensor if tensor.device.type == "cpu" else None
         twin = self._twins.get(tensor.untyped_storage()._cdata)
@@ -173,7 +176,7 @@ class KnownValues:
         self._twins[key] = (twin, weakref.ref(storage, lambda _: self._drop(key)))
 
     def keep(self, module: nn.Module) -> None:
-        """Leave the known values of the module's small buffers with it, for another trace to `recall`."""
+        """Store the known values of the module's small buffers in the module, for another trace to `recall`."""
         kept = module.__dict__.setdefault(_KEPT, _Kept()).values
         for name, buffer in module.named_buffers():
             largest = LARGEST_KEPT_FLOATS if buffer.dtype.is_floating_point else LARGEST_KEPT_INTEGERS
@@ -181,17 +184,17 @@ class KnownValues:
                 kept[name] = real.clone()
 
     def recall(self, module: nn.Module) -> None:
-        """Remember the values that `keep` left with the module, in the dtypes that its buffers have now; some may be gone."""
+        """Remember the values that `keep` stored in the module, in its buffers' current dtypes; some buffers may be missing."""
         buffers = dict(module.named_buffers())
         for name, real in getattr(module.__dict__.get(_KEPT), "values", {}).items():
             if (buffer := buffers.get(name)) is not None and buffer.shape == real.shape and buffer.is_contiguous():
-                with _disable_current_modes():  # what is kept for a trace is no part of it
+                with _disable_current_modes():  # stored values are no part of the trace
                     self.remember(buffer, real.to(buffer.dtype, copy=True))
 
     def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
-        """Remember `real` as a stand-in for unknown values; `text` says so to whoever comes to depend on it.
+        """Remember `real` as a stand-in for unknown values; `text` describes it to users of the values.
 
-        The tensor may be a part of its storage (one half of a split); the rest of it is then taken as zeros.
+        The tensor may be a part of its storage (one half of a split); the rest of the storage is then assumed to be zeros.
         """
         storage = tensor.untyped_storage()
         if real.nbytes < storage.nbytes():
@@ -203,12 +206,12 @@ class KnownValues:
         self._assumed[tensor.untyped_storage()._cdata] = text
 
     def assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
-        """Let a meta tensor of unknown values hold those of `real`."""
+        """Let a meta tensor of unknown values hold the values of `real`."""
         if tensor.device.type == "meta" and not self.is_known(tensor) and tensor.numel() <= LARGEST_ASSUMED:
             self.assume(tensor, real.contiguous(), text)
 
     def assumption(self, tensors: list[Tensor]) -> str | None:
-        """The text of an `assume` that the values of one of the tensors go back to, None where all are true values."""
+        """Return the text of an `assume` on which the values of one of the tensors depend, None if all values are true."""
         if not self._assumed:
             return None
         texts = (self._assumed.get(t.untyped_storage()._cdata) for t in tensors if t.device.type == "meta")
@@ -232,7 +235,7 @@ class KnownValues:
         return tensor.is_cpu or tensor.untyped_storage()._cdata in self._twins
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what `func` returns on the known values: real CPU tensors. Call only when all tensor inputs are known."""
+        """Return the result of `func` on the known values: real CPU tensors. Call only when all tensor inputs are known."""
         real_args = [self._real(a) for a in args]
         real_kwargs = {k: self._real(v) for k, v in kwargs.items()}
         return func(*real_args, **real_kwargs)
@@ -283,7 +286,7 @@ class KnownValues:
             except RuntimeError as error:
                 if "norm" not in func.name() and _MISMATCH.search(str(error)):  # a device refuses it, too
                     raise
-                return  # the CPU has no such kernel, or takes no float32 statistics beside bfloat16
+                return  # the CPU has no such kernel, or does not support float32 statistics with bfloat16
             results = [results] if isinstance(results, Tensor) else tensors_of(results)
             for tensor, real in zip(outs, results, strict=True):
                 new = tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins
@@ -293,7 +296,10 @@ class KnownValues:
             self._assumed |= dict.fromkeys((tensor.untyped_storage()._cdata for tensor in fresh), text)
 
     def _later(self, func: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> Twin:
-        """The twin of what `func` returns, computed when it is first asked for. It holds no tensor on meta, which would live on."""
+        """Return the twin of `func`'s result, computed at its first use.
+
+        It holds no meta tensor, which it would keep alive.
+        """
         held = {id(one): Held(self._twins[one.untyped_storage()._cdata][0], layout_of(one)) for one in inputs}
         compute = partial(run_on_held, func, hold(args, held), {name: hold(one, held) for name, one in kwargs.items()})
         sources = [one.twin for one in held.values()]
@@ -305,7 +311,7 @@ class KnownValues:
         return twin
 
     def _follow_filled(self, fill: Fill, args: tuple, kwargs: dict, out: Any) -> None:
-        """Remember the values of `full_like` and its like, which take nothing but the shape of a tensor of unknown values."""
+        """Remember the values of `full_like` and similar operators, which use only the shape of a tensor of unknown values."""
         if out.device.type != "meta":
             return
         if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
@@ -314,7 +320,7 @@ class KnownValues:
                 self.remember(out, _filled(out.shape, out.dtype, value))
 
     def _follow_constant(self, fill: Fill, args: tuple, kwargs: dict, out: Tensor) -> bool:
-        """Remember the values of `zeros` and its like, made when they are first asked for. Return False if they must be run."""
+        """Remember the values of `zeros` and similar operators, computed at their first use. Return False if they must run."""
         if kwargs.get("pin_memory") or not is_meta(out) or out.layout is not torch.strided:
             return False
         compute = partial(_filled_storage, out.shape, out.dtype, fill(args, kwargs))
@@ -350,14 +356,13 @@ class KnownValues:
         self.run(func, args, kwargs)
 
     def _still_fits(self, resized: Tensor) -> bool:
-        """Return whether a tensor that was resized has its memory, and what it holds, as before: it does where it became no
-        larger."""
+        """Return whether a resized tensor has its memory and contents as before, because it did not grow."""
         storage = resized.untyped_storage()
         twin = self._twins.get(storage._cdata)
         return twin is not None and twin[0].storage.nbytes() == storage.nbytes()
 
     def _can_mutate(self, overwrites: bool, written: list[Tensor], inputs: list[Tensor]) -> bool:
-        # fill_, zero_ and copy_ over a whole tensor need no earlier values of what they write.
+        # fill_, zero_ and copy_ over a whole tensor do not need its earlier values.
         sources = [t for t in inputs if not any(t is w for w in written)] if overwrites else inputs
         if not self.all_known(sources):
             return False
@@ -368,7 +373,7 @@ class KnownValues:
         )
 
     def _compute_what_waits_for(self, tensor: Tensor) -> None:
-        """Compute what is to be computed from values of a tensor, before they change."""
+        """Compute all deferred values that depend on a tensor, before it changes."""
         twin, _ = self._twins.get(tensor.untyped_storage()._cdata, (None, None))
         for waiting in [one for one in self._waiting if twin in one.sources]:
             waiting.settle()
@@ -386,7 +391,10 @@ class KnownValues:
 
 
 def permutation(count: int) -> Tensor:
-    """Return a permutation, the same for each count: drawn numbers are not those of a device, and the host draws none for them."""
+    """Return a permutation, the same for each count.
+
+    Drawn numbers differ from a device's numbers, and the host draws none for them.
+    """
     return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(count), device="cpu")
 
 
@@ -398,15 +406,15 @@ def _is_unpredictable(func: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traits:
-    """Facts about an operator by which its values are followed, looked up once: to hash an operator is Python."""
+    """Facts about an operator for following its values, looked up once: hashing an operator runs Python code."""
 
-    func: Any  # which is kept, so that no other operator has its identity
+    func: Any  # kept alive, so that no other operator has its identity
     mutable: bool
     unpredictable: bool
     permutes: bool
     written: tuple[tuple[int, str], ...]  # positions and names of the arguments that it writes to
     keeps_values: bool  # changes shapes and strides alone
-    overwrites: bool  # needs no earlier values of what it writes to
+    overwrites: bool  # needs no earlier values of its output
     fill: Fill | None
     constant: Fill | None
 

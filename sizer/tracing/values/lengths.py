@@ -1,7 +1,7 @@
-"""Predicted lengths, which depend on weights: how many bytes a patch of text holds, how many frames a phoneme lasts.
+"""Predicted lengths that depend on weights: bytes of a patch of text, frames of a phoneme.
 
-Some models of transformers predict from their weights how long what they go on with will be. The functions themselves run; what
-they predict gets values, so that everything after them has a size. Both are what such models come to on ordinary data.
+Some models of transformers predict from their weights the lengths of later tensors. The functions themselves run. Their
+predictions get values, so that all later tensors have a size. Both values are typical of ordinary data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sizer.tracing.values.known import Assume
 
-FRAMES = 2  # of a phoneme or a blank beside it: VITS' tokenizers put one between all letters, about 30 tokens in 62 frames a second
+FRAMES = 2  # of a phoneme or a blank: VITS' tokenizers put a blank between all letters, about 30 tokens in 62 frames a second
 PATCHES = "the bytes of a text were taken to fall into patches of {}, the size in the config"
 DURATIONS = f"every token was taken to last {FRAMES} frames"
 
@@ -26,7 +26,7 @@ Wrap = Callable[[Assume, Callable[..., Any]], Callable[..., Any]]
 
 @contextmanager
 def lengths_assumed(module: str, assume: Assume) -> Iterator[None]:
-    """Within the context, the lengths that models of an imported module predict (`PREDICTED`) have values."""
+    """Give the lengths that models of an imported module predict (`PREDICTED`) values within the context."""
     with ExitStack() as stack:
         for name, method, wrap in PREDICTED[module]:
             cls = getattr(sys.modules[module], name)
@@ -37,9 +37,9 @@ def lengths_assumed(module: str, assume: Assume) -> Iterator[None]:
 
 
 def _even_patches(assume: Assume, cut: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """BLT: a patch begins where the next byte is hard to tell, its entropy [samples, bytes] above the threshold.
+    """Return BLT's `cut` with entropies [samples, bytes] that start patches of equal size.
 
-    `patch_lengths_from_entropies` (modeling_blt.py) begins patches at 0 and 1 and after them at c + 1 for each such c from 1 on.
+    A patch begins where the next byte's entropy is above the threshold.
     """
 
     def lengths(entropies: Tensor, sequence_length: int, patch_size: int, threshold: float) -> Tensor:
@@ -52,7 +52,10 @@ def _even_patches(assume: Assume, cut: Callable[..., Tensor]) -> Callable[..., T
 
 
 def _even_durations(assume: Assume, predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """VITS: logarithms of durations [samples, 1, tokens], which `VitsModel.forward` rounds up (modeling_vits.py)."""
+    """Return VITS' `predict` with assumed logarithms of durations [samples, 1, tokens].
+
+    `VitsModel.forward` rounds the durations up (modeling_vits.py).
+    """
 
     def durations(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         out = predict(self, *args, **kwargs)
@@ -63,7 +66,10 @@ def _even_durations(assume: Assume, predict: Callable[..., Tensor]) -> Callable[
 
 
 def _whole_durations(assume: Assume, predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """FastSpeech 2: durations in frames [samples, tokens]; in training their logarithms, on which no length depends."""
+    """Return FastSpeech 2's `predict` with assumed durations in frames [samples, tokens].
+
+    In training they are logarithms, on which no length depends.
+    """
 
     def durations(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         out = predict(self, *args, **kwargs)

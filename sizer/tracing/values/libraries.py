@@ -1,4 +1,4 @@
-"""Functions of libraries whose results decide sizes, and which get values once the library is imported."""
+"""Functions of libraries with results that determine sizes; they get values once the library is imported."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ from sizer.tracing.values.lengths import PREDICTED, lengths_assumed
 
 @contextmanager
 def library_values_assumed(counting: Limited, assume: Assume) -> Iterator[None]:
-    """Within the context, detectors and models that predict lengths go on with values.
-
-    Args:
-        counting: Counts the elements that masks select.
-        assume: Notes the values of a tensor.
-    """
+    """Make detectors and models that predict lengths continue with assumed values within the context."""
     contexts: dict[str, Callable[[], AbstractContextManager]] = {DETECTION: partial(boxes_assumed, counting, assume)}
     contexts |= {name: partial(lengths_assumed, name, assume) for name in PREDICTED}
     with entered_once_imported(contexts):
@@ -35,10 +30,7 @@ def library_values_assumed(counting: Limited, assume: Assume) -> Iterator[None]:
 
 @contextmanager
 def modes_unseen() -> Iterator[None]:
-    """Within the context, modules that ask for tensors of other classes before they take a fast path see no modes.
-
-    torch/nn/modules/activation.py and transformer.py ask torch.overrides.has_torch_function, which is also True within a mode.
-    """
+    """Hide modes from modules that check for other tensor classes before they use a fast path, within the context."""
     plain = torch._C._disabled_torch_function_impl
 
     def holds_other_classes(arguments: Iterable[Any]) -> bool:
@@ -51,7 +43,7 @@ def modes_unseen() -> Iterator[None]:
 
 @contextmanager
 def entered_once_imported(contexts: dict[str, Callable[[], AbstractContextManager]]) -> Iterator[None]:
-    """Within this context, enter others that change modules, by name: at once if a module is there, else when it is imported."""
+    """Enter other contexts that change modules, by name: at once if a module is imported, else when it is imported."""
     with ExitStack() as stack:
 
         def enter(name: str) -> None:
@@ -68,7 +60,7 @@ def entered_once_imported(contexts: dict[str, Callable[[], AbstractContextManage
 
 
 class _Watcher:
-    """Finds modules as the other finders do, and notes when one of some names has been imported."""
+    """Finds modules as the other finders do, and reports the import of some names."""
 
     def __init__(self, names: Any, imported: Callable[[str], None]) -> None:
         self._names, self._imported, self._within = names, imported, False

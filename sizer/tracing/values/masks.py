@@ -19,14 +19,14 @@ LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta te
 EVERY = "an unknown boolean mask was taken to select every element"
 
 _aten = torch.ops.aten
-_LISTS_COME_UNSEEN = installed_version() < (2, 15)  # of the code that runs, whatever the device's rules
+_LISTS_COME_UNSEEN = installed_version() < (2, 15)  # depends on the installed version, not on the device's rules
 
 
 def _places(recorder: HandlerContext, mask: Tensor, writes: bool) -> list[Tensor]:
-    """A boolean or byte mask on meta as the integer indices that it stands for, one tensor for each of its dimensions.
+    """Return the integer indices of a boolean or byte mask on meta, one tensor for each of its dimensions.
 
-    Of an unknown mask all places, whose values are known only where they are read from: two unknown masks that are written
-    through, one after the other, hardly write to the same places.
+    For an unknown mask these are all positions. Their values are known for reads only: two unknown masks in successive writes
+    hardly select the same positions.
     """
     real = recorder.values.get(mask)
     if real is None:
@@ -38,10 +38,10 @@ def _places(recorder: HandlerContext, mask: Tensor, writes: bool) -> list[Tensor
 
 
 def found_places(recorder: HandlerContext, mask: Tensor, text: str, apart: bool = True) -> list[Tensor]:
-    """The places that an unknown mask is taken to find: all, or the first ones where the recorder knows of a limit.
+    """Return the assumed positions of an unknown mask: all, or the first ones if the recorder has a limit.
 
-    A tensor [count] for each of the mask's dimensions, or with `apart` False a single one [count, dimensions]. Their values are
-    known up to `LARGEST_ASSUMED` places.
+    The result is a tensor [count] for each of the mask's dimensions, or with `apart` False a single tensor [count, dimensions].
+    The values are known for up to `LARGEST_ASSUMED` positions.
     """
     count = mask.numel()
     if recorder.mask_limit is not None and recorder.mask_limit < count:
@@ -56,9 +56,10 @@ def found_places(recorder: HandlerContext, mask: Tensor, text: str, apart: bool 
 
 
 def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | None]) -> None:
-    """Give values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
+    """Give values to the index of a list of numbers (`x[:, [0, 2, 1]]`), if the values of `x` are known.
 
-    It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
+    The index is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in
+    torch/csrc/utils/tensor_new.cpp).
     """
     values = recorder.values
     if not values.is_known(tensor):
@@ -69,7 +70,7 @@ def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | N
 
 
 def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
-    """Log indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
+    """Log the indices of lists of numbers if they come directly from C++, as in PyTorch 2.11.
 
     In 2.15 indexing_tensor_from_data ends in `lift_fresh`, which the recorder sees.
     """
@@ -82,7 +83,7 @@ def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
 
 
 def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
+    """Note tensors on meta that were made from data in C++ and have lost it, at the last step of their construction."""
     if args[0].device.type == "meta" and args[0].dtype == torch.int64 and not recorder.values.is_known(args[0]):
         recorder.values.lost.add(args[0])
     return NotImplemented
@@ -93,9 +94,9 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Indexing with boolean masks: the number of selected elements comes from the known mask.
+    """Run indexing with boolean masks; the known mask determines the number of selected elements.
 
-    All known: the whole operator runs on its values, so that results stay known.
+    If all values are known, the whole operator runs on them, so that results stay known.
     """
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
@@ -113,7 +114,7 @@ def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict)
     if writes:
         values = args[2]
         if values.numel() != 1 and any(map(_is_mask, args[1])):
-            # the shape of `values` follows the true mask; on meta only the sizes of what is written matter
+            # the shape of `values` depends on the true mask; on meta only the sizes of the written tensor matter
             values = values.new_empty(())
         out = func(args[0], indices, values, *args[3:], **kwargs)
         recorder.values.follow(func, args, kwargs, out)
@@ -126,7 +127,7 @@ def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict)
 
 
 def _rows(tensor: Tensor, indices: list[Tensor]) -> Tensor | None:
-    """Rows of a contiguous tensor [N, ..] by their numbers [K]: [K, ..], without the meta kernel, which is slow; else None."""
+    """Return the rows [K, ..] of a contiguous tensor [N, ..] at indices [K], without the slow meta kernel; else None."""
     rows = indices[0]
     if rows is None or rows.dim() != 1 or rows.dtype != torch.int64 or tensor.device.type != "meta":
         return None

@@ -1,17 +1,16 @@
-"""Operators whose result depends on values: computed from known values, else given by a documented stand-in.
+"""Operators with results that depend on values: computed from known values, else a documented stand-in.
 
-Each stand-in is noted once per operator and module, and every report lists it as uncounted. Where a stand-in has values of its
-own (the places that `nonzero` found), they are known from there on, so that what follows agrees with it.
+Each stand-in is noted once per operator and module, and every report lists it as uncounted. If a stand-in has values of its own
+(the positions that `nonzero` found), they are known from there on, so that later results agree with it.
 
-Choices among unknown values: which experts of a mixture a token goes to, which candidates of a detector score best.
+Unknown values also decide choices: the experts of a mixture for each token, the best candidates of a detector. `topk`,
+`argmax`, `max` and their opposites choose positions that are spread evenly: row r of the choice takes the next k of n positions
+after those of row r - 1, starting again with each sample of the batch. Such a choice is possible (k different positions in
+every row), and every expert gets the same number of tokens, give or take one. From then on the positions are known, so that
+loops over experts, their masks and their capacities agree with each other. The assumption is noted once a result depends on it,
+which grouped matrix products do not.
 
-`topk`, `argmax`, `max` and their opposites of unknown values choose places that are spread evenly: row r of the
-choice takes the next k of n places after those of row r - 1, starting anew with each sample of the batch. That is a choice
-which could have happened (k different places in every row), every expert gets the same number of tokens, give or take one, and
-from then on the places are known, so that loops over experts, their masks and their capacities agree with each other. It is
-noted where something comes to depend on it: grouped matrix products do not.
-
-Tokens that are drawn (`multinomial`), or chosen from so many places that these are a vocabulary, are spread over it, so that a
+Drawn tokens (`multinomial`), and choices from so many positions that these are a vocabulary, are spread over it, so that a
 generation does not end early.
 """
 
@@ -34,7 +33,7 @@ _aten = torch.ops.aten
 
 
 def packed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_pack_padded_sequence reads lengths on the host (native/PackedSequence.cpp): a setup's tensors of the host are on meta."""
+    """Read _pack_padded_sequence's lengths on the host (native/PackedSequence.cpp), as host tensors of a setup are on meta."""
     lengths = args[1]
     if lengths.is_cpu or (real := recorder.values.get(lengths)) is None or not recorder.device.is_on_host(lengths):
         return NotImplemented
@@ -42,7 +41,10 @@ def packed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`.item()`: the known value; else 0, 1.0, or False: checks such as `isnan().any()` find nothing. An `all()` is True."""
+    """Return the known value for `.item()`; else 0, 1.0, or False, so that checks such as `isnan().any()` find nothing.
+
+    An unknown `all()` is True.
+    """
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
     tensor = args[0]
@@ -58,9 +60,9 @@ def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`all()` of unknown values: True where it is asked for, since code that goes on expects that its checks hold.
+    """Run `all()`; of unknown values it is True when it is read, since code usually expects that its checks pass.
 
-    Not where `any()` of them was asked for before, which finds nothing.
+    After `any()` of the same values, which is False, it is not.
     """
     out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
@@ -71,7 +73,7 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`any()` of unknown values: False where it is asked for, and `all()` of them, too, from then on."""
+    """Run `any()`; of unknown values it is False when it is read, and from then on `all()` of them too."""
     out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
     if args[0].device.type == "meta" and not recorder.values.is_known(out):
@@ -80,7 +82,7 @@ def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def copy(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Writing meta values into a CPU tensor: the known ones, else zeros."""
+    """Write meta values into a CPU tensor: the known values, else zeros."""
     target, source = args[0], args[1]
     if target.device.type != "cpu" or source.device.type != "meta":
         return NotImplemented
@@ -88,7 +90,7 @@ def copy(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _on_host(recorder: HandlerContext, tensor: Tensor) -> Tensor:
-    """A meta tensor's values; zeros stand in for those that are not known."""
+    """Return a meta tensor's values; zeros if they are unknown."""
     real = recorder.values.get(tensor)
     if real is None:
         recorder.stand_in("values copied to the CPU were taken as zeros")
@@ -97,7 +99,7 @@ def _on_host(recorder: HandlerContext, tensor: Tensor) -> Tensor:
 
 
 def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """torch.equal and allclose: from known values; two tensors of unknown values are taken as equal when their shapes are."""
+    """Return torch.equal or allclose of known values; tensors of unknown values are assumed equal if their shapes are."""
     if func is _aten.allclose.default:  # elements compared one by one, then all of them (native/TensorCompare.cpp)
         with recorder:
             torch.isclose(*args, **kwargs).all()
@@ -109,7 +111,7 @@ def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any
 
 
 def from_values(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator whose output shape depends on values, when all are known."""
+    """Run an operator with an output shape that depends on values, if all of them are known."""
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
     inputs = tensors_of(args) + tensors_of(kwargs.values())
@@ -129,7 +131,7 @@ _CUT = (_aten._unique, _aten._unique2, _aten.unique_consecutive)
 
 
 def _cut(recorder: HandlerContext, real: Tensor, elements: int, assumption: str | None) -> Tensor:
-    """Return a result of `unique`, which has so many elements before it is cut (cuda/UniqueCub.cu, 2.15)."""
+    """Return a result of `unique`, which has `elements` elements before it is cut (cuda/UniqueCub.cu, 2.15)."""
     if not real.numel():
         return on_meta(real, recorder)
     out = torch.empty(elements, dtype=real.dtype, device="meta").resize_(real.shape)
@@ -175,7 +177,7 @@ def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dic
 
 
 def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`.cpu()`, `.tolist()`, `.numpy()`: the known values; unknown ones arrive as zeros."""
+    """Return the known values for `.cpu()`, `.tolist()` and `.numpy()`; zeros for unknown ones."""
     tensor, device = args[0], kwargs.get("device")
     if not isinstance(tensor, Tensor):  # a number, which vmap's rules cast as a tensor (functorch/BatchRulesBinaryOps.cpp)
         return func(torch.tensor(tensor, device="cpu"), **kwargs)
@@ -189,19 +191,19 @@ def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
 
 
 def finite_check(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The gradient scaler's check: gradients are taken as finite, so the optimizer always steps."""
+    """Skip the gradient scaler's check: gradients are assumed finite, so the optimizer always steps."""
     return None
 
 
 def not_a_number(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`isnan`, or what it becomes, `x != x`, and its opposite `x == x`: of unknown values none is."""
+    """Return `isnan`, or its form `x != x`, or the opposite `x == x`: no unknown value is NaN."""
     if len(args) > 1 and args[0] is not args[1]:
         return NotImplemented
     return _assumed_everywhere(recorder, func, args, kwargs, func.overloadpacket is _aten.eq)
 
 
 def infinite(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`isinf`, or what it becomes, `abs(x) == inf`, and its opposite: of unknown values none is.
+    """Return `isinf`, or its form `abs(x) == inf`, or the opposite: no unknown value is infinite.
 
     A complex number is infinite if a part of it is (native/TensorCompare.cpp, isinf).
     """
@@ -222,7 +224,7 @@ def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs
 
 
 def chosen(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`where(mask, x, y)`: known if the mask is, and takes known values alone."""
+    """Run `where(mask, x, y)`; the result is known if the mask is known and selects known values only."""
     mask = recorder.values.get(args[0])
     if mask is None or bool(mask.all()) is not bool(mask.any()):
         return NotImplemented
@@ -241,11 +243,11 @@ def chosen(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     return out
 
 
-_END = 1e9  # what code writes for a score that cannot be reached, as beam search does
+_END = 1e9  # marks a score that cannot be reached, as in beam search
 
 
 def beyond(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`x > y` and its like of floats: unknown values lie above known ones of -1e9 and less, and below those of 1e9 and more."""
+    """Compare floats, as in `x > y`: unknown values are above known values of -1e9 and less, and below those of 1e9 and more."""
     known = [(place, real) for place, one in enumerate(args) if (real := recorder.values.get(one)) is not None]
     if len(known) != 1 or not all(one.is_floating_point() for one in args):
         return NotImplemented
@@ -260,7 +262,7 @@ def beyond(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`masked_fill` with a number that is a tensor on the CPU, which devices take and the meta kernel refuses."""
+    """Run `masked_fill` with a CPU tensor as the number, which devices accept and the meta kernel refuses."""
     value = args[2]
     if value.device.type != "cpu" or value.dim() or args[0].device.type != "meta":
         return NotImplemented
@@ -271,7 +273,10 @@ def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) 
 
 
 def absorbed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`x & 0` and `x | True`: known whatever the other values are. By this `generate` ends at its length whatever its EOS finds."""
+    """Run `x & 0` or `x | True`: the result is known, whatever the other values are.
+
+    So `generate` ends at its length, whatever its check for EOS finds.
+    """
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     if out.device.type == "meta" and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
@@ -293,7 +298,10 @@ EVENLY = (
 
 
 def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
-    """Places in [0, size), int64 of this shape: along `dim` different ones, over the other dimensions as often as each other."""
+    """Return int64 positions in [0, size) of this shape.
+
+    Along `dim` they differ; over the other dimensions each is used equally often.
+    """
     rest = [length for axis, length in enumerate(shape) if axis != dim]
     rows, chosen = torch.Size(rest).numel(), shape[dim]
     row = torch.arange(rows, device="cpu")
@@ -319,7 +327,7 @@ def spread_tokens(count: int, size: int) -> Tensor:
 
 
 def draw(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`multinomial(weights [.., n], samples)`: drawn places are spread over all n, as tokens of a vocabulary."""
+    """Run `multinomial(weights [.., n], samples)` with draws spread over all n, as tokens of a vocabulary."""
     out = func(*args, **kwargs)
     if out.device.type == "meta" and 0 < out.numel() <= LARGEST_ASSUMED:
         recorder.values.assume(out, spread_tokens(out.numel(), args[0].shape[-1]).view(out.shape), DRAWN)
@@ -327,8 +335,10 @@ def draw(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`topk(values [.., n, ..], k, dim)`, `argmax(values, dim)`, `max(values, dim)` and their opposites; unknown places are
-    spread evenly."""
+    """Run `topk`, `argmax`, `max` and their opposites; unknown positions are spread evenly.
+
+    Arguments: values [.., n, ..], k for `topk`, dim.
+    """
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     places = out if isinstance(out, Tensor) else out[1]
@@ -354,8 +364,10 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 
 
 def of_padded_rows(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """_padded_dense_to_jagged_forward(padded [batch, longest, width], starts, rows): it has no meta kernel
-    (nested/cuda/NestedTensorTransformerFunctions.cpp)."""
+    """Return the result of _padded_dense_to_jagged_forward, which has no meta kernel.
+
+    Arguments: padded [batch, longest, width], starts, rows. Source: nested/cuda/NestedTensorTransformerFunctions.cpp.
+    """
     rows = args[2] if len(args) > 2 else None
     return NotImplemented if rows is None else args[0].new_empty(rows, *args[0].shape[2:])
 

@@ -1,6 +1,6 @@
-"""The real twin of a meta storage: its bytes, or how to compute them once somebody asks.
+"""Real twin of a meta storage: its bytes, or the computation of them at their first use.
 
-Rotary embeddings and attention masks are made of known values, and are rarely read: to compute them took a third of a trace.
+Rotary embeddings and attention masks have known values, and are rarely read. To compute them at once took a third of a trace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
-# Operators that the CPU has for all these dtypes, so that to compute them later cannot fail
+# Operators that the CPU supports for all these dtypes, so that their later computation cannot fail
 _LATER = {
     *(_aten.cos.default, _aten.sin.default, _aten.mul.Tensor, _aten.cat.default, _aten._to_copy.default),
     *(_aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.bitwise_not.default),
@@ -29,10 +29,10 @@ Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]  # dtype, offset, 
 
 
 class Twin:
-    """A storage on the CPU that has the values of one on meta: `storage`, or what `compute` returns when it is first asked for.
+    """CPU storage with the values of a meta storage: `storage`, or the result of `compute` at its first use.
 
-    `sources` are the twins from which it is computed; they must hold till then what they hold now. `depth` is how many twins in a
-    row wait for each other here, 0 if it is computed.
+    `sources` are the twins from which it is computed; they must not change until then. `depth` is the number of uncomputed
+    twins in a chain up to this one, 0 if it is computed.
     """
 
     __slots__ = ("__weakref__", "_compute", "_storage", "depth", "sources")
@@ -55,7 +55,7 @@ class Twin:
         return self._storage
 
     def settle(self) -> None:
-        """Compute what is yet to be computed: its sources may hold something else from now on."""
+        """Compute the storage now, because its sources may change."""
         if self._storage is None:
             assert self._compute is not None, "a twin has a storage, or what computes it"
             with _disable_current_modes(), torch.no_grad():
@@ -63,7 +63,7 @@ class Twin:
             self._compute, self.sources, self.depth = None, (), 0
 
     def view(self, layout: Layout) -> Tensor:
-        """A tensor over the storage that is laid out so."""
+        """Return a tensor over the storage with a layout."""
         dtype, *places = layout
         return torch.empty(0, dtype=dtype, device="cpu").set_(self.storage, *places)
 
@@ -74,14 +74,14 @@ def layout_of(tensor: Tensor) -> Layout:
 
 
 class Held(NamedTuple):
-    """A tensor without what it lies over on meta, which would live on."""
+    """Tensor without its meta storage, which it would keep alive."""
 
     twin: Twin
     layout: Layout
 
 
 def hold(value: Any, held: Mapping[int, Held]) -> Any:
-    """An operator's argument with what stands in the place of its tensors, by their id; devices are the CPU."""
+    """Return an operator's argument with its tensors replaced by their `Held`, by id; devices become the CPU."""
     if isinstance(value, Tensor):
         return held[id(value)]
     if isinstance(value, (list, tuple)):
@@ -90,7 +90,7 @@ def hold(value: Any, held: Mapping[int, Held]) -> Any:
 
 
 def run_on_held(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.UntypedStorage:
-    """The storage of what an operator returns for arguments of `hold`."""
+    """Return the storage of an operator's result for arguments of `hold`."""
     result = func(*map(_real, args), **{name: _real(value) for name, value in kwargs.items()})
     return result.contiguous().untyped_storage()
 
@@ -102,12 +102,12 @@ def _real(value: Any) -> Any:
 
 
 def on_cpu(value: Any) -> Any:
-    """An argument of an operator on meta that is no tensor as one on the CPU has it."""
+    """Return an operator's argument on meta, other than a tensor, as for the CPU."""
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
 
 def can_wait(func: Any, inputs: Collection[Tensor], out: Any) -> bool:
-    """Return whether what an operator returns, all of whose inputs are known, may be computed later."""
+    """Return whether an operator's result may be computed later; all its inputs are known."""
     return (
         func in _LATER
         and isinstance(out, Tensor)
