@@ -14,7 +14,7 @@ from sizer.distributed.described_gpus import properties_of
 
 
 class NoGuard:
-    """Stand in for torch.cuda._DeviceGuard, which Inductor's wrapper enters."""
+    """Replacement of torch.cuda._DeviceGuard, which Inductor's wrapper enters."""
 
     def __init__(self, index: int) -> None:
         pass
@@ -27,7 +27,7 @@ class NoGuard:
 
 
 class Generator(torch.Generator):
-    """Stand in for the device's generator, whose state is on the host (aten/src/ATen/cuda/CUDAGeneratorImpl.h, 2.15)."""
+    """Replacement of the device's generator, with a state on the host (aten/src/ATen/cuda/CUDAGeneratorImpl.h, 2.15)."""
 
     @property
     def device(self) -> torch.device:
@@ -41,14 +41,14 @@ class Generator(torch.Generator):
 
 @contextmanager
 def compiler_answers(device: Hardware) -> Iterator[None]:
-    """Within the context torch.cuda, and the copies of its functions in Dynamo and Inductor, answer for the device."""
+    """Make torch.cuda, and copies of its functions in Dynamo and Inductor, answer for the device within the context."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._dynamo.variables import torch as folding
 
     properties, total = properties_of(device), device.gpu.total_bytes
 
     def nothing() -> Callable[..., None]:
-        return lambda *args, **kwargs: None  # a function of its own for each name: Dynamo's rules require it
+        return lambda *args, **kwargs: None  # a separate function for each name: Dynamo's rules require it
 
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,

@@ -24,7 +24,7 @@ _GOT = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 
 
 class Findings:
-    """Collect what was compiled since `start`. `timed` lists choices that a device makes by timing, such as padding.
+    """Collect compiled code since `start`. `timed` lists choices that a device makes by timing, such as padding.
 
     `compiled` is True from a compilation on until the step has ended, `has_graphs` once code is recorded in CUDA graphs.
     """
@@ -36,7 +36,7 @@ class Findings:
         self._recomputed: Counter[str] = Counter()
 
     def read(self) -> CompiledCode:
-        """Return what Dynamo has recorded."""
+        """Return Dynamo's records."""
         from torch._dynamo import utils
 
         regions, again, eager = [], [], []
@@ -62,7 +62,7 @@ class Findings:
         )
 
     def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-        """Note what the backward pass of a region does again: nodes that the partitioner has left in both graphs."""
+        """Note the recomputation in a region's backward pass: nodes that the partitioner has left in both graphs."""
         names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
         again = [node for node in backward.graph.nodes if node.op == "call_function" and node.name in names]
         self._forward_flops += sum(map(_flops, forward.graph.nodes))
@@ -120,7 +120,7 @@ def _break(reason: Any) -> str:
 
 
 def _function(name: str, file: str, line: int) -> str:
-    """Return a function's name and place, without Dynamo's own: what runs after a graph break is a function of its own."""
+    """Return a function's name and position, without Dynamo's parts: code after a graph break is a separate function."""
     if file.startswith(_OWN[0]):
         return "a module of torch.nn"
     return f"{name.partition('torch_dynamo_resume_in_')[2].rpartition('_at_')[0] or name} ({Path(file).name}:{line})"

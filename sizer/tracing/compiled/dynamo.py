@@ -1,4 +1,4 @@
-"""Dynamo as it traces a step whose tensors are on meta, under a recorder."""
+"""Dynamo for a step with tensors on meta, under a recorder."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_meta", "data_ptr", "get_device
 
 @contextmanager
 def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps: CompiledSteps) -> Iterator[None]:
-    """Within the context Dynamo compiles under a recorder, and traces neither the recorder's hooks nor its function modes.
+    """Make Dynamo compile under a recorder within the context, without tracing the recorder's hooks and function modes.
 
-    Raises TraceError for an input that is on the host: both kinds of tensors are on meta, so that Dynamo takes it for the device's.
+    Raises TraceError for an input on the host: both kinds of tensors are on meta, so Dynamo would treat it as a device tensor.
     """
     import torch._dynamo as dynamo
     import torch._dynamo.convert_frame as convert_frame
@@ -62,7 +62,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
         with compiler_at_work(), frontend.turned(True):
             converted = convert(self, frame, *args)
         findings.compiled = True
-        gc.collect()  # the compiler's frames are in cycles, and keep what the caller has alive
+        gc.collect()  # the compiler's frames are in cycles, and keep the caller's objects alive
         return converted
 
     def wrap_on_device(self: Any, value: Any) -> Any:
@@ -76,7 +76,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
         return wrap(self, value)
 
     def is_capturable(self: Any, group: dict[str, Any]) -> bool:
-        # as PyTorch's own, which asks each parameter for is_cuda
+        # like PyTorch's own function, which checks is_cuda of each parameter
         return "capturable" in group and all(
             p.is_meta and not on_host(p) and p not in self.value.state for p in group.get("params", ())
         )
@@ -142,7 +142,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
 
 
 def _refuse_backend(callback: Any) -> None:
-    """Raise TraceError for a backend whose allocations are unknown."""
+    """Raise TraceError for a backend with unknown allocations."""
     while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
         callback = inner
     name = getattr(callback, "compiler_name", None) or getattr(callback, "__name__", type(callback).__name__)
@@ -162,10 +162,10 @@ def compiled_calls(
     started: Callable[[], None] = lambda: None,
     eagerly: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
 ) -> Iterator[None]:
-    """Within the context `begin` is called with a compiled function before each call, and what it returns after the call.
+    """Call `begin` with a compiled function before each call, and its result after the call, within the context.
 
-    `import_compiler` is called if code is compiled, and `started` once after it. `eagerly` returns what runs in place of a
-    function of `torch.compiler.disable`.
+    `import_compiler` is called if code is compiled, and `started` once after it. `eagerly` returns the function that runs
+    instead of a function of `torch.compiler.disable`.
     """
     compile_, disable = torch.compile, torch.compiler.disable
     with ExitStack() as stack:
@@ -179,7 +179,7 @@ def compiled_calls(
             import_compiler()
             if fn is None:
                 return lambda fn: disable_with_modes(fn, recursive, **kwargs)
-            if recursive and isinstance(fn, FunctionType):  # else Dynamo compiles what the function calls
+            if recursive and isinstance(fn, FunctionType):  # otherwise Dynamo would compile the functions that it calls
                 fn = functools.wraps(fn)(eagerly(fn))
             return disable(fn, recursive, **kwargs)
 
@@ -193,7 +193,7 @@ def compiled_calls(
         def begun(choose: Any) -> Any:
             def begin_call(callback: Any) -> Any:
                 frame = sys._getframe(1)
-                # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
+                # None and False mean no compiler: `torch.compiler.disable`, and the value restored after a call
                 if callable(callback) and frame.f_code.co_name == "compile_wrapper":
                     frame.f_locals["cleanups"].append(begin(frame.f_locals["fn"]))
                 return choose(callback)
@@ -208,7 +208,7 @@ def compiled_calls(
 
 
 def skip_own_code() -> None:
-    """Have Dynamo compile none of Sizer's own functions, which run between graphs."""
+    """Make Dynamo skip Sizer's own functions, which run between graphs."""
     trace_rules: Any = importlib.import_module("torch._dynamo.trace_rules")
     for part in iter_modules([str(_SIZER)], "sizer."):
         if part.name not in _COMPILED:
@@ -218,8 +218,9 @@ def skip_own_code() -> None:
 class CompiledSteps:
     """Hide Sizer's hooks and modes from Dynamo while compiled code runs, and call its hooks of optimizers around that code.
 
-    Dynamo would break the graph at a hook that it must not trace, and run the optimizer eagerly. The hooks before a step are called
-    before compiled code whose earlier call stepped the optimizer, else once Dynamo traces the step or has run it.
+    Dynamo would break the graph at a hook that it must not trace, and run the optimizer eagerly. If an earlier call of compiled
+    code stepped the optimizer, the hooks before a step are called before that code. Otherwise they are called once Dynamo
+    traces the step or has run it.
     """
 
     def __init__(self) -> None:
@@ -316,10 +317,7 @@ def _replace_own_hooks(hooks: dict[int, Any], stand_in: Any) -> Callable[[], Non
 
 
 def hide_modes() -> Callable[[], None]:
-    """Remove the function modes and the global hooks of modules for the time of a compiled call: Dynamo would trace Sizer's own.
-
-    Returns the function that puts them back.
-    """
+    """Remove the function modes and the global hooks of modules during a compiled call: Dynamo would trace Sizer's own."""
     module = torch.nn.modules.module
     hooks = [value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)]
     kept = [dict(one) for one in hooks]

@@ -31,12 +31,12 @@ from sizer.tracing.meta.strides import memory_format
 from sizer.tracing.recorder import Recorder
 
 _META = torch.device("meta")
-# What the wrapper says of the device (torch/_inductor/codegen/wrapper.py, codegen_device), and what its kernels import.
+# The device in the wrapper's code (torch/_inductor/codegen/wrapper.py, codegen_device), and the imports of its kernels.
 _DEVICE, _IMPORTS = "device(type='cuda', index=0)", "\nimport triton\nimport triton.language as tl\n"
 
 
 class Kernel:
-    """Stand in for a compiled Triton kernel: it computes nothing and allocates nothing."""
+    """Replacement of a compiled Triton kernel: it computes nothing and allocates nothing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,13 +48,13 @@ class Kernel:
 
 
 def triton_kernel(compiler: Any, kernel_name: str, source_code: str, device_str: str = "cuda") -> Kernel:
-    """Stand in for AsyncCompile.triton."""
+    """Return a replacement of AsyncCompile.triton's kernel."""
     return Kernel(kernel_name)
 
 
 @contextmanager
 def not_timed() -> Iterator[None]:
-    """Within the context Inductor compiles and times no Triton kernel, pads no matrix product, and writes no file.
+    """Prevent Inductor from compiling and timing Triton kernels, padding matrix products and writing files, within the context.
 
     The null driver's times mean nothing, and its device computes no constants. With max-autotune kernels are compiled, because
     Inductor chooses among them.
@@ -80,12 +80,12 @@ def not_timed() -> Iterator[None]:
 
 
 def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Stand in for `empty_strided_cuda`, which allocates all buffers of Inductor's wrapper."""
+    """Return a meta tensor in place of `empty_strided_cuda`, which allocates all buffers of Inductor's wrapper."""
     return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
 
 class Sources:
-    """Stand in for PyCodeCache: modules by the hash of their source, in memory. `wrappers` is the code that was run, in order."""
+    """Replacement of PyCodeCache: modules by the hash of their source, in memory. `wrappers` is the executed code, in order."""
 
     def __init__(self) -> None:
         self.wrappers: list[str] = []
@@ -131,7 +131,7 @@ _CONVOLUTION = ("stride", "padding", "dilation", "transposed", "output_padding",
 
 
 class _OnHost(TorchFunctionMode):
-    """Make on the CPU what code makes on CUDA: constants of one element, which Inductor folds."""
+    """Creates tensors on the CPU for code that creates them on CUDA: constants of one element, which Inductor folds."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         def on_host(value: Any) -> Any:
@@ -142,9 +142,9 @@ class _OnHost(TorchFunctionMode):
 
 @contextmanager
 def constants_on_host() -> Iterator[None]:
-    """Within the context Inductor computes on the CPU which tensors of a graph hold one value, such as masks of zeros.
+    """Make Inductor compute on the CPU which tensors of a graph are constant, such as masks of zeros, within the context.
 
-    It computes them on the device otherwise, and folds them: attention loses a mask of zeros (fx_passes/joint_graph.py, 2.15).
+    Otherwise it computes them on the device and folds them: attention loses a mask of zeros (fx_passes/joint_graph.py, 2.15).
     """
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
 
@@ -160,7 +160,7 @@ def constants_on_host() -> Iterator[None]:
 
 @contextmanager
 def without_function_modes() -> Iterator[None]:
-    """Within the context no function mode is on: the compiler must not trace Sizer's own."""
+    """Disable all function modes within the context: the compiler must not trace Sizer's own."""
     count = torch._C._len_torch_function_stack()
     modes = [torch._C._pop_torch_function_stack() for _ in range(count)]
     try:
@@ -172,7 +172,7 @@ def without_function_modes() -> Iterator[None]:
 
 @contextmanager
 def compiler_at_work() -> Iterator[None]:
-    """Within the context the compiler runs as outside of a trace: without its modes and its imports.
+    """Run the compiler as outside of a trace within the context: without its modes and its imports.
 
     Warnings are ignored: they advise on speed, or are about fake tensors.
     """
@@ -191,10 +191,10 @@ def inductor_on(
     rules: Rules,
     own_rules: bool,
 ) -> Iterator[None]:
-    """Within the context Inductor compiles graphs over meta tensors as on the device, and its code runs on meta tensors.
+    """Make Inductor compile graphs over meta tensors as on the device within the context; its code runs on meta tensors.
 
-    `begin_graphs` is called before code is compiled that is to be recorded in CUDA graphs. `rules` are those of the trace. Only if
-    they are the installed PyTorch's (`own_rules`), Inductor's code checks results: in 2.6 attention's seeds have another dtype.
+    `begin_graphs` is called before code is compiled for CUDA graphs. `rules` are those of the trace. Only if they are the
+    installed PyTorch's (`own_rules`), Inductor's code checks results: in 2.6 attention's seeds have another dtype.
     """
     import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
     import torch._functorch.config as functorch_config
@@ -237,11 +237,11 @@ def inductor_on(
             return forward(graph, inputs, *args, **kwargs)
 
     def backward_moved(*args: Any, **kwargs: Any) -> Any:
-        # as late as in the first backward pass, within whichever modes the step has then
+        # as late as in the first backward pass, within the step's modes at that time
         with compiler_at_work(), frontend.turned(False):
             made = backward(*args, **kwargs)
         findings.compiled = True
-        gc.collect()  # the compiler's frames are in cycles, and keep what the step returns alive
+        gc.collect()  # the compiler's frames are in cycles, and keep the step's results alive
         return made
 
     def pad_by_assumption(match: Any, first: Any, second: Any, op: Any, input: Any = None) -> bool:
@@ -269,7 +269,7 @@ def inductor_on(
         (async_compile.AsyncCompile, "warm_pool", lambda: None),
         (guards, "_empty_strided_cuda", empty_strided),
         (guards, "assert_alignment", lambda *args: None),
-        # biases' gradients are sums of their own on a device; the joint graph is traced on meta
+        # gradients of biases are separate sums on a device; the joint graph is traced on meta
         (decomposition, "is_gpu", lambda kind: kind == "meta" or is_gpu(kind)),
         *_convolutions_on(device),
     ]
@@ -303,7 +303,7 @@ def _is_tuned(config: Any) -> bool:
 
 
 def _refuse_settings(config: Any) -> None:
-    """Raise TraceError for settings of Inductor whose memory cannot be traced."""
+    """Raise TraceError for settings of Inductor with memory that cannot be traced."""
     if _is_tuned(config):
         raise TraceError(
             "max-autotune chooses kernels by timing them on the device",
@@ -338,13 +338,13 @@ def _convolutions_on(device: Hardware) -> list[tuple[Any, str, Callable[..., Any
 
 @contextmanager
 def _composites_taken_apart() -> Iterator[None]:
-    """Within the context, composite operators with a meta kernel in Python are taken apart for meta tensors, as for CUDA's.
+    """Decompose composite operators with a meta kernel in Python for meta tensors, as for CUDA's, within the context.
 
-    `resolve_key` (torch/_ops.py, 2.15) takes no operator apart that has a kernel for the backend: under AOTAutograd,
-    F.cross_entropy has no gradient on meta, and F.mse_loss has one for its target. Eager mode does not know those kernels.
-    Operators that a device has a kernel for stay whole: gradients of activations, and the fused RMS norm.
+    `resolve_key` (torch/_ops.py, 2.15) does not decompose an operator with a kernel for the backend: under AOTAutograd,
+    F.cross_entropy has no gradient on meta, and F.mse_loss has one for its target. Eager mode does not use those kernels.
+    Operators with a kernel of the device stay whole: gradients of activations, and the fused RMS norm.
     """
-    from torch._decomp import global_decomposition_table  # whose import registers the kernels
+    from torch._decomp import global_decomposition_table  # importing it registers the kernels
 
     packets = [one for one in vars(torch.ops.aten).values() if isinstance(one, torch._ops.OpOverloadPacket)]
     places = *global_decomposition_table.values(), *(vars(packet).values() for packet in packets)
@@ -365,11 +365,12 @@ def _composites_taken_apart() -> Iterator[None]:
 
 @contextmanager
 def _own_kernels_left_out(rules: Rules) -> Iterator[None]:
-    """Within the context the compiler traces operators as PyTorch does for CUDA, not by a trace's kernels for eager code.
+    """Make the compiler trace operators as PyTorch does for CUDA within the context, not by a trace's kernels for eager code.
 
-    Those kernels stand on AutogradMeta (`kernels_installed`), so that AOTAutograd would take them: a linear layer's views, a
-    one-hot vector's scatter, and gradients of products differ from those of CUDA's graph. `resolve_key` (torch/_ops.py, 2.15)
-    names PyTorch's own: a decomposition in Python, or a kernel in C++. `_ASKS` keep the trace's.
+    Those kernels are registered on AutogradMeta (`kernels_installed`), so AOTAutograd would use them. A linear layer's views, a
+    one-hot vector's scatter, and gradients of products would then differ from those of CUDA's graph. `resolve_key`
+    (torch/_ops.py, 2.15) returns PyTorch's own: a decomposition in Python, or a kernel in C++. `_ASKS` keep the trace's
+    kernels.
     """
     key, cuda = DispatchKey.AutogradMeta, DispatchKey.AutogradCUDA
     found = [op for op in (*rules.kernels, *rules.formulas) if op not in _ASKS]
@@ -397,9 +398,10 @@ _ASKS = frozenset((
 
 @contextmanager
 def _operators_whole() -> Iterator[None]:
-    """Within the context the compiler traces operators of the device that are a chain of operators on meta.
+    """Make the compiler trace some operators of the device whole within the context, although they are chains on meta.
 
-    Those are RMS norms and the gradients of SiLU and Mish: no others of PyTorch 2.15 have a composite kernel and one of CUDA.
+    They are RMS norms and the gradients of SiLU and Mish: no other operators of PyTorch 2.15 have a composite kernel and one of
+    CUDA.
     Source: layer_norm.cpp, rms_norm_symint; `rms_norm` (sizer.tracing.cuda.normalization) has the same conditions.
     """
     aten, composite, key = torch.ops.aten, DispatchKey.CompositeImplicitAutograd, DispatchKey.AutogradMeta
@@ -433,9 +435,10 @@ def _operators_whole() -> Iterator[None]:
 
 @contextmanager
 def _operators_autocast() -> Iterator[None]:
-    """Within the context operators that call functions take the key by which meta tensors are cast (sizer.tracing.meta.autocast).
+    """Make operators that call functions accept the key that casts meta tensors (sizer.tracing.meta.autocast), in the context.
 
-    As with AutocastCUDA it does nothing, but for flex_attention: _flex_attention_autocast_impl, torch/_higher_order_ops (2.15).
+    As with AutocastCUDA it does nothing, except for flex_attention: _flex_attention_autocast_impl, torch/_higher_order_ops
+    (2.15).
     """
     from torch._higher_order_ops.flex_attention import flex_attention
     from torch.amp.autocast_mode import _cast

@@ -58,8 +58,8 @@ _WARNINGS = (
 class Compiler:
     """PyTorch's compiler within one trace on one GPU: installed at the first compiled call, uninstalled with the trace.
 
-    Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was. `recorder` records the trace.
-    `before_call` is called before each call of compiled code.
+    Create it before any part of PyTorch is replaced. `code` is the compiled code, None if there is none. `recorder` records the
+    trace. `before_call` is called before each call of compiled code.
     """
 
     def __init__(self, gpu: Gpu, recorder: Recorder) -> None:
@@ -72,7 +72,7 @@ class Compiler:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the context compiled code is compiled for the GPU. Raises TraceError for code that cannot be."""
+        """Compile code for the GPU within the context. Raises TraceError for code that cannot be compiled."""
         with ExitStack() as stack:
 
             def begin(function: Callable[..., Any]) -> Callable[[], None]:
@@ -92,13 +92,13 @@ class Compiler:
                 self.code = self._findings.read()
 
     def end_step(self) -> None:
-        """Collect the compiler's cycles if a step compiled anything: they keep the step's tensors alive, and no collection runs."""
+        """Collect the compiler's cycles if a step compiled code: they keep the step's tensors alive, and no collection runs."""
         if self._findings is not None and self._findings.compiled:
             self._findings.compiled = False
             gc.collect()
 
     def _import(self) -> None:
-        """Import Dynamo as it is without a trace: it keeps functions of PyTorch that Sizer has replaced."""
+        """Import Dynamo with PyTorch's original functions, as it keeps functions of PyTorch that Sizer has replaced."""
         if "torch._dynamo.eval_frame" in sys.modules:
             return
         ours = [(owner, name, value) for owner, before in self._originals for name, value in vars(owner).items()
@@ -146,12 +146,12 @@ class Compiler:
 
 @contextmanager
 def _young_objects_collected() -> Iterator[None]:
-    """Within the context collections look at objects made within it alone: the compiler's cycles are collected several times.
+    """Restrict garbage collection to objects created within the context: the compiler's cycles are collected several times.
 
     A collection of all objects takes a tenth of the time in which a block is compiled.
     """
-    thaw = not is_frozen()  # what a process has frozen for itself stays so
-    gc.collect(0)  # no collection runs within a trace (`repeatable`), so that all of its objects are young
+    thaw = not is_frozen()  # objects that the process has frozen itself stay frozen
+    gc.collect(0)  # no collection runs within a trace (`repeatable`), so all of its objects are young
     gc.freeze()
     try:
         yield
@@ -212,9 +212,9 @@ WRAPPED = "_orig_mod."  # begins the names of parameters in a compiled module (t
 
 @contextmanager
 def compiling(work: Work, recorder: Recorder) -> Iterator[Callable[[], None]]:
-    """Within the context the recorder's steps may call code that is compiled for its device's GPU, if the work compiles any.
+    """Allow the recorder's steps to call code compiled for its device's GPU within the context, if the work compiles any.
 
-    Yields the function to call at the end of each phase. Enter it before anything of PyTorch is replaced.
+    Yields the function to call at the end of each phase. Enter it before any part of PyTorch is replaced.
     """
     gpu = recorder.device.answers_for
     if work.compile_scope is None or gpu is None:
@@ -229,7 +229,7 @@ def compiling(work: Work, recorder: Recorder) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def budgeted(budget: float | None) -> Iterator[None]:
-    """Within the context the compiler's activation memory budget is this one, if given."""
+    """Set the compiler's activation memory budget within the context, if given."""
     import torch._functorch.config as config
 
     if budget is None:
@@ -241,11 +241,10 @@ def budgeted(budget: float | None) -> Iterator[None]:
 
 @contextmanager
 def module_compiled(module: nn.Module, scope: str | None, mode: str) -> Iterator[nn.Module]:
-    """Within the context a module, or each of its repeated blocks, is compiled as trainers do; yields what the loop calls.
+    """Compile a module, or each of its repeated blocks, as trainers do, within the context; yield the module for the loop.
 
     `mode` is one of COMPILE_MODES (sizer.catalogue.compilation).
-
-    Raises RequestError for blocks of a module that has none.
+    Raises RequestError for blocks of a module without repeated blocks.
     """
     if scope is None:
         yield module

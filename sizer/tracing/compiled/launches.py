@@ -1,9 +1,10 @@
 """Triton kernels that code launches by itself: they compute nothing, and the report names them.
 
-A kernel works on buffers that its caller has allocated, so a trace that launches nothing holds the same memory. Triton's own driver
-is replaced by one that describes the GPU. Source: triton/runtime/jit.py, autotuner.py and driver.py, read in Triton 3.4 to 3.9.
+A kernel works on buffers that its caller has allocated, so a trace that launches nothing holds the same memory. Triton's own
+driver is replaced by one that describes the GPU. Source: triton/runtime/jit.py, autotuner.py and driver.py, read in Triton 3.4
+to 3.9.
 
-*Known limitations*: memory that a kernel asks of `triton.set_allocator` is not counted, nor is autotuning: with several
+*Known limitations*: memory that a kernel requests by `triton.set_allocator` is not counted, nor is autotuning: with several
 configurations it takes a buffer of 256 MiB (`get_empty_cache_for_benchmark`) and copies of some arguments, once per key.
 """
 
@@ -33,11 +34,11 @@ _NAMES = 8  # in one note
 
 
 class Launches:
-    """The Triton kernels that were launched within `seen`, by name.
+    """Triton kernels that were launched within `seen`, by name.
 
     Args:
-        hardware: The GPU that is described; None if its hardware is unknown, in which case Triton's driver stays as it is.
-        forget: Called with each tensor that a kernel takes, whose values are unknown from then on.
+        hardware: The described GPU; None if its hardware is unknown, in which case Triton's driver is not replaced.
+        forget: Called with each tensor argument of a kernel, the values of which are unknown from then on.
     """
 
     def __init__(self, hardware: Hardware | None, forget: Callable[[Tensor], None]) -> None:
@@ -48,7 +49,7 @@ class Launches:
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """Within the context kernels launch nothing. Do nothing if triton is not installed."""
+        """Make kernels launch nothing within the context. Does nothing if triton is not installed."""
         if importlib.util.find_spec("triton") is None:
             yield
             return
@@ -80,7 +81,7 @@ class Launches:
         return self._arguments[id(kernel)]
 
     def notes(self) -> tuple[str, ...]:
-        """Return what to say of the kernels: a line on kernels that were launched, and a line on kernels that are autotuned."""
+        """Return notes on the kernels: a line on launched kernels, and a line on autotuned kernels."""
         found = []
         if self._names:
             found.append(f"memory that Triton kernels hold in addition to their arguments: {_listed(self._names)}")
@@ -90,7 +91,7 @@ class Launches:
 
 
 class _Driver:
-    """Stand in for Triton's driver of a GPU, which libraries ask for multiprocessors and shared memory."""
+    """Replacement of Triton's driver of a GPU, which libraries query for multiprocessors and shared memory."""
 
     def __init__(self, hardware: Hardware) -> None:
         told = properties_of(hardware)
@@ -104,7 +105,7 @@ class _Driver:
         self._capability = 10 * told.major + told.minor
 
     def get_current_device(self) -> int:
-        """Return the number of the device, of which there is one."""
+        """Return the number of the device, of which there is only one."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
@@ -120,7 +121,7 @@ class _Driver:
         return torch.cuda
 
     def get_current_target(self) -> Any:
-        """Return what Triton would compile for."""
+        """Return the target for which Triton would compile."""
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", self._capability, 32)
@@ -183,7 +184,7 @@ def compiled_code_run_eagerly() -> AbstractContextManager[None]:
 
 @contextmanager
 def libraries_called(loss: str, recorder: Recorder) -> Iterator[None]:
-    """Within the context the package that computes a loss finds its tensors on CUDA, and its kernels launch nothing."""
+    """Show a loss's package its tensors on CUDA within the context; its kernels launch nothing."""
     device = recorder.device
     if not is_library(loss) or device.kind != "cuda":
         yield

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
-_NO_GUARD = "not linked with support for cuda"  # a CPU build of PyTorch, in code that asks for a device guard
+_NO_GUARD = "not linked with support for cuda"  # part of the error of a CPU build of PyTorch, in code that requires a device guard
 
 
 class Frontend:
@@ -24,7 +24,7 @@ class Frontend:
 
     @contextmanager
     def turned(self, active: bool) -> Iterator[None]:
-        """Within the context they trace, or Inductor works."""
+        """Set whether Dynamo and AOTAutograd trace, or Inductor works, within the context."""
         before, self.active = self.active, active
         try:
             yield
@@ -33,7 +33,7 @@ class Frontend:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the context traced code finds its tensors on the device, and tensors that it makes there are meta tensors."""
+        """Show traced code its tensors on the device within the context; tensors that it creates there are meta tensors."""
         from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.tensor import TensorVariable
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,12 +79,13 @@ class Frontend:
 def move(graph: fx.GraphModule, inputs: Any) -> Any:
     """Change the devices in a graph from meta to the device, compute its fake tensors again, and return its inputs, moved.
 
-    Tracing fake tensors of "cuda:0" from the start fails in a CUDA build without a driver: autograd's engine asks for a context.
+    Tracing fake tensors of "cuda:0" from the start fails in a CUDA build without a driver: autograd's engine requires a
+    context.
     """
     from torch._guards import detect_fake_mode
 
     mode = detect_fake_mode(pytree.tree_leaves(inputs))
-    moved: dict[int, tuple[Any, Any]] = {}  # by identity, with the tensor, so that it stays alive
+    moved: dict[int, tuple[Any, Any]] = {}  # by identity, with the tensor, which stays alive
 
     def move_value(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type != "meta":
@@ -115,7 +116,7 @@ def move_back(value: Any) -> Any:
 
 
 def _move_functions(graph: fx.GraphModule, move_value: Callable[[Any], Any]) -> None:
-    """Move the functions that operators of a graph call, such as the scores and masks of flex_attention: graphs of their own."""
+    """Move the functions called by operators of a graph, such as flex_attention's scores and masks; they are graphs."""
     for function in graph.children():
         if not isinstance(function, fx.GraphModule):
             continue

@@ -99,7 +99,7 @@ def missing_names() -> list[str]:
 def check_compiler() -> None:
     """Import PyTorch's compiler.
 
-    Raises TraceError if triton is missing, if this PyTorch is older than those that were read, or if it lacks a name of NAMES.
+    Raises TraceError if triton is missing, if this PyTorch is older than the versions read, or if it lacks a name of NAMES.
     """
     if (version := installed_version()) < OLDEST_READ:
         raise TraceError(

@@ -1,9 +1,9 @@
 """CUDA graphs of compiled code (`mode="reduce-overhead"`): Inductor's own bookkeeping of their pool, on meta tensors.
 
-Inductor hands each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it in three ways: first
-as it is, in a pool of memory of its own; then in that pool while a CUDA graph records it; from then on the graph is replayed,
-which asks for no memory. Here that code runs itself. What it asks of the device is answered: graphs and pools as for everybody
-(sizer.tracing.meta.cuda_graphs), each storage has an address, and storages made anew at an address have no memory.
+Inductor passes each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it in three ways:
+first eagerly, in a private pool; then in that pool while a CUDA graph records it; from then on the graph is replayed, which
+allocates nothing. Here that code runs itself, with replaced calls of the device: graphs and pools are those of other code
+(sizer.tracing.meta.cuda_graphs), each storage has an address, and storages created again at an address have no memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Names:
 
 
 class _Memory:
-    """Addresses of storages, what lies where in the graphs' pool, and the storages that lie where another one was recorded."""
+    """Addresses of storages, blocks by address in the graphs' pool, and storages at addresses of recorded ones."""
 
     def __init__(self, recorder: Recording) -> None:
         self._log, self._storages = recorder.log, recorder.storages
@@ -78,13 +78,13 @@ class _Memory:
         return storage
 
     def checkpoint(self, device: int, pool: Any) -> int:
-        """Return what the pool holds now, as a position of the log."""
+        """Return the current contents of the pool, as a position of the log."""
         return len(self._log.order)
 
     def restore(self, stream: Any, position: int, alive: list[int]) -> None:
-        """Have the pool hold what it held at a checkpoint; the storages with the `_cdata` of `alive` own theirs again.
+        """Restore the pool to a checkpoint; storages with a `_cdata` in `alive` own their blocks again.
 
-        Source: setCheckpointPoolState, c10/cuda/CUDACachingAllocator.cpp (2.15). The caller then deletes what is not alive.
+        Source: setCheckpointPoolState, c10/cuda/CUDACachingAllocator.cpp (2.15). The caller then deletes the other storages.
         """
         log = self._log
         held = [
@@ -125,7 +125,7 @@ class _Memory:
 
 @contextmanager
 def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Within the context Inductor's tree manager may record compiled code. Enter it within `graphs_seen`."""
+    """Let Inductor's tree manager record compiled code within the context. Enter it within `graphs_seen`."""
     import torch._inductor.cudagraph_trees as trees
 
     memory = _Memory(recorder)
@@ -173,7 +173,7 @@ def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator
     names = {
         "torch": _Names(torch, cuda=_Names(torch.cuda, device=_on_device), _C=bindings, device=_on_device),
         "get_container": container,
-        "check_memory_pool": lambda *args: None,  # asks the device for a snapshot
+        "check_memory_pool": lambda *args: None,  # requests a snapshot from the device
         "preserve_rng_state": nullcontext,
         "_update_current_stream_external_object": nullcontext,
         "ControlFlowOpWarmupDispatchMode": nullcontext,
@@ -201,13 +201,13 @@ def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator
 
 
 def _on_device(index: int) -> AbstractContextManager[None]:
-    """Stand in for torch.device and torch.cuda.device as contexts: there is one device."""
+    """Replace torch.device and torch.cuda.device as contexts: there is only one device."""
     return nullcontext()
 
 
 @contextmanager
 def _told(caller: dict[str, Any], memory: _Memory, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Within the context tensors and storages tell a module, given by its names, where they are on the device."""
+    """Make tensors and storages report the device to a module, given by its names, within the context."""
 
     def told(own: Callable[[Any], Any], answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda value: answer(value) if sys._getframe(1).f_globals is caller else own(value)
