@@ -1,10 +1,13 @@
 """Allocations of a kernel other than its results, which no dispatch mode sees: steps in the kernel's own order.
 
-A list of sizes (bytes) is held together and released, a tuple of sizes is held until the operator ends, a tensor is one of the
-operator's results, which exists from there on. A list at the beginning of a tuple is held until the rest of the tuple exists.
-`During` holds sizes while steps of its own run. PRODUCT among the sizes of a list stands for cuBLAS's workspace. A tuple among the
-sizes of a list is allocated and released at its place, once for each thread, and the cache is emptied then. Each function in a
-table HELD takes the device, the operator's arguments and its results; its docstring names the C++ file.
+- A list of sizes (bytes) is held together and released.
+- A tuple of sizes is held until the operator ends. A list at its beginning is held until the rest of the tuple exists.
+- A tensor is one of the operator's results, which exists from there on.
+- `During` holds sizes while its own steps run.
+- PRODUCT among the sizes of a list represents cuBLAS's workspace.
+- A tuple among the sizes of a list is allocated and released at its position, once for each thread; then the cache is emptied.
+
+Each function in a table HELD takes the device, the operator's arguments and its results; its docstring names the C++ file.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ Held = Callable[[Device, tuple, dict, Any], Steps]
 
 
 def after_results(held: Held) -> Held:
-    """Yield what an operator holds that makes its results first."""
+    """Return the rule of an operator that allocates its results first."""
 
     @wraps(held)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -49,5 +52,5 @@ def after_results(held: Held) -> Held:
 
 
 def copies(*tensors: Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> list[int]:
-    """Return what `contiguous()` copies: the bytes of each tensor that is not in the layout yet."""
+    """Return the bytes that `contiguous()` copies, for each tensor that is not in the layout."""
     return [t.nbytes for t in tensors if t is not None and not t.is_contiguous(memory_format=layout)]

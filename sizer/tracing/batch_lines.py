@@ -20,15 +20,15 @@ FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made 
 CHECKED_AT = 5  # checks the line where 1 is off it; for one dtype, since the order of events is the architecture's
 MORE_SAMPLES = (0, 1)  # added to both batch sizes for a PerSampleTape: the second sample may differ from the third
 
-SHARE_OF_SAMPLE = 1 / 16  # of the blocks at batch 1, more than which a second sample adds if it has blocks of its own
+SHARE_OF_SAMPLE = 1 / 16  # of the blocks at batch 1: a second sample adds more if it has blocks of its own
 
 
 @dataclass(slots=True)
 class LineFacts:
-    """Facts from traces of one dtype that hold for the others, since the order of events is the architecture's.
+    """Facts from traces of one dtype that hold for the others, since the order of events depends on the architecture.
 
     `one_is_apart` says by kind of device whether batch 1 is off the line, `has_samples_apart` whether there are events for each
-    sample of the batch. `on_no_line` is why batch sizes are on no line, where events come and go with them; else empty.
+    sample of the batch. `on_no_line` is the reason if events depend on the batch size, so that no line exists; else empty.
     """
 
     one_is_apart: dict[str, bool] = field(default_factory=dict)
@@ -47,13 +47,22 @@ def trace_lines(
     whole: dict[int, Tape] | None = None,
     repeats: bool = True,
 ) -> TapeFamily:
-    """The lines over the batch size, with the tapes of batch sizes that are off them. Raises NotAffineError, TraceError.
+    """Return the lines over the batch size, with the tapes of batch sizes that are off them.
 
-    `trace_at(batch)` traces the work on `device` at one batch size, `trace_at(batch, short=True)` as `trace` does with `short`.
-    Where no step `repeats` another, no trace is cut short. `smallest` is the smallest batch size that the model takes. `begun` is
-    a tape that was traced before; it stands unless the module has kept something from this first step. `known` is what the traces
-    of other dtypes have shown, and learns from these. `whole` takes the tapes of whole traces by batch size, which are valid if
-    NotAffineError is raised, too.
+    Args:
+        trace_at: `trace_at(batch)` traces the work on `device` at one batch size, `trace_at(batch, short=True)` as `trace` with
+            `short`.
+        batches: The batch sizes.
+        device: The device.
+        smallest: The smallest batch size that the model supports.
+        begun: An earlier tape, which is valid unless the module has kept tensors from this first step.
+        known: Facts from traces of other dtypes; facts from these traces are added.
+        whole: Receives the tapes of whole traces by batch size, which are valid also if NotAffineError is raised.
+        repeats: Whether steps repeat each other; if not, no trace is cut short.
+
+    Raises:
+        NotAffineError: The tapes are on no line.
+        TraceError: A trace fails.
     """
     at = _Traces(trace_at, {} if whole is None else whole, repeats=repeats)
     if begun is not None and begun.batch in FITTED_AT:
@@ -100,7 +109,10 @@ class _Traces:
         return tape
 
     def forget(self, batch: int) -> bool:
-        """Make whole traces anew, beginning with that of a batch size. Return False if it is the same: then all of them stand."""
+        """Repeat whole traces, beginning with the trace of a batch size.
+
+        Return False if that trace gives the same tape: then all whole traces stay valid.
+        """
         before = dict(self.whole)
         self.whole.clear()
         if batch in before and self(batch) == before[batch]:
@@ -121,10 +133,11 @@ def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
 def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | None) -> AffineTape | PerSampleTape:
     """Return the tape over the batch size from two traces, the second cut short if the steps repeat each other.
 
-    A second trace that its first step shows to be off the line goes on. If a line is through both whole traces, they stand.
-    Otherwise trace both again as a whole: a module may keep something from its first step, or from its last one. If the first trace
-    is the same then, whole traces that were compared before stand. If the tape at batch 1, `begun`, shows that samples have blocks
-    of their own, the second trace is whole at once. A PerSampleTape is checked here.
+    A second trace continues if its first step shows that it is off the line. If both whole traces are on a line, they are
+    valid. Otherwise both are traced again as a whole: a module may keep tensors from its first step, or from its last one. If
+    the first trace is then unchanged, earlier whole traces stay valid. If the tape at batch 1, `begun`, shows that samples have
+    blocks of their own, the second trace is whole at once. A PerSampleTape is checked here.
+
     Raises NotAffineError and TraceError.
     """
     if known.has_samples_apart:
@@ -158,7 +171,7 @@ def _fits(first: Tape, begun: Tape) -> bool:
 def _has_more(first: Tape, second: Tape) -> bool:
     """Return whether the second tape has more events than the beginning of the first one: a sample may have events of its own.
 
-    The first trace then stands, unless the tapes over the batch do not agree with a third one.
+    The first trace is then valid, unless the tapes over the batch disagree with a third one.
     """
     return len(second.order) > len(beginning(first, second).order)
 
@@ -185,11 +198,9 @@ def _fit_whole(at: _Traces, batches: tuple[int, int], known: LineFacts) -> Affin
 def _is_exceptional(
     line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None, third: Tape | None
 ) -> bool:
-    """Return whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more
-    ways.
+    """Return whether batch 1, if possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
 
-    The check of the line at a third batch size comes with it, that of the tape `third` if there is one. Raises NotAffineError where
-    that fails.
+    The line is also checked at a third batch size, with the tape `third` if given. Raises NotAffineError if that check fails.
     """
     if one is not None:
         try:

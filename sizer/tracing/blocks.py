@@ -1,8 +1,7 @@
-"""Blocks of the log: which block each storage has, and what kernels hold beside their results.
+"""Blocks of the log: the block of each storage, and workspaces of kernels.
 
-Which block of the log each storage has: from when it is first seen until it dies, which a weak reference tells at once.
-
-What kernels hold beside their results, in the log around the operator that calls them, and what cuBLAS keeps.
+A storage has its block from its first use until it is freed, which a weak reference reports at once. Workspaces are logged
+around the operator that uses them, and cuBLAS's kept workspace once.
 """
 
 from __future__ import annotations
@@ -25,30 +24,31 @@ class Storages:
 
     def __init__(self, log: BlockLog) -> None:
         self._log = log
-        self.overwritten: dict[int, str] = {}  # by `_cdata`, the error of who reads a storage whose memory is another's now
+        # by `_cdata`, the error for reading a storage with memory that another storage uses now
+        self.overwritten: dict[int, str] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
-        # Of these those whose blocks are released: they were resized to 0 bytes, or their memory is not theirs.
+        # Storages with released blocks: they were resized to 0 bytes, or their memory belongs to others.
         self._emptied: set[int] = set()
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._live
 
     def block_of(self, tensor: Tensor) -> int | None:
-        """The block that holds the tensor, or None if it was never logged."""
+        """Return the block that holds the tensor, or None if it was never logged."""
         return self.block_in(tensor.untyped_storage())
 
     def block_in(self, storage: torch.UntypedStorage) -> int | None:
-        """The block of a storage, or None if it was never logged."""
+        """Return the block of a storage, or None if it was never logged."""
         entry = self._live.get(storage._cdata)
         return entry[0] if entry else None
 
     def follow(self, storage: torch.UntypedStorage, block: int) -> None:
-        """Have a block released when its storage dies."""
+        """Release a block when its storage is freed."""
         key = storage._cdata
         self._live[key] = (block, weakref.ref(storage, lambda _: self._died(key, block)))
 
     def follow_unowned(self, storage: torch.UntypedStorage, block: int) -> None:
-        """Take a storage for what a block holds that is released elsewhere, or was."""
+        """Assign a storage to a block that is or was released elsewhere."""
         self.follow(storage, block)
         self._emptied.add(storage._cdata)
 
@@ -63,7 +63,7 @@ class Storages:
             self._log.release(self._live[key][0])
 
     def own(self, key: int, block_of: Callable[[torch.UntypedStorage], int]) -> None:
-        """Have the storage with this `_cdata` own a block from here on, unless it owns one."""
+        """Give the storage with this `_cdata` a block from here on, unless it owns one."""
         if key in self._emptied and (storage := self._live[key][1]()) is not None:
             self._emptied.discard(key)
             self.follow(storage, block_of(storage))
@@ -75,14 +75,14 @@ class Storages:
                 raise RuntimeError(message)
 
     def leave(self, tensor: Tensor) -> None:
-        """Log that the device no longer has what a tensor holds, which goes on living."""
+        """Log that a tensor's memory has left the device; the tensor itself stays alive."""
         if (entry := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:
             self._log.release(entry[0])
 
     def resize(self, storage: torch.UntypedStorage, before: int, where: str) -> tuple[int, int] | None:
-        """Log that a storage had `before` bytes and has others: it gets a new block, then its old one is released.
+        """Log that a storage of `before` bytes was resized: it gets a new block, then its old one is released.
 
-        `where` is the module at work. Returns the old block and the new one, None where there is no new one.
+        `where` is the current module. Returns the old block and the new one, None if there is no new one.
         """
         key, after = storage._cdata, storage.nbytes()
         if key not in self._live or before == after:
@@ -112,30 +112,30 @@ class Storages:
 
 
 class Workspaces:
-    """Logs the workspaces of operators, each under the operator's name and the module at work.
+    """Logs the workspaces of operators, each under the operator's name and the current module.
 
-    `product` is what cuBLAS takes for a product within a kernel, in bytes, or None where no library multiplies; `kept` says whether
-    it keeps that from a thread's first product on.
+    `product` is cuBLAS's workspace for a product within a kernel, in bytes, or None if no library multiplies; `kept` says
+    whether cuBLAS keeps it from a thread's first product on.
     """
 
     def __init__(self, log: BlockLog, paths: ModulePaths, *, product: int | None, kept: bool) -> None:
         self._log, self._paths = log, paths
         self._product, self._keeps = product or 0, kept
         self._kept: set[tuple[bool, int, int]] = set()  # by whether it is autograd's thread, bytes, and stream
-        self._of_libraries: set[str] = set()  # kinds of what libraries keep
+        self._of_libraries: set[str] = set()  # kinds of memory that libraries keep
         self._tried: set[tuple[bool, Asked]] = set()  # by whether it is autograd's thread
 
     def set_product(self, size: int) -> None:
-        """Set what cuBLAS takes for a product within a kernel, in bytes."""
+        """Set cuBLAS's workspace for a product within a kernel, in bytes."""
         self._product = size
 
     def allocate(self, name: str, sizes: Iterable[int]) -> list[int]:
-        """New blocks of workspace; none for 0 bytes unless a size query decides them later."""
+        """Return new blocks of workspace; none for 0 bytes unless a size query determines them later."""
         where = self._paths.current()
         return [self._log.allocate(s, name, where, "workspace") for s in sizes if s or isinstance(s, DeferredSize)]
 
     def hold(self, name: str, sizes: Iterable[int | tuple[DeferredSize]]) -> None:
-        """Log a kernel's inner workspaces: all allocated, then all released but what cuBLAS keeps from its first product on."""
+        """Log a kernel's inner workspaces: all allocated, then all released, except cuBLAS's kept workspace."""
         blocks: list[int] = []
         for size in sizes:
             if isinstance(size, tuple):
@@ -147,8 +147,10 @@ class Workspaces:
         self.release(blocks)
 
     def multiply(self, name: str, called: Iterable[int], kept: Iterable[int]) -> None:
-        """Log what a matrix product holds beside its result: for the time of the call (`called`), or from the first product of a
-        thread (the caller's, autograd's) on (`kept`)."""
+        """Log the workspaces of a matrix product: for the time of the call (`called`), or kept (`kept`).
+
+        Kept workspaces last from the first product of a thread on: the caller's thread, or autograd's.
+        """
         blocks = self.allocate(name, called)
         self._keep(name, kept)
         self.release(blocks)
@@ -159,7 +161,7 @@ class Workspaces:
             self._log.release(block)
 
     def _try(self, name: str, size: DeferredSize) -> None:
-        """Log a workspace that is released with all of the cache, the first time that a thread asks for it.
+        """Log a workspace that is released together with the whole cache, the first time that a thread requests it.
 
         Source: BenchmarkCache and run_single_conv, aten/src/ATen/native/cudnn/Conv_v8.cpp (2.15).
         """
@@ -170,13 +172,13 @@ class Workspaces:
             self.empty_cache()
 
     def keep(self, name: str, size: DeferredSize) -> None:
-        """Log what a library keeps from its first call on, for all threads and streams."""
+        """Log memory that a library keeps from its first call on, for all threads and streams."""
         if size.kind not in self._of_libraries:
             self._of_libraries.add(size.kind)
             self.allocate(name, (size,))
 
     def empty_cache(self) -> None:
-        """Log that the allocator returns what it caches."""
+        """Log that the allocator releases its cached memory."""
         self._log.empty_cache(self._paths.current())
 
     def _keep(self, name: str, sizes: Iterable[int]) -> None:

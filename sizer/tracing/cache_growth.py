@@ -20,7 +20,7 @@ from sizer.tracing.token_trace import TokenTrace, trace_tokens
 
 SHORT_PROMPT, TOKENS_OF_A_LINE = 8, 3  # tokens; the cache's bytes at the last two give a line
 _MADE = TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
-SHORT_QUANTIZED = 64  # tokens, which are whole groups whatever a token's keys are
+SHORT_QUANTIZED = 64  # tokens; a multiple of the group size for any size of keys
 
 
 def trace_kv_cache(
@@ -32,12 +32,12 @@ def trace_kv_cache(
     loading: Loading | None = None,
     repeated: Sequence[tuple[Repeated, ...]] = (),
 ) -> tuple[KvSegment, ...]:
-    """Return what one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a
-    line for what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
-    quantised to. If the cache grows in steps of several tokens, its bytes follow from models with fewer of the `repeated` layers.
+    """Return the bytes of one sequence's cache by its length, and the bytes on the host, from transformers' own dynamic cache.
 
-    A model that reads images or sound is given text alone. Empty for models whose prompt is read by an encoder, or is more than
-    text in another way. Raises TraceError where PyTorch gives up.
+    There is a line up to each window that fills, and one beyond the last. For a quantised cache, the bytes are those of a
+    quantised prompt of that length. If the cache grows in steps of several tokens, its bytes follow from models with fewer of
+    the `repeated` layers. A model with images or sound gets text only. Empty for models with an encoder for the prompt, or
+    other prompts than text. Raises TraceError if PyTorch fails.
     """
     if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
@@ -59,7 +59,7 @@ def trace_kv_cache(
         return trace_tokens(blueprint, module, plain, loading, **told)
 
     def held(context: int) -> tuple[TokenTrace, dict[int, tuple[int, int]]]:
-        """The bytes of the cache, and those on the host, by its length: with so many tokens and with one less."""
+        """Return the bytes of the cache, and those on the host, by its length: with `context` tokens and with one less."""
         run = traced(context)
         lengths = context - 1, context
         return run, dict(zip(lengths, zip(run.cache_bytes[-2:], run.host_bytes[-2:], strict=True), strict=True))
@@ -83,12 +83,12 @@ def trace_kv_cache(
 
 
 class _DeepBytes:
-    """The bytes of a cache by its length, from models with fewer layers: two of them, once a third was on their line.
+    """Bytes of a cache by its length, from models with fewer layers: two models, once a third was on their line.
 
     Args:
-        held: The bytes of the cache, and those on the host, with so many tokens, of the module as it is when called.
+        held: Returns the bytes of the cache, and those on the host, with a number of tokens, for the module's current layers.
         module: The model.
-        repeated: The lists of its layers that are alike, as `find_repeated` returns them.
+        repeated: The lists of its repeated layers, as `find_repeated` returns them.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ def _periodic_lines(
 
 
 def _line(start: int, held: Mapping[int, tuple[int, int]]) -> KvSegment:
-    """Return the line from `start` tokens on through the bytes of two lengths, of which some are on the host."""
+    """Return the line from `start` tokens on through the bytes of two lengths, in total and on the host."""
     (before, (first, first_there)), (context, (last, last_there)) = held.items()
     slope, slope_there = (last - first) // (context - before), (last_there - first_there) // (context - before)
     return KvSegment(
@@ -148,7 +148,7 @@ def _line(start: int, held: Mapping[int, tuple[int, int]]) -> KvSegment:
 def _quantized_line(
     blueprint: Blueprint, module: nn.Module, work: Work, loading: Loading | None, *, prompt: int, device: Device
 ) -> KvSegment:
-    """The line through two prompts."""
+    """Return the line through two prompts."""
     lengths = SHORT_QUANTIZED, 2 * SHORT_QUANTIZED
     first, second = (
         trace_tokens(

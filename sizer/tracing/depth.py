@@ -1,11 +1,11 @@
-"""Deep models, traced with fewer layers: lists of layers that are alike, and the tapes that are unfolded from a few of them.
+"""Deep models, traced with fewer layers: lists of repeated layers, and the tapes that are unfolded from a few of them.
 
-Which layers are alike is read off the module: the same classes, parameters and attributes, and the same entry in what the config
-says of each layer. That the tapes of such layers repeat each other is not taken for granted: three depths are traced
-(sizer.tape.unfold), and the forward pass of the whole model. Where these do not agree, the whole model is traced.
+Repeated layers have the same classes, parameters and attributes, and the same entry in lists of the config. Their tapes need
+not repeat each other, so this is checked: three depths are traced (sizer.tape.unfold), and the forward pass of the whole model.
+If these disagree, the whole model is traced.
 
-Layers that differ in a setting alone, such as the window of their attention, may allocate the same, for instance where the sequence
-is shorter than the window. Each trace of a few layers has some of each kind, and shows whether that is so.
+Layers that differ in a setting only, such as the window of their attention, may allocate the same, for instance if the sequence
+is shorter than the window. Each trace of a few layers has some of each kind, and shows whether that holds.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from sizer.tape.tape import Tape
 from sizer.tape.unfold import Stacks, Unfolded, same_tapes, unfold
 from sizer.tracing.device import Device
 
-LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
-LONGEST_TAIL = 2  # layers at the end that may be others than those before them, such as those whose keys others use
-FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
-# How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
-# The last is for models whose first layers do more, such as adding what a vision tower has found.
+LONGEST_PERIOD = 6  # layers; a period is formed if layers of several kinds alternate
+LONGEST_TAIL = 2  # layers at the end that may differ from those before them, such as layers whose keys others use
+FEWEST = 2  # remaining layers at least: the first and the last one
+# Ways to unfold a tape, tried in turn: from models this number of periods deeper than the shallowest, and this much `earlier`.
+# The last is for models with first layers that do more, such as adding the output of a vision tower.
 ATTEMPTS = (0, 0), (1, 0), (1, 1), (3, 0)
-WORTH = 0.8  # of what traces of the whole model cost, what those of models with fewer layers may
-PERHAPS_WORTH = 1.2  # the same as long as the number of parts is all that is known of the cost
-FORWARD = 1 / 3  # cost of the forward pass of the whole model, of that of its trace
+WORTH = 0.8  # largest cost of traces with fewer layers, relative to traces of the whole model
+PERHAPS_WORTH = 1.2  # the same while only the number of parts is known
+FORWARD = 1 / 3  # cost of the forward pass of the whole model, relative to its trace
 BACKWARD = 2  # blocks of a backward pass for each of the forward pass
 PARTS = 3  # parts of a model that cost each trace as much as one block of the first step
-FIXED = 40  # parts of a model that cost about as much as what each trace costs however few layers it has
-TRACES = 3  # of a question as a rule: two of a line over the batch size, and one of batch 1
-_OF_LAYERS = re.compile("layer|block|ind|idx|attn|attention")  # in the name of what a config says of layers by their numbers
-# What of a module's attributes no step reads: its tensors, told by themselves, and what is called as a state dict is read or made
-# (torch/nn/modules/module.py, 2.15).
+FIXED = 40  # parts of a model that cost about as much as the fixed part of each trace
+TRACES = 3  # usual number: two for a line over the batch size, and one at batch 1
+_OF_LAYERS = re.compile("layer|block|ind|idx|attn|attention")  # in the names of config values that refer to layers by number
+# Attributes of a module that no step reads: its tensors, which are compared separately, and hooks for reading or writing a state
+# dict (torch/nn/modules/module.py, 2.15).
 _UNREAD = frozenset(
     {
         *("_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks"),
@@ -58,11 +58,11 @@ _UNREAD = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """Lists of layers in a module that are equally long, in each of which, from some layer on, each is as the one a period before.
+    """Lists of layers in a module with equal length, in which, from some layer on, each layer equals the one a period before.
 
-    `stacks` are their dotted paths, `layers` how many each has, `alike_from` the first of those that are alike, `fewest` how many
-    are left of them in the shallowest model. `kinds` is after how many layers, which differ in a setting alone, they come again,
-    0 where layers are alike in all they are. The last `tail` layers are others.
+    `stacks` are their dotted paths, `layers` the length of each. `alike_from` is the first repeated layer, `fewest` the number
+    of layers in the shallowest model. `kinds` is the period of layers that differ in a setting only, 0 if layers are equal in
+    all respects. The last `tail` layers differ.
     """
 
     stacks: tuple[str, ...]
@@ -79,7 +79,7 @@ class Repeated:
         return (self.layers - self.fewest) // self.period
 
     def like(self, path: str) -> Iterator[str]:
-        """The dotted paths in the whole model of the modules that are as the one with this path."""
+        """Yield the dotted paths in the whole model of the modules that equal the one with this path."""
         for stack in self.stacks:
             match = re.match(rf"{re.escape(stack)}\.(\d+)(?=\.|$)", path)
             alike = range(self.alike_from, self.layers - self.tail)
@@ -90,9 +90,9 @@ class Repeated:
 
 @contextmanager
 def shortened(module: nn.Module, candidate: Sequence[Repeated], more: Sequence[int]) -> Iterator[None]:
-    """Within the context the module's lists have so many periods `more` than in the shallowest model.
+    """Shorten the module's lists to `more` periods above the shallowest model within the context.
 
-    What a module's code counts layers by is its config: transformers selects hidden states from the last layer back.
+    The config's counts of layers are changed too: transformers selects hidden states from the last layer back.
     """
     whole, numbers = list[tuple[str, nn.Module]](), list[tuple[Any, str, int]]()
 
@@ -125,8 +125,11 @@ def shortened(module: nn.Module, candidate: Sequence[Repeated], more: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depths:
-    """The tapes of a few depths of a model that tell those of all others: a deeper one and the forward pass of the whole model have
-    shown it. `candidate` are the lists of layers that were shortened; `attempt` is one of ATTEMPTS."""
+    """Tapes of a few depths of a model that determine all other depths.
+
+    A deeper model and the forward pass of the whole model have confirmed it. `candidate` are the shortened lists of layers;
+    `attempt` is one of ATTEMPTS.
+    """
 
     tapes: tuple[Tape, ...]
     candidate: tuple[Repeated, ...]
@@ -134,13 +137,13 @@ class Depths:
 
 
 class DeepTraces:
-    """The tapes of a model, from traces of it with fewer layers.
+    """Tapes of a model, from traces of it with fewer layers.
 
-    Its module may be another for each dtype, as quantised ones are. Which layers repeat each other does not hang on what the
-    first of these traces was of: what three depths and the forward pass of the whole model have shown for it, two depths show for
-    other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs. `candidates` are what
-    `find_repeated` returns, `one_by_one` tells that layers have events for each sample; `shown` is what was shown before, `show`
-    is told what is shown here.
+    Each dtype may have its own module, as quantised models do. Repetition of layers does not depend on the details of the first
+    of these traces. Three depths and the forward pass of the whole model are traced for it. For other dtypes, devices,
+    optimizers and batch sizes, two depths are enough, and one depth if only sizes differ. `candidates` are the result of
+    `find_repeated`; `one_by_one` means that layers have events for each sample; `shown` are earlier findings, and `show` is
+    called with new ones.
     """
 
     def __init__(
@@ -153,8 +156,8 @@ class DeepTraces:
     ) -> None:
         self._candidates, self._show, self._apart = tuple(candidates), show, one_by_one
         self._known: list[Unfolded] = []
-        self._shallower: list[Shallower] = []  # of what is known, where other events may come and go around the layers
-        self._attempt = ATTEMPTS[0]  # the one that led to what is known
+        self._shallower: list[Shallower] = []  # shallower models of the known ones, if events around the layers may differ
+        self._attempt = ATTEMPTS[0]  # the attempt that succeeded
         if shown is not None and shown.candidate in self._candidates:
             self._candidates = self._candidates[self._candidates.index(shown.candidate) :]
             self._attempt = shown.attempt
@@ -173,13 +176,19 @@ class DeepTraces:
         traces: int = TRACES,
         whole: Callable[..., Tape] | None = None,
     ) -> Tape:
-        """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning, as
-        does `at(first_step=True)` of training. `whole` is called in the place of `at` for the whole module. If it calls the
-        function that it is given as `forward_alone`, it goes on to the whole tape where that returns False.
+        """Return the tape of `at()`, which traces the current `module`.
 
-        It is the tape of a trace of the whole module where layers do not repeat each other, or where that is less work: `traces`
-        is how many this and further ones probably are. The device, which it is traced for, knows the choices that were made for
-        the whole module then. Raises what `at` raises.
+        It is the tape of a trace of the whole module if layers do not repeat each other, or if that is less work. The device
+        then notes the choices made for the whole module. Raises what `at` raises.
+
+        Args:
+            module: The module.
+            at: Traces the module; `at(forward_alone=True)` and, in training, `at(first_step=True)` return the beginning of its
+                tape.
+            device: The device.
+            traces: Probable number of traces, including this one.
+            whole: Called instead of `at` for the whole module. If it calls its argument `forward_alone` and gets False, it
+                continues to the whole tape.
         """
         forward, whole = None, whole or at
         if self._candidates and not self._known:
@@ -249,7 +258,7 @@ class DeepTraces:
         return found.tape
 
     def _find(self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], forward: Tape) -> Unfolded:
-        """Return what depths are unfolded to at the first attempt that a third depth and the whole `forward` pass agree with."""
+        """Return the unfolded tapes of the first attempt that a third depth and the whole `forward` pass confirm."""
         if any(one.kinds for one in candidate):
             at_depth(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
         cheap = all(one.period == 1 and one.periods >= ATTEMPTS[-1][0] + 2 for one in candidate)
@@ -268,7 +277,7 @@ class DeepTraces:
     def _unfold(
         self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], *, checked: bool = True
     ) -> tuple[Unfolded, tuple[Tape, ...]]:
-        """Return what the depths of an attempt are unfolded to, and their tapes: of two lists, or more, some are not traced."""
+        """Return the unfolded tapes of an attempt's depths, and the tapes; with two or more lists, some depths are not traced."""
         lists, (deeper, _) = range(len(candidate)), self._attempt
         first, second = (at_depth(*[more for _ in lists]) for more in (deeper, deeper + 1))
         tapes, shallower = tuple[Tape, ...](), list[Shallower]()
@@ -296,9 +305,9 @@ class DeepTraces:
 
 
 def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
-    """The lists of layers of a module that are worth being traced with fewer, equally long ones together.
+    """Return the lists of layers of a module that are worth shortening, equally long ones together.
 
-    Each item is a choice of such lists to shorten: all of them, or equally long ones alone. The least work comes first.
+    Each item is a choice of such lists to shorten: all of them, or equally long ones only. The least work comes first.
     """
     strictly: list[Repeated] = []
     loosely: list[Repeated] = []
@@ -315,19 +324,21 @@ def find_repeated(module: nn.Module) -> tuple[tuple[Repeated, ...], ...]:
 def _worthwhile(
     candidates: Sequence[tuple[Repeated, ...]], costs: _Costs, *, apart: bool, most: float
 ) -> tuple[tuple[Repeated, ...], ...]:
-    """Return the choices of lists whose traces cost at most this share of traces of the whole model, the cheapest first."""
+    """Return the choices of lists with traces that cost at most this share of traces of the whole model, the cheapest first."""
     cost = {one: costs.of(one, TRACES, apart=apart) for one in candidates}
     return tuple(sorted((one for one in cost if cost[one] <= most * TRACES), key=cost.__getitem__))
 
 
 def _first_attempt(candidate: tuple[Repeated, ...]) -> tuple[int, int]:
-    """Return the first of ATTEMPTS that may succeed: the first period of a model is unlike others, as is the last."""
+    """Return the first of ATTEMPTS that may succeed: the first period of a model differs from others, as does the last."""
     return ATTEMPTS[any(one.period > 1 and not one.alike_from for one in candidate)]
 
 
 def _choices(found: Sequence[Repeated]) -> Iterator[tuple[Repeated, ...]]:
-    """Yield lists of layers that may be shortened together: all of them, those whose layers are all alike, and equally long ones
-    that are equally periodic."""
+    """Yield lists of layers that may be shortened together.
+
+    They are all lists, those with a period of 1, and equally long ones with equal periods.
+    """
     alike: dict[Repeated, list[str]] = {}
     for one in found:
         alike.setdefault(replace(one, stacks=()), []).extend(one.stacks)
@@ -345,7 +356,7 @@ class _Costs:
 
     whole: float
     of_layer: dict[str, float]
-    fixed: float = 0.0  # of each trace, however few layers it has
+    fixed: float = 0.0  # of each trace, for any number of layers
 
     def of(self, candidate: tuple[Repeated, ...], traces: int, *, apart: bool) -> float:
         """Return the cost of a question with this number of traces, in traces of the whole model.
@@ -354,9 +365,9 @@ class _Costs:
         needs one depth. With `apart` it needs one for each combination of the lists.
         """
         lists, beginning = range(len(candidate)), _first_attempt(candidate)[0]
-        deepest = beginning + 2  # the one that the others are checked with
+        deepest = beginning + 2  # the depth used for the check
         if any(one.period > 1 for one in candidate) and not beginning:
-            deepest += 1  # where kinds of layers take turns, the first attempt fails as a rule
+            deepest += 1  # if kinds of layers alternate, the first attempt usually fails
         depths = [[more] * len(candidate) for more in range(beginning, deepest + 1)]
         depths += ([deepest - 2 + (one != other) for other in lists] for one in lists[:-1])
         each = [[deepest - 1] * len(candidate)]
@@ -385,8 +396,7 @@ def _cost_in_parts(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]]
 
 
 def _cost_in_blocks(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]], forward: Tape) -> _Costs:
-    """Return the costs by the blocks of a forward pass. Lists that are trained have a backward pass, too, with BACKWARD times as
-    many."""
+    """Return the costs by the blocks of a forward pass. Trained lists also have a backward pass, with BACKWARD times as many."""
     paths = {path: one.layers for candidate in candidates for one in candidate for path in one.stacks}
     numbered = re.compile(rf"({'|'.join(map(re.escape, paths))})\.\d+(?=\.|$)")
     lists = [match and match[1] for match in map(numbered.match, forward.module_names)]
@@ -403,7 +413,7 @@ def _cost_in_blocks(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]
 
 @contextmanager
 def _unhooked(module: nn.Module) -> Iterator[None]:
-    """Take back the hooks, and the notes of them, that the layers which are left get within the context: others need them, too."""
+    """Remove hooks, and notes about them, that the remaining layers get within the context: other layers need them too."""
     before = [(part, set(vars(part)), dict(part._forward_hooks)) for part in module.modules()]
     try:
         yield
@@ -416,7 +426,7 @@ def _unhooked(module: nn.Module) -> Iterator[None]:
 
 
 def _counting_config(module: nn.Module, path: str, layers: int) -> Any:
-    """Return the config by which the code around a list of layers counts them, None where there is none."""
+    """Return the config by which the code around a list of layers counts them; None if there is none."""
     while path:
         path = path.rpartition(".")[0]
         config = getattr(module.get_submodule(path), "config", None)
@@ -441,11 +451,11 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
         kept = layers - tail
         while kept > period and described[kept - 1] == described[kept - 1 - period]:
             kept -= 1
-        first = kept - period  # layers before the first of those that come again
-        rest = (layers - tail - first) % period  # of a period, before the tail
-        is_period = rest > 0 and rest + tail >= period  # with it
+        first = kept - period  # layers before the first repeated one
+        rest = (layers - tail - first) % period  # part of a period before the tail
+        is_period = rest > 0 and rest + tail >= period  # with the tail
         fewest = first + rest + tail + (FEWEST if period == 1 else not is_period) * period
-        if kinds:  # one of each, between the first and the last
+        if kinds:  # one of each kind, between the first and the last layer
             fewest = first + kinds + 1
         if fewest + 3 * period <= layers:
             return Repeated(
@@ -455,9 +465,9 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
 
 
 def _described(module: nn.Module, path: str, stack: nn.Module, *, settings: bool) -> list[dict[str, Any]] | None:
-    """Return what each layer is: equal for two that are alike. None where layers share parameters.
+    """Return a description of each layer, equal for repeated layers. None if layers share parameters.
 
-    Without `settings` plain attributes, and what configs say of each layer, are left out.
+    Without `settings`, plain attributes and configs' entries for each layer are left out.
     """
     layers = list(stack)
     own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
@@ -485,7 +495,7 @@ def _is_setting(fact: object) -> bool:
 
 
 def _facts(layer: nn.Module, number: int) -> Iterator[tuple[str, object]]:
-    """Everything that decides what a layer does: its parts, their parameters, buffers and attributes."""
+    """Yield all facts that determine a layer's behaviour: its parts, their parameters, buffers and attributes."""
     for path, part in layer.named_modules():
         yield f"{path}:", type(part)
         for kind, tensors in (("parameter", part._parameters), ("buffer", part._buffers)):
@@ -501,9 +511,9 @@ def _told(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _plain(value: object, own: str) -> object:
-    """A value that is equal for two that do the same; of what is not known to, the object itself counts.
+    """Return a value that is equal for two objects of the same behaviour; an unknown object represents itself.
 
-    A path in which the layer's own number stands is equal to that of another layer.
+    A path that contains the layer's own number is equal to that of another layer.
     """
     if isinstance(value, str):
         return value.replace(own, ".*.") if own else value
@@ -519,7 +529,7 @@ def _plain(value: object, own: str) -> object:
         return frozenset(_plain(one, own) for one in value)
     if type(value).__module__.startswith(
         f"{BITSANDBYTES}."
-    ):  # what restores a quantised weight, its tensors by what they are
+    ):  # restores a quantised weight; its tensors are compared by their descriptions
         held = vars(value).items()
         return type(value), *(
             (key, _told(one) if isinstance(one, torch.Tensor) else _plain(one, own)) for key, one in held
@@ -528,9 +538,9 @@ def _plain(value: object, own: str) -> object:
 
 
 def _said_by_layer(module: nn.Module, path: str, layers: int) -> Iterator[tuple[str, list]]:
-    """Yield what configs say of each layer of a list: in lists that are as long, or by the numbers of layers of another kind.
+    """Yield configs' entries for each layer of a list: from lists of the same length, or of numbers of special layers.
 
-    They are the configs of the parts that the list is in, and of its own parts. What another tower's config says is not of it.
+    The configs are those of the list's parents and of its own parts, not of another tower.
     """
     parts = path.split(".")
     around = [module.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]

@@ -1,4 +1,4 @@
-"""A device as far as rules depend on it, the compute capability that notes what rules ask, and what a trace finds out."""
+"""Device facts for rules, a compute capability that records its comparisons, and findings of a trace."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Capability(tuple[int, int]):
-    """(major, minor), whose comparisons, and those of its numbers, are kept in `decisions`.
+    """Compute capability (major, minor). Comparisons of it, and of its numbers, are recorded in `decisions`.
 
-    What is no comparison (a sum, a text made of it) can be asked of `plain` alone, which nothing is noted of.
+    For other uses (a sum, a text made from it) there is `plain`, which is not recorded.
     """
 
     decisions: set[Decision]
 
     def __new__(cls, plain: tuple[int, int]) -> Capability:
-        """The capability of a device, of which nothing was asked yet."""
+        """Return the capability of a device, without recorded comparisons."""
         made = super().__new__(cls, plain)
         made.decisions = set()
         return made
 
     def among(self, *ranges: Range) -> bool:
-        """Return whether it is in one of some ranges, both ends included. Noted as one: which of them it is in makes no
-        difference."""
+        """Return whether it is in one of some ranges, both ends included.
+
+        The ranges are recorded as a single comparison: it makes no difference which of them matches.
+        """
         outcome = _is_among(self.plain, ranges)
         self.decisions.add(("capability", "among", ranges, outcome))
         return outcome
@@ -44,20 +46,20 @@ class Capability(tuple[int, int]):
         return major, minor
 
     def __getitem__(self, index: int) -> _Number:  # type: ignore[override] # no slices
-        """Major (0) or minor (1)."""
+        """Return major (0) or minor (1)."""
         return _Number(tuple.__getitem__(self, index), ("major", "minor")[index], self.decisions)
 
     def __iter__(self) -> NoReturn:
-        """Refused: the numbers of one and all are the plain ones. Raises TypeError."""
+        """Refuse iteration: the numbers of an iteration would be plain ones. Raises TypeError."""
         raise TypeError("a rule compares a capability; where its numbers themselves are wanted, ask for .plain")
 
     def __hash__(self) -> NoReturn:
-        """Refused: what is looked up by a capability depends on all of it. Raises TypeError."""
+        """Refuse hashing: a value looked up by a capability depends on the whole capability. Raises TypeError."""
         raise TypeError("a rule compares a capability; where it is a key, ask for .plain")
 
 
 class _Number(int):
-    """Major or minor, whose comparisons are noted."""
+    """Major or minor number with recorded comparisons."""
 
     name: str
     decisions: set[Decision]
@@ -114,14 +116,13 @@ KINDS = ("cuda", "mps", "cpu")
 
 
 class Device:
-    """The facts of a device: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA; the version (major, minor) of the
-    PyTorch whose rules are followed, the installed one where none is given. The rules themselves are `sizer.tracing.device_rules`.
-    Where its traces are `shared`, sizes that go by the capability alone are left to size queries (`cuda.by_capability`).
-    `answers_for` is the GPU whose number of multiprocessors decides, in compiled code or Liger's layers; None if the traces are
-    those of every GPU of the capability.
+    """Facts of a device, for the traces of one model in one dtype.
 
-    Made for the traces of one model in one dtype: `kernels()` are those that were taken and why, for the report; `where` returns
-    the module at work.
+    They are the kind "cuda", "mps" or "cpu", the capability (major, minor) for CUDA, and the version (major, minor) of PyTorch
+    with the rules to follow, by default the installed one. The rules themselves are in `sizer.tracing.device_rules`. If traces
+    are `shared`, sizes that depend on the capability only become size queries (`cuda.by_capability`). `answers_for` is the GPU
+    with the number of multiprocessors for compiled code or Liger's layers; None if the traces are valid for every GPU of the
+    capability. `kernels()` are the chosen kernels and the reasons, for the report; `where` returns the current module.
     """
 
     def __init__(
@@ -146,10 +147,10 @@ class Device:
         self.dtype = ""
         self._modules: dict[tuple[str, str, str], set[str]] = {}
         self.where: Callable[[], str] = str
-        self.is_on_host: Callable[[Tensor], bool] = lambda tensor: tensor.is_cpu  # also meta tensors that stand for host memory
+        self.is_on_host: Callable[[Tensor], bool] = lambda tensor: tensor.is_cpu  # also meta tensors that represent host memory
         self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
         self.differs_at_one = False  # whether a traced operator takes another kernel for a batch of one
-        self.changes_at: int | None = None  # the batch size from which a traced operator takes another kernel
+        self.changes_at: int | None = None  # the batch size from which a traced operator uses another kernel
 
     @property
     def capability(self) -> Capability:
@@ -168,21 +169,21 @@ class Device:
             modules.update([other for path in modules for other in like(path)])
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels that were taken, in the order in which they were first."""
+        """Return the chosen kernels, in the order of their first use."""
         return tuple(
             Kernel(operator=operator, kernel=kernel, why=why, modules=len(modules))
             for (operator, kernel, why), modules in self._modules.items()
         )
 
     def note_compiled(self, code: CompiledCode | None) -> None:
-        """Note what the compiler did of one trace."""
+        """Note the compiler's findings in one trace."""
         if code is not None:
             self._compiled.append(code)
 
     def compiled(self) -> CompiledCode | None:
-        """Return what the compiler did of all traces, None if nothing was compiled."""
+        """Return the compiler's findings in all traces, None if no code was compiled."""
         return merge_compiled(self._compiled)
 
     def decisions(self) -> tuple[Decision, ...]:
-        """Return what rules have asked of the capability so far."""
+        """Return the recorded comparisons of the capability."""
         return () if self._capability is None else tuple(sorted(self._capability.decisions, key=repr))

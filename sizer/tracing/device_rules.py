@@ -93,7 +93,7 @@ class Rules:
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
     blas: Blas | None  # cuBLAS's workspaces, which go by the capability
-    known: frozenset[Any]  # operators with a rule for the whole operator, so that none of their parts are run
+    known: frozenset[Any]  # operators with a rule as a whole, so that none of their parts are run
 
 
 def rules_for(device: Device) -> Rules:

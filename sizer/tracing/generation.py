@@ -1,9 +1,9 @@
 """From a Blueprint to the Tape of a generation: a few tokens are traced, the others follow from them.
 
-The steps of a generation are the same but for sizes that grow by as many bytes each time, the cache's above all. Where layers
-keep a window of tokens, that ends when the window is full: there a second generation is traced, whose prompt is nearly as long as
-the window, and its steps stand in the tape from there on. A cache that is quantised anew after so many tokens does so at three such
-times, and what stands around the third comes again as often as needed.
+The steps of a generation are the same except for sizes that grow by equal amounts, mainly the cache's. If layers keep a window
+of tokens, the growth ends when the window is full. Then a second generation is traced, with a prompt nearly as long as the
+window, and its steps follow in the tape. A cache that is quantised again after a number of tokens is traced around three such
+steps, and the steps around the third are repeated as often as needed.
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ from sizer.tracing.modules import Loading
 from sizer.tracing.steps import Work, weight_dtype
 from sizer.tracing.token_trace import TokenTrace, trace_deep_tokens, trace_tokens
 
-UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release what it has left
+UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release its remaining tensors
 ALIKE = 3  # steps that show a line: two growths, which must be the same
-AROUND_WINDOW = 6  # steps before and after the one that fills a window
+AROUND_WINDOW = 6  # steps before and after a step that fills a window
 AROUND_QUANTIZED = (
     1,
     2 + ALIKE,
-)  # likewise of the step that quantises the cache: what it leaves is released in the two after it
+)  # the same for a step that quantises the cache: its remaining tensors are released in the two steps after it
 AROUND = 1 + sum(AROUND_QUANTIZED)
-RELEASED = 3  # steps after which an entry of many tokens is made, and what those tokens left is released
-PERIODS = (1, 8)  # steps after which the same comes again: attention pads masks to multiples of 8 keys
+RELEASED = 3  # steps from an entry of many tokens until the tensors of those tokens are released
+PERIODS = (1, 8)  # steps after which the steps repeat: attention pads masks to multiples of 8 keys
 
-TRACED_AT_MOST = 256  # tokens, where steps follow no rule
-WRITTEN_AT_MOST = 8_000_000  # events of steps that no loop holds
+TRACED_AT_MOST = 256  # tokens, if steps follow no rule
+WRITTEN_AT_MOST = 8_000_000  # events of steps outside of loops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """After how many steps the same comes again, and which steps stand apart.
+    """Period of a generation's steps, and the exceptional steps.
 
-    period: Steps after which the same comes again.
-    first: The steps that are traced from the prompt on.
-    every: From one step that stands apart to the next; None if no step does so regularly.
-    windows: The steps that stand apart and are traced, with those around them: `before` and `behind` each.
+    Attributes:
+        period: Number of steps after which the steps repeat.
+        first: Number of steps that are traced from the prompt on.
+        every: Distance between exceptional steps; None if they are not regular.
+        windows: Exceptional steps that are traced, with the steps around them: `before` and `behind` each.
     """
 
     period: int = 1
@@ -71,12 +72,12 @@ class Rhythm:
 
     @property
     def around(self) -> int:
-        """The steps that are traced around one that stands apart."""
+        """Return the number of steps that are traced around an exceptional step, including it."""
         return self.before + 1 + self.behind
 
     @property
     def lead(self) -> int:
-        """The steps of a trace with a longer prompt that are left out, as the prompt's traces are in them."""
+        """Return the number of first steps of a trace with a longer prompt that are left out, as they depend on the prompt."""
         return UNUSUAL + self.period - 1
 
     @property
@@ -95,11 +96,12 @@ def trace_generation(
     loading: Loading | None = None,
     deep: DeepTraces | None = None,
 ) -> Tape:
-    """The tape (bytes as requested) of a generation at one batch size, by the rules of `device`.
+    """Return the tape (bytes as requested) of a generation at one batch size, by the rules of `device`.
 
-    Its phases are "prefill", which ends with the first token, and "decode". Steps that follow from those that were traced are
-    the tape's loops. `deep` traces fewer layers if the cache grows in steps of several tokens: many steps are traced then.
-    Raises TraceError where PyTorch gives up, and where steps follow no rule and are too many to be traced.
+    Its phases are "prefill", which ends with the first token, and "decode". Steps that follow from traced steps are the tape's
+    loops. If the cache grows in steps of several tokens, many steps are traced, so `deep` traces fewer layers.
+
+    Raises TraceError if PyTorch fails, or if steps follow no rule and are too many to be traced.
     """
     check_cache(module, work.cache)
     _check_positions(blueprint, module, work)
@@ -148,10 +150,10 @@ def trace_noted_generation(
     loading: Loading | None,
     block_notes: BlockNotes,
 ) -> Tape:
-    """The tape of a generation that is traced token by token, with what it does not hold of its blocks in `block_notes`; of its
-    first tokens alone where there are many and its peak is in the prompt.
+    """Return the tape of a generation that is traced token by token, and write further facts about its blocks to `block_notes`.
 
-    Raises what `trace_generation` raises, and TraceError where the peak of many tokens is at a later one.
+    With many tokens and a peak in the prompt, only the first tokens are traced.
+    Raises what `trace_generation` raises, and TraceError if the peak of many tokens is at a later one.
     """
     tokens = work.new
     if tokens > TRACED_AT_MOST:
@@ -180,7 +182,10 @@ def trace_noted_generation(
 
 
 def _of_one_stream(tape: Tape) -> Tape:
-    """The tape; one of several streams, which has no loops, with every step written out. Raises TraceError for too many."""
+    """Return the tape; a tape of several streams, which cannot have loops, with every step written out.
+
+    Raises TraceError if there are too many steps.
+    """
     if not (tape.streams and tape.loops):
         return tape
     if (events := repeated_events(tape)) > WRITTEN_AT_MOST:
@@ -205,10 +210,10 @@ def _check_positions(blueprint: Blueprint, module: nn.Module, work: Work) -> Non
 
 
 def _rhythms(rates: Sequence[int], prompt: int, new: int) -> Iterator[Rhythm]:
-    """Yield the rhythms in which a generation may go on, the one with the fewest steps to trace first.
+    """Yield the possible rhythms of a generation, the one with the fewest steps to trace first.
 
     Args:
-        rates: Numbers of tokens of which layers of the cache make one entry.
+        rates: Numbers of tokens that layers of the cache combine into one entry.
         prompt: Tokens of the prompt.
         new: Tokens to generate.
     """
@@ -223,7 +228,7 @@ def _rhythms(rates: Sequence[int], prompt: int, new: int) -> Iterator[Rhythm]:
                 yield found
     whole = math.lcm(*(rate for rate, _ in reached))
     for period in dict.fromkeys(math.lcm(whole, usual) for usual in PERIODS):
-        # the first entry that a cache makes releases what the prompt has left
+        # the first entry of a cache releases the prompt's remaining tensors
         lead = UNUSUAL if period in PERIODS else UNUSUAL + period
         first = lead + period * ALIKE + (new - lead) % period
         if first < new and (first <= TRACED_AT_MOST or not windowed):
@@ -231,15 +236,15 @@ def _rhythms(rates: Sequence[int], prompt: int, new: int) -> Iterator[Rhythm]:
 
 
 def _windowed(period: int, every: int, window: int, new: int) -> Rhythm | None:
-    """Return the rhythm of a cache that gets an entry of `every` tokens with step number `window` and each `every` steps later.
+    """Return the rhythm of a cache that gets an entry of `every` tokens at step number `window` and each `every` steps later.
 
-    Other steps are alike after `period`. So many are traced before and behind that whole periods fill the rest. None if nothing
-    would be left of it.
+    Other steps repeat after `period`. The numbers of steps before and behind are chosen so that whole periods fill the rest.
+    None if no steps would remain.
     """
-    behind = RELEASED + period * (ALIKE + 1)  # likewise
+    behind = RELEASED + period * (ALIKE + 1)  # the same
     behind += (new - window - behind) % period
     before = period - 1 + -(period + behind) % period
-    usual = UNUSUAL + period * (ALIKE + 1)  # the first entry that a cache makes releases what the prompt has left
+    usual = UNUSUAL + period * (ALIKE + 1)  # the first entry of a cache releases the prompt's remaining tensors
     first = usual + (window - before - 1 - usual) % period
     with_first = window - before <= first + UNUSUAL
     windows = tuple(range(window, new, every)[: WINDOWS_ALIKE + with_first])
@@ -248,9 +253,9 @@ def _windowed(period: int, every: int, window: int, new: int) -> Rhythm | None:
 
 
 def _extended(run: Callable[..., TokenTrace], new: int, rhythm: Rhythm) -> Tape:
-    """The tape of `new` tokens from a run over the first ones, and others over the steps that stand apart.
+    """Return the tape of `new` tokens from a run over the first ones, and others over the exceptional steps.
 
-    Raises NotRepeatedError where steps do not follow from those before.
+    Raises NotRepeatedError if steps do not follow from earlier ones.
     """
     traced = run(rhythm.first)
     rhythm = _with_quantized(_with_full(rhythm, traced.windows, new), traced.requantized)
@@ -279,9 +284,9 @@ def _extended(run: Callable[..., TokenTrace], new: int, rhythm: Rhythm) -> Tape:
 
 
 def _with_full(rhythm: Rhythm, full: Sequence[int], new: int) -> Rhythm:
-    """Return the rhythm of a cache some of whose layers keep windows, which are `full` with these tokens.
+    """Return the rhythm of a cache with layers that keep windows, which are `full` at these tokens.
 
-    Raises NotRepeatedError if that is not where steps stand apart anyway.
+    Raises NotRepeatedError if a window fills at another step than the exceptional ones.
     """
     if rhythm.every is None:
         return replace(rhythm, windows=tuple(full))
@@ -291,12 +296,12 @@ def _with_full(rhythm: Rhythm, full: Sequence[int], new: int) -> Rhythm:
     if not reached:
         return rhythm
     all_windows = range(rhythm.windows[0], new, rhythm.every)
-    last = rhythm.windows.index(max(reached)) + 1 + WINDOWS_ALIKE  # of windows that are alike
+    last = rhythm.windows.index(max(reached)) + 1 + WINDOWS_ALIKE  # of repeated windows
     return replace(rhythm, windows=tuple(all_windows[: max(last, len(rhythm.windows))]))
 
 
 def _with_quantized(rhythm: Rhythm, every: int | None) -> Rhythm:
-    """Return the rhythm of a cache that is quantised anew after so many tokens; None: never."""
+    """Return the rhythm of a cache that is quantised again after `every` tokens; None means never."""
     if every is None:
         return rhythm
     if every <= AROUND + UNUSUAL:
@@ -317,10 +322,10 @@ def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace, rhythm: Rhythm) -
 
 
 def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: int, rhythm: Rhythm) -> Tape:
-    """The tape, whose last steps are those around one that stands apart, with `left` tokens more: the windows that begin where
-    `begins` says come again, each of `rhythm.every` tokens.
+    """Return the tape extended by `left` tokens: its last windows are repeated, each of `rhythm.every` tokens.
 
-    Raises NotRepeatedError where they do not follow from each other, TraceError where they are too many to be written.
+    The last steps of the tape are those around an exceptional step. The windows begin at `begins`. Raises NotRepeatedError if
+    they do not follow from each other, TraceError if they are too many to be written.
     """
     every, around = rhythm.every, rhythm.around
     assert every is not None, "windows begin every so many tokens"
@@ -342,8 +347,7 @@ def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: 
 
 
 def _plan(rhythm: Rhythm, new: int) -> list[tuple[int, int]]:
-    """The tokens, from the one to the other, whose steps are to be traced: the first ones, and those around each that stands
-    apart."""
+    """Return the ranges of tokens with steps to be traced: the first ones, and those around each exceptional step."""
     runs = [(1, rhythm.first)]
     for window in rhythm.windows:
         begin, end = window - rhythm.before, min(new, window + rhythm.behind)
@@ -357,9 +361,9 @@ def _plan(rhythm: Rhythm, new: int) -> list[tuple[int, int]]:
 
 
 def with_loop(tape: Tape, ends: Sequence[int], steps: int, period: int) -> Tape:
-    """The tape, whose steps end as `ends` says, with so many `steps` more: the last `period` of them, again and again.
+    """Return the tape extended by `steps` more steps: its last `period` steps are repeated. `ends` are the ends of its steps.
 
-    Raises NotRepeatedError where those are not like those before them.
+    Raises NotRepeatedError if those steps differ from earlier ones.
     """
     count, ends = steps // period, ends[::-period][::-1]
     if not count:

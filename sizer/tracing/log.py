@@ -1,11 +1,11 @@
-"""The log of a trace: blocks in the order in which they were allocated and released.
+"""Log of a trace: blocks in the order of their allocation and release.
 
-Which work of streams is done for certain: a stream does its own in order, waits for others where it is told to, and the host
-waits for some of it.
+It also tracks which work of streams is certainly done: a stream runs its own work in order, waits for others if told to, and
+the host waits for some of it.
 
-CUDA's allocator records an event on each stream that uses a block (`Tensor.record_stream`) as the block is released, and gives the
-block out again once all of them have happened (c10/cuda/CUDACachingAllocator.cpp, insert_events and process_events). They have for
-certain only where the host has waited for them: `Event.synchronize()`, `Stream.synchronize()`, `torch.cuda.synchronize()`, or a
+CUDA's allocator records an event on each stream that uses a block (`Tensor.record_stream`) when the block is released, and
+reuses the block once all of them have happened (c10/cuda/CUDACachingAllocator.cpp, insert_events and process_events). This is
+certain only if the host has waited for them: `Event.synchronize()`, `Stream.synchronize()`, `torch.cuda.synchronize()`, or a
 value that is read.
 """
 
@@ -33,7 +33,7 @@ class StreamOrder:
     """
 
     def __init__(self) -> None:
-        self._after: dict[int, Mark] = {}  # by stream, what has happened where its work so far is done
+        self._after: dict[int, Mark] = {}  # by stream, events that have happened once its work so far is done
         self._done: Mark = {}
         self._waiting: dict[int, Mark] = {}  # by block
 
@@ -43,21 +43,21 @@ class StreamOrder:
         return made
 
     def record(self, stream: int) -> Mark:
-        """An event on a stream."""
+        """Return a new event on a stream."""
         after = self._after.setdefault(stream, {})
         after[stream] = after.get(stream, 0) + 1
         return dict(after)
 
     def wait(self, stream: int, mark: Mark) -> None:
-        """Have a stream wait for an event."""
+        """Make a stream wait for an event."""
         _merge(self._after.setdefault(stream, {}), mark)
 
     def release(self, block: int, streams: Iterable[int]) -> None:
-        """Have a released block wait for what streams have been asked for until now."""
+        """Make a released block wait for the streams' work so far."""
         self._waiting[block] = {stream: self.record(stream)[stream] for stream in streams}
 
     def synchronize(self, mark: Mark) -> Iterator[int]:
-        """Have the host wait for an event; yields the blocks that wait no longer."""
+        """Make the host wait for an event; yield the blocks that need not wait any longer."""
         _merge(self._done, mark)
         for block, needed in list(self._waiting.items()):
             if all(self._done.get(stream, 0) >= number for stream, number in needed.items()):
@@ -65,7 +65,7 @@ class StreamOrder:
                 yield block
 
     def all_streams(self) -> tuple[int, ...]:
-        """The streams of which there is an event."""
+        """Return the streams with events."""
         return tuple(self._after)
 
 
@@ -81,7 +81,7 @@ CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
 class DeferredSize(int):
-    """A block's bytes by a model, with the size query (sizer.tape.size_queries) by which an oracle gives its true size."""
+    """Modelled bytes of a block, with the size query (sizer.tape.size_queries) that an oracle resolves to the true size."""
 
     kind: str
     words: tuple[str, ...]
@@ -108,24 +108,24 @@ class BlockLog:
         self.ops: list[int] = []
         self.modules: list[int] = []
         self.streams: list[int] = []
-        self.stream = 0  # the one at work
-        self.private_streams: dict[int, int] = {}  # those that stand for a private pool, and its number
+        self.stream = 0  # the current stream
+        self.private_streams: dict[int, int] = {}  # streams that represent a private pool, and its number
         self.deleted_pools: set[int] = set()
         self.pools: list[int] = []  # of torch.cuda.MemPool that code allocates from, the innermost last; 0 for none
         self.awaited: dict[int, frozenset[int]] = {}  # by block, the other streams that use it
-        # Where in the order a released block waits for them no longer, for certain.
+        # Positions in the order from which a released block certainly no longer waits for them.
         self.settled: list[tuple[int, int]] = []
         self.stream_order = StreamOrder()
         self.marks: list[tuple[int, str]] = []
-        self.second_forward: int | None = None  # where in the order it has ended
-        self.outputs: list[tuple[int, ...]] = []  # by forward pass, what the model returned and the loss
-        self.graphs: list[tuple[int, ...]] = []  # by forward pass, what its graph alone keeps after the backward pass
-        self._output: set[int] = set()  # of the pass at work
-        self._graphs_end = 0  # where in the order its graph is dropped
-        self._loss: int | None = None  # which is dropped with it: a share of the loss if passes are accumulated
+        self.second_forward: int | None = None  # position in the order of its end
+        self.outputs: list[tuple[int, ...]] = []  # by forward pass, blocks of the model's output and the loss
+        self.graphs: list[tuple[int, ...]] = []  # by forward pass, blocks that only its graph keeps after the backward pass
+        self._output: set[int] = set()  # of the current pass
+        self._graphs_end = 0  # position in the order at which its graph is dropped
+        self._loss: int | None = None  # dropped with the graph: a share of the loss if passes are accumulated
         self.half_outputs: set[int] = set()
-        self.telling = True  # whether what is told other ranks now is a part of every step
-        self.again = False  # whether it comes again in a step of more passes
+        self.telling = True  # whether communication now is a part of every step
+        self.again = False  # whether it is repeated in a step of more passes
         self._told: Counter[tuple[int, str, str, bool]] = Counter()  # bytes by phase, kind and group
         self._calls: Counter[tuple[int, str, str, bool]] = Counter()
         self._asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
@@ -133,7 +133,7 @@ class BlockLog:
         self._module_names: dict[str, int] = {"": 0}
 
     def allocate(self, size: int, op: str, module: str, category: str = "temporary") -> int:
-        """The number of a new block of `size` bytes."""
+        """Return the number of a new block of `size` bytes."""
         block = len(self.sizes)
         if isinstance(size, DeferredSize):
             self.defer(block, size)
@@ -159,18 +159,18 @@ class BlockLog:
         return stream
 
     def stream_of(self, block: int) -> int:
-        """Return the number of the stream for which a block was allocated, from whatever pool."""
+        """Return the number of the stream for which a block was allocated, without its pool."""
         return self.streams[block] % OF_POOL
 
     def allocate_again(self, block: int) -> int:
-        """The number of a new block like another one."""
+        """Return the number of a new block like another one."""
         made = self.allocate(self.sizes[block], "", "")
         for column in (self.categories, self.ops, self.modules):
             column[made] = column[block]
         return made
 
     def defer(self, block: int, size: DeferredSize) -> None:
-        """Leave a block's bytes to a size query, whatever it was left to before."""
+        """Make a block's bytes a size query, which replaces an earlier one."""
         self._asked.pop(block, None)
         self._asked[block] = (size.kind, size.words, size.numbers)
 
@@ -181,7 +181,7 @@ class BlockLog:
             self.stream_order.release(block, self.awaited[block])
 
     def empty_cache(self, module: str, *, pool: int | None = None) -> None:
-        """Note that the allocator returns what it caches outside of the pools in use; with a pool, what this one caches."""
+        """Note that the allocator releases cached memory outside of the pools in use; with `pool`, this pool's cached memory."""
         pools = self.deleted_pools if pool is None else {pool}
         numbers = sorted(number for number, of_pool in self.private_streams.items() if of_pool in pools)
         for number in ([0] if pool is None else []) + numbers:
@@ -201,13 +201,13 @@ class BlockLog:
             self._calls[key] += 1
 
     def copy(self) -> BlockLog:
-        """A log that begins with all that is in this one."""
+        """Return a log that begins with the contents of this one."""
         made = BlockLog()
         made.begin_as(self)
         return made
 
     def begin_as(self, other: BlockLog) -> None:
-        """Have all that is in another log, and nothing else."""
+        """Replace the contents by those of another log."""
         for name, value in vars(other).items():
             setattr(self, name, copy(value))
 
@@ -216,7 +216,7 @@ class BlockLog:
         self.marks.append((len(self.order), phase))
 
     def classify(self, block: int, category: str) -> None:
-        """Set what the block turned out to be."""
+        """Set the final category of a block."""
         self.categories[block] = CATEGORY[category]
 
     def note_output(self, block: int, *, half: bool) -> None:
@@ -230,28 +230,28 @@ class BlockLog:
         self._graphs_end, self._loss = len(self.order), loss
 
     def end_outputs(self) -> None:
-        """End a pass: note what it returned, and what nothing but its graph has kept until now."""
+        """End a pass: note its outputs, and the blocks that only its graph has kept until now."""
         self.outputs.append(tuple(sorted(self._output)))
         dropped = (~event for event in self.order[self._graphs_end :] if event < 0)
         self.graphs.append(tuple(sorted(block for block in dropped if block != self._loss)))
         self._output.clear()
 
     def category(self, block: int) -> str:
-        """Return what the block is so far."""
+        """Return the current category of a block."""
         return CATEGORIES[self.categories[block]]
 
     def alive(self, start: int = 0) -> list[int]:
-        """Blocks allocated since position `start` of the order that have not been released, oldest first."""
+        """Return blocks allocated since position `start` of the order that have not been released, oldest first."""
         return list(blocks_alive(self.order[start:]))
 
     def keep_activations(self, start: int) -> None:
-        """Classify as activations what was allocated since a position, is alive and has no other category."""
+        """Classify blocks as activations that were allocated since a position, are alive and have no other category."""
         for block in self.alive(start):
             if self.category(block) == "temporary":
                 self.classify(block, "activation")
 
     def tape(self, *, batch: int, stand_ins: tuple[str, ...], host_bytes: int = 0) -> Tape:
-        """The frozen tape up to the last mark: what is released after it is the end of the trace, not of the work."""
+        """Return the frozen tape up to the last mark: later releases belong to the end of the trace, not to the work."""
         return Tape(
             batch=batch,
             order=array("q", self.order[: self.marks[-1][0]]),
@@ -277,7 +277,7 @@ class BlockLog:
         )
 
     def tape_so_far(self) -> Tape:
-        """The tape of all that is logged until now, as one phase."""
+        """Return the tape of the whole log until now, as one phase."""
         marks, self.marks = self.marks, [(len(self.order), "load")]
         try:
             return replace(self.tape(batch=1, stand_ins=()), second_forward=None)
@@ -292,7 +292,7 @@ class BlockLog:
                 yield Collective(phase=phase, kind=kind, group=group, again=again, calls=calls, bytes=size)
 
     def _streams(self) -> bytes:
-        """The streams by block, numbered in the order in which they come; nothing where all are the default one."""
+        """Return the streams by block, numbered in the order of their first use; empty if all are the default stream."""
         numbers = {
             stream: number + PRIVATE * (stream in self.private_streams)
             for number, stream in enumerate(dict.fromkeys([0, *self.streams]))

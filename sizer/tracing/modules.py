@@ -1,8 +1,7 @@
-"""Position of a trace: the path of the module whose forward runs, and in the backward pass the one whose forward ran.
+"""Position of a trace: the path of the module in its forward, and in the backward pass of the module that made the node.
 
-How a module's tensors come to a device: by `.to(device)`, or, where they are quantised, one by one while they are loaded.
-
-The latter is recorded once for a module, and every trace of it begins with what was recorded.
+A module's tensors come to a device by `.to(device)`. Quantised tensors come one by one while they are loaded. This loading is
+recorded once for a module, and every trace of the module begins with the record.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NONE = (0, "")
 
 
 def children_first(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """A module's parts with their paths, as `Module._apply` goes through them (torch/nn/modules/module.py), itself last."""
+    """Yield a module's parts with their paths, in the order of `Module._apply` (torch/nn/modules/module.py), itself last."""
     for name, child in module._modules.items():
         if child is not None:
             yield from children_first(child, f"{path}.{name}".lstrip("."))
@@ -48,12 +47,12 @@ class ModulePaths(AbstractContextManager):
         self._failure = _NONE  # the error last seen on its way through modules, and the innermost of these
 
     def name(self, module: nn.Module) -> None:
-        """Learn the dotted paths of a module and its children."""
+        """Store the dotted paths of a module and its children."""
         for path, child in module.named_modules():
             self._names.setdefault(id(child), path)
 
     def current(self) -> str:
-        """The dotted path of the module at work, "" for the root or for code outside any module."""
+        """Return the dotted path of the current module, "" for the root or for code outside any module."""
         if self._stack:
             return self._stack[-1]
         if torch._C._current_graph_task_id() != -1 and (node := torch._C._current_autograd_node()) is not None:
@@ -62,7 +61,7 @@ class ModulePaths(AbstractContextManager):
         return ""
 
     def of_error(self, error: Exception) -> str:
-        """The dotted path of the module whose forward raised the error, "" where it came from outside any."""
+        """Return the dotted path of the module whose forward raised the error, "" if no module did."""
         return self._failure[1] if self._failure[0] == id(error) else self.current()
 
     def __enter__(self) -> ModulePaths:
@@ -78,7 +77,7 @@ class ModulePaths(AbstractContextManager):
             handle.remove()
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
-        self._failure = _NONE  # what was raised before was caught; another error may come to lie at its address
+        self._failure = _NONE  # an earlier error was caught; another error may get its address
         self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
         self._note()
 
@@ -108,10 +107,10 @@ class Loading:
 
 
 def tensors_in(module: nn.Module, *, tell_frozen: bool = False) -> Iterator[tuple[str, Tensor, str]]:
-    """Path, tensor and category of a module's parameters and buffers in the order in which `.to(device)` moves them; behind a
-    quantised weight what restores it, which is of its category.
+    """Yield path, tensor and category of a module's parameters and buffers in the order in which `.to(device)` moves them.
 
-    With `tell_frozen` parameters that require no gradient have a category of their own.
+    A quantised weight is followed by the tensors that restore it, in the weight's category. With `tell_frozen` parameters that
+    require no gradient have a category of their own.
     """
     for path, child in children_first(module):
         category = "parameter"

@@ -1,7 +1,7 @@
-"""The dispatch mode that watches a step run on meta tensors and logs every allocation and release.
+"""Dispatch mode that watches a step on meta tensors and logs every allocation and release.
 
-A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage dies
-(`blocks.py`). What the mode itself would change is undone (`meta/in_place.py`).
+A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage is freed
+(`blocks.py`). Effects of the mode itself are undone (`meta/in_place.py`).
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class _Plan:
     shortcut: Callable[[tuple], Any] | None  # may return NotImplemented
     run: Callable[..., Any]  # the operator itself, memoized where it can be
     correct: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
-    multiplies: bool  # matrices, so that cuBLAS works
-    held: Held | None  # what the kernel allocates beside its results
-    collective: str | None  # what ranks tell each other by it
+    multiplies: bool  # whether it multiplies matrices, so that cuBLAS runs
+    held: Held | None  # the kernel's allocations other than its results
+    collective: str | None  # kind of communication between ranks
     reads: bool  # a value, for which the host waits
-    lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
-    resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments whose storages may grow
+    lifts: bool  # the last call of `torch.tensor(data)`, with a new argument
+    resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments with storages that may grow
     draws: bool  # in place, at random
     views: bool = False  # does nothing but return a view of an argument
 
@@ -87,12 +87,12 @@ class _Plan:
 
 
 class Recorder(TorchDispatchMode):
-    """Logs the blocks of everything that runs under it, by the rules of one device.
+    """Logs the blocks of all code that runs under it, by the rules of one device.
 
-    `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
-    the operator at work, `storages` the block of each storage. `on_backward` is called for every operator of a backward pass, where
-    somebody wants to know, `follow_stream` for every one, where there are several streams.
-    Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
+    `log` is the tape in progress, `values` the known values, `paths` the current module, `notes` the stand-ins used, `at` the
+    current operator, `storages` the block of each storage. If set, `on_backward` is called for every operator of a backward
+    pass. With several streams, `follow_stream` is called for every operator. Tensors on the CPU are part of the log only if the
+    device is the CPU itself; `host` are meta tensors that represent such tensors.
     """
 
     def __init__(self, device: Device, *, crowded: bool = False) -> None:
@@ -110,13 +110,13 @@ class Recorder(TorchDispatchMode):
         self.on_backward: Callable[[], None] | None = None
         self.follow_stream: Callable[[tuple], None] | None = None
         self.crowded = crowded
-        self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
+        self.batch_size = 1  # assumed positions are spread equally within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self.block_notes: BlockNotes | None = (
-            None  # what is noted of blocks beside the log, where somebody wants to know
+            None  # further facts about blocks, if requested
         )
         self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
-        self._kernels: dict[int, Callable[..., Any]] = {}  # the same, of those that handlers call
+        self._kernels: dict[int, Callable[..., Any]] = {}  # the same, for operators that handlers call
         self.taken_apart: Any = None
         self.unawaited: dict[int, tuple[Tensor, ...]] = {}
         self.barriers: dict[str, Tensor] = {}
@@ -129,8 +129,8 @@ class Recorder(TorchDispatchMode):
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
 
-    environment: Mapping[str, str] | None = None  # variables of the code that is traced, if it has some
-    draws: HostDraws | None = None  # what draws for large tensors of the host, where the numbers drawn next matter
+    environment: Mapping[str, str] | None = None  # environment variables of the traced code, if it has its own
+    draws: HostDraws | None = None  # draws for large host tensors, if later draws matter
     supports_higher_order_operators = True
     compiles = False  # whether compiled code is compiled for the device (sizer.tracing.compiled)
 
@@ -226,12 +226,11 @@ class Recorder(TorchDispatchMode):
 
     @property
     def sees_inputs(self) -> bool:
-        """Return True if operators are watched by their arguments, too: those of the host, those made by name, those of streams."""
+        """Return True if operators are also watched by their arguments: host tensors, deferred tensors, or several streams."""
         return bool(self.host or self.host.tells or self.deferred.is_left or self.follow_stream is not None)
 
     def _view(self, func: Any, args: tuple, kwargs: dict) -> Tensor | None:
-        """Return what an operator returns that is a view of a block, which has neither a block nor values of its own: None if it
-        may be more than that."""
+        """Return an operator's result if it is a view of a block, without a block and values of its own; else None."""
         if self.sees_inputs:
             return None
         try:
@@ -288,13 +287,12 @@ class Recorder(TorchDispatchMode):
         """
         for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
             self._own(tensor, category, "Module.to", path)
-        with _disable_current_modes():  # values are no part of what is on the device
+        with _disable_current_modes():  # values are not part of the device's memory
             self.values.recall(module)
         self.paths.name(module)
 
     def loaded(self, module: nn.Module, *, tell_frozen: bool = False) -> Loading:
-        """Return what was logged while a module was loaded under this recorder; what it holds that was not seen then is logged
-        now."""
+        """Return the log of a module's loading under this recorder; tensors of the module that were not seen are logged now."""
         self.load(module, tell_frozen=tell_frozen)
         blocks: dict[str, int] = {}
         for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
@@ -307,7 +305,7 @@ class Recorder(TorchDispatchMode):
         return Loading(log=self.log.copy(), blocks=blocks, tensors=tensors)
 
     def resume(self, loading: Loading, module: nn.Module) -> None:
-        """Begin with what loading the module has logged."""
+        """Start with the log of the module's loading."""
         self.log.begin_as(loading.log)
         if self.block_notes is not None:
             self.block_notes.tensors.update(loading.tensors)
@@ -318,7 +316,7 @@ class Recorder(TorchDispatchMode):
         self.paths.name(module)
 
     def place(self, tensor: Tensor) -> Tensor:
-        """A meta tensor that stands for the CPU tensor moved to the device, logged as input; small ones keep their values."""
+        """Return a meta tensor that represents the CPU tensor on the device, logged as input; small tensors keep their values."""
         out = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         if is_small(tensor) or tensor.numel() <= LARGEST_INPUT:
             # Unseen, and not the tensor itself where it was logged: the values kept for a trace are no part of it.
@@ -333,7 +331,7 @@ class Recorder(TorchDispatchMode):
         self._enter(tensor, made_by, self.paths.current(), "temporary")
 
     def block_of(self, tensor: Tensor) -> int | None:
-        """The block that holds the tensor, or None if it was never logged."""
+        """Return the block that holds the tensor, or None if it was never logged."""
         return self.storages.block_of(tensor)
 
     def classify(self, tensors: Iterable[Tensor | None], category: str) -> None:
@@ -344,19 +342,19 @@ class Recorder(TorchDispatchMode):
                     self.log.classify(block, category)
 
     def note_output(self, output: object) -> None:
-        """Note the blocks of what a model returns, or of its loss, which a training loop may keep (sizer.tape.loop_choices)."""
+        """Note the blocks of a model's output, or of its loss, which a training loop may keep (sizer.tape.loop_choices)."""
         for tensor in cache_tensors(output):
             if (block := self.block_of(tensor)) is not None:
                 self.log.note_output(block, half=tensor.dtype in _HALVES)
 
     def resized(self, storage: torch.UntypedStorage, before: int) -> None:
-        """Log that a storage had `before` bytes and has others."""
+        """Log that a storage of `before` bytes was resized."""
         blocks = self.storages.resize(storage, before, self.paths.current())
         if blocks is not None and self.block_notes is not None and blocks[0] in self.block_notes.tensors:
             self.block_notes.tensors[blocks[1]] = self.block_notes.tensors[blocks[0]]
 
     def leave(self, tensor: Tensor) -> None:
-        """Log that the device no longer has what a tensor holds, which goes on living."""
+        """Log that a tensor's memory has left the device; the tensor itself stays alive."""
         self.storages.leave(tensor)
 
     def await_stream(self, tensor: Tensor, stream: int) -> None:
@@ -366,7 +364,7 @@ class Recorder(TorchDispatchMode):
             self.log.awaited[block] = self.log.awaited.get(block, frozenset()) | {stream}
 
     def keep(self, size: DeferredSize) -> None:
-        """Log what a library keeps from its first call on."""
+        """Log memory that a library keeps from its first call on."""
         self._workspaces.keep(str(self.at), size)
 
     def empty_cache(self) -> None:
@@ -375,7 +373,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def deferring(self, query: Callable[[int], DeferredSize]) -> Iterator[None]:
-        """Within the context the blocks that come and go are left to size queries, which `query` makes of their bytes."""
+        """Make the sizes of temporary blocks within the context size queries, which `query` makes from their bytes."""
         start = len(self.log.sizes)
         before = len(self.log.order)
         yield
@@ -385,19 +383,19 @@ class Recorder(TorchDispatchMode):
                 self.log.defer(block, query(self.log.sizes[block]))
 
     def stand_in(self, text: str) -> None:
-        """Note an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
+        """Note an assumption about an unknown value, with the module that used it; the layers of a stack count as one."""
         where = _LAYER.sub(".*", self.paths.current())
         self.notes.setdefault(f"{text} (in {where})" if where else text)
 
     def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what an operator's meta kernel returns, from memory if it can be remembered."""
+        """Return the result of an operator's meta kernel, memoized if possible."""
         kernel = self._kernels.get(id(func))
         if kernel is None:
             kernel = self._kernels[id(func)] = shared(func, self.device.kind, self.device.version, corrects=False)
         return kernel(*args, **kwargs)
 
     def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Return what an operator returns, logged as if the dispatcher had called it, which takes several times as long."""
+        """Return an operator's result, logged as if called by the dispatcher, which takes several times as long."""
         return self.__torch_dispatch__(func, (), args, kwargs)
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
@@ -423,7 +421,7 @@ class Recorder(TorchDispatchMode):
         if (on_cpu and tensor.device.type not in self._device_types) or tensor in self.storages:
             return
         if is_traceable_wrapper_subclass_type(type(tensor)):
-            return  # its storage stands for none; what is inside was seen where it was made
+            return  # its storage is no memory; the inner tensors were seen when they were made
         if (
             on_cpu
             and not plan.lifts
@@ -458,14 +456,14 @@ class Recorder(TorchDispatchMode):
         return copy
 
     def place_deferred(self, tensors: Iterable[Tensor | None]) -> None:
-        """Log those of the tensors that were made on meta by name and never materialized: code computes with them as they are."""
+        """Log tensors that code made on meta by name and never materialized: code computes with them as they are."""
         for tensor in tensors:
             for part in () if tensor is None else parts_of(tensor):
                 if self.deferred.place(part):
                     self._enter(part, "", "", "temporary")
 
     def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:
-        """Log what a kernel holds and its results, in its own order."""
+        """Log a kernel's workspaces and results, in its own order."""
         kept: list[int] = []
         for step in steps:
             if isinstance(step, Tensor):
@@ -485,7 +483,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _resizable(func: Any) -> Callable[[tuple, dict], list[Tensor]] | None:
-    """Return a function of an operator's arguments: those that it may resize, which `out=` is. None if there are none."""
+    """Return a function that selects arguments that an operator may resize, such as `out=`. None if there are none."""
     if func in _RESIZING:
         return lambda args, kwargs: [args[0]]
     names = [argument.name for argument in func._schema.arguments if argument.is_out]

@@ -20,19 +20,20 @@ from sizer.tracing.recorder import Recorder
 def trace_rollouts(
     at: Callable[..., Tape], module: nn.Module, prompt: int, new: int, *, backend: Backend, noted: bool = False
 ) -> Tape:
-    """Return the tape of steps each of which first generates `new` tokens after prompts of `prompt` tokens.
+    """Return the tape of steps that first generate `new` tokens after prompts of `prompt` tokens.
 
     Args:
         at: Traces the steps, as `sizer.tracing.trace.trace` with `on_token`.
         module: The model that generates.
         prompt: The tokens of a prompt.
         new: The tokens of a completion.
-        backend: The kind of device, by whose allocator a peak is found.
-        noted: Whether `at` notes the blocks of what it traces, so that no token may follow from others.
+        backend: The kind of device with the allocator that determines a peak.
+        noted: Whether `at` notes the blocks of its traces, so that no token may follow from others.
 
     Returns:
-        The tape, whose loops are the tokens that follow from others. With `noted` of many tokens, the tape of a few of them, whose
-        peak is that of all.
+        The tape; its loops are the tokens that follow from others. With `noted` and many tokens, the tape of a few of them,
+            with the
+        same peak.
 
     Raises:
         TraceError: The steps of a rollout follow no rule and are too many to be traced, or with `noted` the peak is among them.
@@ -69,12 +70,12 @@ def trace_rollouts(
 
 
 class _Tokens:
-    """The tokens of rollouts, of which `most` are traced.
+    """Tokens of rollouts; `most` of them are traced.
 
     Attributes:
-        ends: By rollout, where in the log each token ends.
+        ends: By rollout, the position in the log at which each token ends.
         windows: The numbers of tokens at which layers of the cache are full.
-        rates: The numbers of tokens of which layers of the cache make one entry.
+        rates: The numbers of tokens that layers of the cache combine into one entry.
     """
 
     def __init__(self, most: int) -> None:
@@ -84,7 +85,7 @@ class _Tokens:
         self.rates: tuple[int, ...] = ()
 
     def __call__(self, recorder: Recorder, number: int, cache: object) -> bool:
-        """Return True if a rollout goes on after a token, the one with this number from 1; 0 before the first."""
+        """Return True if a rollout continues after this token, counted from 1; 0 is before the first."""
         recorder.classify(cache_tensors(cache), KV_CACHE)
         if number:
             self.ends[-1].append(len(recorder.log.order))

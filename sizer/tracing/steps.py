@@ -1,4 +1,4 @@
-"""The steps whose memory is asked for, written as one writes them for a real device: traced on meta, measured and timed there."""
+"""Steps with measured memory, written as for a real device: traced on meta, and measured and timed on devices."""
 
 from __future__ import annotations
 
@@ -57,15 +57,20 @@ INIT_SCALE = 1.0
 class Work:
     """Work to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation.
 
-    `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
-    trained are a category of their own. With `keeps_outputs` the loop keeps what the model returns during the backward pass, until
-    the next pass or the end of the step. `accumulates` is one of ACCUMULATES. In a generation there are `new`
-    tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
-    `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
-    for eager code, `compile_mode` one of COMPILE_MODES there. `budget` is the compiler's activation memory budget, None for
-    PyTorch's own. `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate`
-    are values of these keys (sizer.catalogue.recipes), `new` also of a completion. With `autocasts` a step with weights in 16 bits
-    runs under autocast, as accelerate's mixed precision. With `liger` the model has Liger's layers.
+    - `accumulate`: number of forward and backward passes of an optimizer's step; `accumulates`: one of ACCUMULATES.
+    - `tell_frozen`: whether weights that are not trained have a category of their own.
+    - `keeps_outputs`: whether the loop keeps the model's output during the backward pass, until the next pass or the end of the
+      step.
+    - `new`: tokens after the prompt in a generation, or of a completion; `cache`: its implementation in transformers.
+    - `plan`: plan of ranks; the work is that of one rank.
+    - `cudnn_benchmark`: value of `torch.backends.cudnn.benchmark`.
+    - `compile_scope`: one of SCOPES (sizer.catalogue.compilation), None for eager code; `compile_mode`: one of COMPILE_MODES
+      there.
+    - `budget`: the compiler's activation memory budget, None for PyTorch's own.
+    - `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate`: values of
+      these keys (sizer.catalogue.recipes).
+    - `autocasts`: whether a step with weights in 16 bits runs under autocast, as accelerate's mixed precision.
+    - `liger`: whether the model has Liger's layers.
     """
 
     mode: str
@@ -97,18 +102,23 @@ class Work:
 
     @property
     def computed_in(self) -> str:
-        """Return the dtype of the contract by which a step computes: under autocast also if weights are in 16 bits."""
+        """Return the dtype of the contract in which a step computes: under autocast also if weights are in 16 bits."""
         return f"amp-{self.dtype}" if self.autocasts and self.dtype in ("bfloat16", "float16") else self.dtype
 
     @property
     def steps(self) -> int:
-        """Return how many steps are run: the first shows what a training step keeps. With CUDA graphs the first runs as
-        it is, the second is recorded, and the third replayed."""
+        """Return the number of steps to run: the first shows the tensors that a training step keeps.
+
+        With CUDA graphs the first step runs eagerly, the second is recorded, and the third replayed.
+        """
         return 3 if self.compile_scope is not None and self.compile_mode == REDUCE_OVERHEAD else 2
 
     @property
     def library(self) -> str:
-        """The loss whose library is called; TRL's also for other objectives and for what is offloaded, Liger's for its layers."""
+        """Return the loss of the library that is called.
+
+        TRL's is also called for other objectives and for offloading, Liger's for its layers.
+        """
         calls = self.objective != LM or self.activations != KEEP or self.optimizer_offload
         return "trl" if calls else "liger" if self.liger and not is_library(self.loss) else self.loss
 
@@ -138,12 +148,12 @@ class Work:
 
 
 def weight_dtype(dtype: str) -> torch.dtype:
-    """The dtype of the weights: mixed precision keeps float32."""
+    """Return the dtype of the weights: mixed precision keeps float32."""
     return torch.float32 if dtype.startswith("amp-") else getattr(torch, dtype)
 
 
 def autocast(kind: str, dtype: str) -> Callable[[], AbstractContextManager]:
-    """A function that returns the autocast context of the dtype, or one that does nothing."""
+    """Return a function that returns the autocast context of the dtype, or one that does nothing."""
     if not dtype.startswith("amp-"):
         return nullcontext
     half = getattr(torch, dtype.removeprefix("amp-"))
@@ -152,7 +162,7 @@ def autocast(kind: str, dtype: str) -> Callable[[], AbstractContextManager]:
 
 @contextmanager
 def backends_of(work: Work) -> Iterator[None]:
-    """Within the context PyTorch's backends have the settings that the work asks for."""
+    """Set PyTorch's backends to the work's settings within the context."""
     if not work.cudnn_benchmark:
         yield
         return
@@ -165,9 +175,9 @@ def backends_of(work: Work) -> Iterator[None]:
 
 
 def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]) -> Example:
-    """The example with every tensor moved, floating-point inputs in the weights' dtype.
+    """Return the example with every tensor moved, and floating-point inputs in the weights' dtype.
 
-    Targets keep their dtype, in `targets`, under "labels" or inside dicts (boxes of a picture), as data loaders give them.
+    Targets keep their dtype, in `targets`, under "labels" or inside dicts (boxes of an image), as data loaders give them.
     """
 
     def walk(value: Any, cast: bool) -> Any:
@@ -184,15 +194,17 @@ def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The function that brings a tensor of a batch to a device. On the CPU, where `.to` would not copy, a clone stands for the
-    batch that a data loader just made."""
+    """Return the function that moves a tensor of a batch to a device.
+
+    On the CPU `.to` would not copy, so a clone represents the batch that a data loader just made.
+    """
     if device.type == "cpu":
         return lambda tensor: tensor.clone(memory_format=torch.contiguous_format)
     return lambda tensor: tensor.contiguous().to(device)
 
 
 def _as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in another dtype; one number that stands for many still does."""
+    """Return the tensor in another dtype; an expanded number stays expanded."""
     if tensor.dim() and not any(tensor.stride()):
         return tensor[(0,) * tensor.dim()].to(dtype).expand(tensor.shape)
     return tensor.to(dtype)
@@ -204,21 +216,22 @@ def is_marked(number: int, phase: str) -> bool:
 
 
 class Steps:
-    """Two training or inference steps, or three, of a module that is on `device`, with the inputs of one batch.
+    """Two training or inference steps, or three, of a module on `device`, with the inputs of one batch.
 
-    On meta `kind` names the device that is traced ("cuda"), for autocast, and `move` brings a tensor of the example there. The
-    first training step shows when optimizer state appears, the peak often falls in the second.
+    The first training step shows when optimizer state appears; the peak is often in the second. On meta, `kind` is the traced
+    device ("cuda"), for autocast, and `move` moves a tensor of the example there.
 
-    `told` is called as what `run_all` yields is, for phases that end while a schedule runs: those of a pipeline. `on_output` is
-    called with what the model returns in a forward pass of training, `on_backward` before the loss is dropped; a schedule calls
-    neither.
+    Callbacks:
 
-    `on_gradient` is called with each gradient if the optimizer steps in the backward pass, `on_token` with each token of
-    completions that the model generates (sizer.architecture.greedy_generation).
+    - `told` is called with the values that `run_all` yields, for phases that end while a schedule runs: those of a pipeline.
+    - `on_output` is called with the model's output in a forward pass of training, `on_backward` before the loss is dropped; a
+      schedule calls neither.
+    - `on_gradient` is called with each gradient if the optimizer steps in the backward pass.
+    - `on_token` is called with each token of completions that the model generates (sizer.architecture.greedy_generation).
 
-    `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
-    `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch
-    chooses the optimizer's implementation where the work names none, as it does for everybody.
+    `loss` and `output` are the results of the last forward pass, None once they are dropped; `example` are the inputs on the
+    device, `optimizers` the optimizers. `passes` is the number of passes per step that are run, by default all that a step
+    accumulates. PyTorch chooses the optimizer's implementation if the work names none.
     """
 
     def __init__(
@@ -254,7 +267,7 @@ class Steps:
         self._loss_of = loss_of(work.loss, blueprint) if work.trains else blueprint.loss
         scales = work.trains and work.computed_in == "amp-float16"
         self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
-        # FSDP2 casts by a policy of its own
+        # FSDP2 casts by its own policy
         shards = work.plan is not None and work.plan.shards
         self._cast = nullcontext if shards else autocast(kind or device.type, work.computed_in)
         self.example = place(rank_example(example, work.plan), weight_dtype(work.dtype), move or mover(device))
@@ -278,12 +291,19 @@ class Steps:
         self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
 
     def run(self) -> Iterator[str]:
-        """All steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2" and "evaluate"."""
+        """Run all steps; yield the number of the step, the phase and whether the phase ends, after each of its parts.
+
+        (2, "step2", True) comes at the end. If a step accumulates, its forward phase ends with the first pass, its backward
+        phase with the last.
+        """
         yield from (phase for number, phase, ends in self.run_all() if ends and is_marked(number, phase))
 
     def run_all(self) -> Generator[tuple[int, str, bool], None, None]:
-        """All steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
-        at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
+        """Run all steps; yield (number of the step, phase, whether the step's phase ends) after each of its parts.
+
+        (2, "step2", True) comes at the end. If a step accumulates, its forward phase ends with the first pass, its backward
+        phase with the last.
+        """
         for number in range(1, self._work.steps + 1):
             yield from self.run_passes(number)
             if self._work.trains:
@@ -304,7 +324,7 @@ class Steps:
             yield 2, "evaluate", True
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
-        """The forward and backward passes of a step; yields as `run_all` does."""
+        """Run the forward and backward passes of a step; yield as `run_all` does."""
         for done in range(1, self.passes + 1):
             if self._groups is not None:
                 self.example = self._groups.prepare(done, lambda: self.told(number, "rollout", True))
@@ -319,7 +339,7 @@ class Steps:
                     yield number, "backward", done == self.passes
 
     def step(self) -> None:
-        """Does one whole step, after which neither gradients nor output are left."""
+        """Run one whole step and drop its gradients and output."""
         for _ in self.run_passes(1):
             pass
         if self._work.trains:
@@ -327,7 +347,7 @@ class Steps:
         self.clear()
 
     def forward(self) -> None:
-        """Does the forward pass: `loss` in training, `output`, without gradients, in inference."""
+        """Run the forward pass: set `loss` in training, `output`, without gradients, in inference."""
         if self._work.trains:
             with self._cast(), self._output_seen():
                 self.loss = self._loss_of(self.module, self.example)
@@ -339,7 +359,7 @@ class Steps:
 
     @contextmanager
     def _output_seen(self) -> Iterator[None]:
-        """Within the context, tell what the module returns, and keep it with the loss if the loop does."""
+        """Report the module's outputs within the context, and keep them with the loss if the loop does."""
         returned: list[object] = []
 
         def see(module: nn.Module, args: Any, output: object) -> None:
@@ -356,7 +376,7 @@ class Steps:
             self.output = (*returned, self.loss)
 
     def backward(self) -> None:
-        """Does the backward pass and drops the loss, which counts as the step's share of it."""
+        """Run the backward pass of the loss, divided by the number of accumulated passes, and drop the loss."""
         assert self.loss is not None, "it follows a forward pass"
         if self._work.accumulate > 1:
             self.loss = self.loss / self._work.accumulate
@@ -365,7 +385,7 @@ class Steps:
         self.loss = self._sum = None
 
     def optimize(self) -> None:
-        """Does the optimizer's step, through the gradient scaler."""
+        """Run the optimizer's step, through the gradient scaler."""
         if self._in_backward is not None:
             return
         for optimizer in self.optimizers.optimizers:
@@ -382,7 +402,7 @@ class Steps:
         return Optimizers(self._in_backward.optimizers)
 
     def _group_steps(self) -> GroupSteps:
-        """Return what makes completions and computes their loss, which is the step's; Accelerate casts within the models."""
+        """Return the object that generates completions and computes the step's loss; Accelerate casts within the models."""
         from sizer.recipes.grpo import GroupSteps  # imports transformers' generation
 
         work = self._work
@@ -408,7 +428,7 @@ class Steps:
         return None if cast is nullcontext else cast
 
     def _refuse_scaler(self, key: str, value: str, why: str) -> None:
-        """Raise RequestError for the value of a key in a dtype whose gradients are scaled."""
+        """Raise RequestError for the value of a key if the dtype needs a gradient scaler."""
         if self._work.computed_in == "amp-float16":
             given = f"{value} with dtype={self._work.dtype}"
             allowed = f"dtypes without a gradient scaler, {why}"
@@ -423,11 +443,11 @@ class Steps:
             self._in_backward.close()
 
     def clear(self) -> None:
-        """Drops the output, if it is there, and the gradients."""
+        """Drop the output, if there is one, and the gradients."""
         self.output = None
         self.module.zero_grad(set_to_none=True)
 
     @property
     def skipped(self) -> bool:
-        """Return whether the gradient scaler met an overflow, so that an optimizer's step was left out."""
+        """Return whether the gradient scaler found an overflow, so that an optimizer's step was skipped."""
         return self._scaler.is_enabled() and self._scaler.get_scale() < INIT_SCALE

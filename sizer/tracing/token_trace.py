@@ -1,9 +1,8 @@
-"""A generation traced token by token: its tape, and what its cache holds with each.
+"""Generation traced token by token: its tape, and the contents of its cache after each token.
 
-Layers of transformers' caches that lie on the host but for the one that is at work, on meta tensors.
-
-transformers/cache_utils.py (Cache.update, CacheLayerMixin.offload and .prefetch, 5.23) copies the layer that was at work to the
-host, and the next one to the device, on a second stream. A copy on the host is a meta tensor that no trace has seen.
+Offloaded layers of transformers' caches are on the host, except the current layer; here they are meta tensors.
+transformers/cache_utils.py (Cache.update, CacheLayerMixin.offload and .prefetch, 5.23) copies the last layer to the host, and
+the next one to the device, on a second stream. A copy on the host is a meta tensor that no trace has seen.
 """
 
 from __future__ import annotations
@@ -45,10 +44,16 @@ _TOKEN = "token"  # the mark of a token's end, in a tape that is unfolded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrace:
-    """A generation that was traced: its tape, how far the tape goes with each token, and the windows that its layers keep, as
-    the numbers of tokens after which they are full, counted from the first token that is made; `requantized` after how many
-    tokens the cache is quantised anew, again and again, None where never. `cache_bytes` are what the cache holds with each token,
-    `host_bytes` what of that is on the host."""
+    """A traced generation.
+
+    Attributes:
+        tape: The tape.
+        ends: The position in the tape at which each token ends.
+        windows: The numbers of tokens after which windows of layers are full, counted from the first generated token.
+        requantized: The number of tokens after which the cache is quantised again, repeatedly; None for never.
+        cache_bytes: The bytes of the cache after each token.
+        host_bytes: The part of these bytes on the host.
+    """
 
     tape: Tape
     ends: tuple[int, ...]
@@ -72,11 +77,10 @@ def trace_tokens(
     quantized: int | None = None,
     block_notes: BlockNotes | None = None,
 ) -> TokenTrace:
-    """A generation of `tokens` tokens, of which the first would be the token number `after` + 1 of the one asked for.
+    """Trace a generation of `tokens` tokens; the first would be token number `after` + 1 of the requested generation.
 
-    Of those `after` tokens, which are read with the prompt, a quantised cache has quantised the first `quantized` (None: all).
-
-    `module` is what `build` returned, cast to the work's dtype.
+    The earlier `after` tokens are read with the prompt. A quantised cache has quantised the first `quantized` of them (None:
+    all). `module` is the result of `build`, cast to the work's dtype.
     """
     if after and module.config.is_encoder_decoder:
         raise NotRepeatedError("a window fills in a decoder, whose prompt cannot be made longer")
@@ -133,7 +137,7 @@ def trace_tokens(
         if block_notes is not None:
             block_notes.ends.append((ends[-1], PhaseOfStep(step=0, phase="decode")))
         tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
-    tape = replace(tape, collectives=())  # what ranks tell each other is told of steps, which some tokens are not
+    tape = replace(tape, collectives=())  # communication is recorded for steps, and some tokens are not steps
     return TokenTrace(
         tape=tape,
         ends=tuple(ends),
@@ -148,13 +152,13 @@ def trace_tokens(
 def trace_deep_tokens(
     deep: DeepTraces, module: nn.Module, device: Device, trace: Callable[[int], TokenTrace], tokens: int
 ) -> TokenTrace:
-    """Return `trace(tokens)`, whose tape is unfolded from models with fewer layers if their tapes repeat each other.
+    """Return `trace(tokens)`, with a tape unfolded from models with fewer layers if their tapes repeat each other.
 
     Args:
-        deep: The lists of layers of the module that are alike.
+        deep: The repeated lists of layers of the module.
         module: The model that generates.
-        device: The device that the generation is traced for.
-        trace: Returns the generation of a number of tokens by the module as it is when called.
+        device: The device of the trace.
+        trace: Returns the generation of a number of tokens by the current module.
         tokens: The number of tokens.
 
     Returns:
@@ -196,7 +200,7 @@ def is_on_host(tensor: Tensor) -> bool:
 
 @contextmanager
 def layers_offloaded() -> Iterator[None]:
-    """Within the context the layers of an offloaded cache go to the host and come back."""
+    """Move the layers of an offloaded cache to the host and back within the context."""
     with mock.patch.multiple(CacheLayerMixin, offload=_offload, prefetch=_prefetch):
         yield
 

@@ -61,22 +61,21 @@ from sizer.tracing.values.libraries import library_values_assumed
 Ends = bool | Callable[[Tape], bool]
 """Whether a trace ends at some phase, or a function of the tape so far that returns whether it does."""
 
-# Of the passes that a step accumulates: in the first there are no gradients yet, from the second on all are alike
+# Of the accumulated passes of a step, the first has no gradients yet; from the second on all are equal
 # (tests/tracing/test_accumulate.py).
 PASSES = 2
 
 _META = torch.device("meta")
-# Types of most attributes of modules, which hold no tensors beside those that `_restore` sees
+# Types of most attributes of modules, which hold no tensors other than those that `_restore` handles
 _PLAIN = frozenset({NoneType, bool, int, float, str, dict, OrderedDict, tuple, list, set, frozenset})
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def build(blueprint: Blueprint, *, checkpointing: bool = False, dtype: str = "float32") -> nn.Module:
-    """The blueprint's float32 module on meta, made for its work (see Blueprint.make, and what it raises); a quantised one for one
-    dtype of the contract.
+    """Return the blueprint's float32 module on meta, made for its work; a quantised one for one dtype of the contract.
 
-    Constructors that ask for values (`.tolist()`, `.item()`) get them. Small buffers (strides, positions, scales) keep their
-    values for the traces to come (`Recorder.load`).
+    Constructors that read values (`.tolist()`, `.item()`) get them. Small buffers (strides, positions, scales) keep their
+    values for later traces (`Recorder.load`). Raises what Blueprint.make raises.
     """
     with _building() as recorder:
         module = blueprint.make(checkpointing=checkpointing, dtype=dtype)
@@ -87,7 +86,7 @@ def build(blueprint: Blueprint, *, checkpointing: bool = False, dtype: str = "fl
 def build_loaded(
     blueprint: Blueprint, *, checkpointing: bool, dtype: str, device: Device, tell_frozen: bool
 ) -> tuple[nn.Module, Loading]:
-    """The blueprint's quantised module on meta for a dtype of the contract, and how it was loaded by the rules of `device`.
+    """Return the blueprint's quantised module on meta for a dtype of the contract, and its loading by the rules of `device`.
 
     Raises what Blueprint.make raises, and TraceError.
     """
@@ -103,7 +102,7 @@ def build_loaded(
 
 @contextmanager
 def _building() -> Iterator[Recorder]:
-    """Within the context modules are built on meta, and what they are made of has values."""
+    """Build modules on meta within the context, with values for their construction."""
     recorder = Recorder(Device("cpu"))
     with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
         yield recorder
@@ -123,17 +122,28 @@ def trace(
     loading: Loading | None = None,
     on_token: Callable[[Recorder, int, object], bool] | None = None,
 ) -> Tape:
-    """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
+    """Return the tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
-    With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`, with `forward_alone` after the
-    first forward pass, with `first_step` after the first step of the optimizer. A function in the place of True is called there
-    with the tape so far; if it returns False the trace goes on. What the tape does not hold of its blocks goes to `block_notes`,
-    which change nothing of it. `on_token` is called as `Steps.on_token` is, with the recorder.
+    DDP at its defaults refuses parameters without a gradient. If there are any, it gets `find_unused_parameters=True`, and the
+    device notes it.
 
-    `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
-    quantised is what `build_loaded` returned, with its `loading`.
-    Where parameters have no gradient, which DDP refuses at its defaults, it is given `find_unused_parameters=True`, and the device
-    notes it. Raises TraceError with the operator and module at which PyTorch gave up.
+    Args:
+        blueprint: The blueprint.
+        module: The result of `build`. It is cast to the work's dtype and keeps it, but no other changes of its steps. A
+            quantised module is the result of `build_loaded`, with its `loading`.
+        work: The work.
+        batch: The batch size.
+        device: The device.
+        short: End the trace when the first step no longer depends on the batch size, for `fit_affine`. A function instead of
+            True is called there with the tape so far; if it returns False the trace continues.
+        forward_alone: End the trace after the first forward pass; True or a function, as for `short`.
+        first_step: End the trace after the first step of the optimizer; True or a function, as for `short`.
+        block_notes: Receives further facts about blocks; the tape does not change.
+        loading: The loading of a quantised module.
+        on_token: Called as `Steps.on_token`, with the recorder.
+
+    Raises:
+        TraceError: PyTorch fails; the error has the operator and the module.
     """
     given: dict[str, Any] = {"batch": batch, "device": device, "ends": _ends(work, short, forward_alone, first_step)}
     given |= {"block_notes": block_notes, "loading": loading, "on_token": on_token}
@@ -151,7 +161,7 @@ def trace(
 
 
 def _ends(work: Work, short: Ends, forward_alone: Ends, first_step: bool) -> dict[str, list[Ends]]:
-    """Return, by phase of the first step, what says whether a trace ends after it. It is empty if the trace has both steps."""
+    """Return, by phase of the first step, the arguments that end a trace after it. Empty if the trace has both steps."""
     found: dict[str, list[Ends]] = {}
     last = "backward" if work.trains else "forward"
     for phase, is_last in (("forward", forward_alone), (last, short), ("optimizer", first_step and work.trains)):
@@ -232,10 +242,10 @@ def _trace(
 def on_rank(
     recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None, *, find_unused: bool = False
 ) -> nn.Module:
-    """The module as the rank has it on its device, logged: a copy of it, unless it was quantised as it was loaded.
+    """Return the rank's module on its device, logged: a copy, unless it was quantised while it was loaded.
 
-    FSDP2, tensor and pipeline parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is
-    ever on the device; where they are offloaded, only its buffers are. DDP takes what is there, and holds its buckets from then on.
+    FSDP2, tensor and pipeline parallel wrap the module on meta. It is then made empty, so that only its own shards are ever on
+    the device; if they are offloaded, only its buffers are. DDP wraps the existing tensors, and holds its buckets from then on.
     """
     plan = work.plan
     assert plan is not None, "ranks have a plan"
@@ -273,8 +283,11 @@ def _log(
     is_last: Callable[[str], bool],
     end_phase: Callable[[], None],
 ) -> None:
-    """Runs the `parts` of steps, marks their phases and says what their blocks are, up to the end of the first phase of the first
-    step of which `is_last` is True. `end_phase` is called at the end of each phase."""
+    """Run the `parts` of steps, mark their phases and classify their blocks.
+
+    It stops at the end of the first phase of the first step for which `is_last` is True. `end_phase` is called at the end of
+    each phase.
+    """
     log = recorder.log
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
@@ -313,7 +326,7 @@ def _log(
 
 
 def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
-    """Note where a phase ends, and to which parameters the gradients and the optimizer state belong."""
+    """Note the end of a phase, and the parameters of gradients and optimizer state."""
     notes = recorder.block_notes
     if notes is None:
         return
@@ -329,7 +342,7 @@ def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Within the context, everything on meta tensors is logged by the rules of the recorder's device."""
+    """Log all operators on meta tensors by the rules of the recorder's device within the context."""
     device = recorder.device
     with ExitStack() as stack:
         stack.enter_context(untraced_imports())
@@ -364,9 +377,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[None]:
-    """Turns any failure of the traced code into a TraceError that names the operator, the module and the line of that code.
+    """Convert failures of the traced code to a TraceError with the operator, the module and the line of that code.
 
-    With the `module` that was cast to the recorder's dtype it says what to ask for where that is what failed.
+    With the `module` that was cast to the recorder's dtype, the error has a remedy if the dtype is the reason.
     """
     try:
         yield
@@ -379,8 +392,10 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Takes out of a module what the steps within the context left in it: a table made once, in the dtype and for the batch of
-    then, which another trace would find. Each trace is of a module that has done no step yet."""
+    """Restore a module after the steps within the context, so that each trace is of a module without earlier steps.
+
+    Steps may leave tensors in it, such as a table made once for their dtype and batch size, which another trace would use.
+    """
     before = [(child, dict(vars(child)), dict(child._buffers)) for child in module.modules()]
     objects = [(one, dict(vars(one))) for child in module.modules() for one in _objects_of(child)]
     dtypes = [(parameter, parameter.dtype) for parameter in module.parameters()]
@@ -426,7 +441,7 @@ def _cached_methods(module: nn.Module) -> set[Any]:
 
 
 def _restore(now: dict[str, object], before: dict[str, object]) -> None:
-    """Put back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
+    """Restore the attributes that hold tensors. Other attributes stay: in one, transformers notes that its hooks are installed."""
     for name in now.keys() | before.keys():
         old, new = before.get(name), now.get(name)
         if old is new or not (_holds_tensors(old) or _holds_tensors(new)):
@@ -444,7 +459,7 @@ def _holds_tensors(value: object) -> bool:
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Random numbers from fixed seeds and no garbage collection in between, so that two traces differ in sizes alone."""
+    """Fix random seeds and disable garbage collection within the context, so that two traces differ in sizes only."""
     enabled, state, numpys = gc.isenabled(), random.getstate(), np.random.get_state()
     gc.disable()
     try:
@@ -471,7 +486,7 @@ def _failure(recorder: Recorder, error: Exception) -> str:
 
 
 def line_of(error: Exception) -> str | None:
-    """File and line of the innermost code that is neither PyTorch's nor Sizer's, None where there is none (a backward pass)."""
+    """Return file and line of the innermost code outside of PyTorch and Sizer; None if there is none (a backward pass)."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((*_OURS, "<"))]
     return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else None

@@ -1,6 +1,6 @@
-"""Choice of the traced rank of a world, or of each kind of pipeline stage, and the rank that needs most. Imports torch.
+"""Choice of the traced rank of a world, or of each kind of pipeline stage, and the rank with the largest need. Imports torch.
 
-The steps of a rank that is one of a pipeline: a schedule of PyTorch's takes the place of the passes.
+For a rank of a pipeline, a schedule of PyTorch replaces the passes of a step.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.device_optimizers import build_optimizers
 from sizer.tracing.steps import Steps, Work, weight_dtype
 
-# What torch.cuda answers on the CPU: a GPU for which there is no kernel.
+# torch.cuda's answers on the CPU: a GPU without kernels.
 _NO_GPU = Accelerator(capability=(0, 0))
 
 
 @contextmanager
 def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[None]:
-    """The world of which the work on a module that is on meta is one rank; none where it has no plan."""
+    """Enter the world in which the work on a meta module is one rank; no world without a plan."""
     if work.plan is None:
         yield
         return
@@ -60,10 +60,14 @@ def replicated(module: nn.Module, plan: Plan, objective: str, *, find_unused: bo
 
 
 def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
-    """The rank that needs most: the first, since FSDP2 and tensor parallel round up what the first ranks have, and all but the last
-    of context parallel put together halves of what they attend to; of ZeRO-1, which spreads whole parameters, the one for whose
-    parameters the optimizer has most state. Of a pipeline that is for whoever compares the tapes of its stages
-    (`ranks_of_stages`) to say."""
+    """Return the rank that needs the most memory.
+
+    - FSDP2 and tensor parallel: the first, as they round up the first ranks' shards.
+    - Context parallel: the first, as all ranks except the last concatenate halves of keys and values.
+    - ZeRO-1, which distributes whole parameters: the rank with the most optimizer state.
+
+    For a pipeline, the tapes of its stages are compared (`ranks_of_stages`).
+    """
     if work.plan is None or work.plan.parallel != "zero1":
         return 0
     with world_of(work.plan.world, 0, accelerator):
@@ -77,8 +81,11 @@ def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
 
 
 def ranks_of_stages(module: nn.Module, plan: Plan) -> tuple[int, ...]:
-    """A rank of each kind of stages that a model's pipeline has: the first, the last, and those between but for such as have no
-    layers that an earlier one lacks, which by every schedule holds as many microbatches or more."""
+    """Return a rank of each kind of stages in a model's pipeline: the first, the last, and some between.
+
+    A stage between is left out if an earlier one has all of its layers, because by every schedule the earlier one holds at
+    least as many microbatches.
+    """
     from sizer.distributed.pipeline import layers_by_stage, layers_of
 
     kinds = [_kind_of(layer) for layer in layers_of(module)]
@@ -92,12 +99,12 @@ def ranks_of_stages(module: nn.Module, plan: Plan) -> tuple[int, ...]:
 
 
 def _kind_of(layer: nn.Module) -> Hashable:
-    """Return what is equal for layers of the same parts."""
+    """Return a key that is equal for layers of the same parts."""
     return tuple((type(part), *(one.shape for one in part.parameters(recurse=False))) for part in layer.modules())
 
 
 def neediest(tapes: dict[int, Tape]) -> int:
-    """The rank whose tape has the most bytes alive at a time, the first of those that have as many."""
+    """Return the rank of the tape with the most bytes alive at a time; the first of equal ones."""
     return max(tapes, key=lambda rank: peak_bytes(tapes[rank].order, rounded(tapes[rank].sizes).tolist()))
 
 
@@ -105,7 +112,7 @@ def neediest(tapes: dict[int, Tape]) -> int:
 
 
 class Traces(Protocol):
-    """Traces a piece of work, which is one rank's, with notes of its blocks where they are asked for."""
+    """Traces the work of one rank, with notes of its blocks if requested."""
 
     def __call__(self, work: Work, *, block_notes: BlockNotes | None = None) -> Tape: ...
 
@@ -119,9 +126,9 @@ class StageTraces:
     def trace(
         self, trace: Traces, work: Work, module: nn.Module, batch: int, block_notes: BlockNotes | None = None
     ) -> Tape:
-        """The tape of the rank that needs most, which is known once those of all kinds of stages are traced.
+        """Return the tape of the rank that needs the most memory, found by tracing all kinds of stages.
 
-        Raises TraceError where one of them cannot be traced.
+        Raises TraceError if one of them cannot be traced.
         """
 
         plan = work.plan
@@ -152,16 +159,16 @@ class StageTraces:
 
 
 def make_steps(blueprint: Blueprint, module: torch.nn.Module, example: Example, work: Work, **others: Any) -> Steps:
-    """The steps of a piece of work, by a pipeline's schedule where it has one; `others` as Steps takes them."""
+    """Return the steps of some work, by a pipeline's schedule if it has one; `others` are arguments of Steps."""
     pipelined = work.plan is not None and work.plan.pp > 1
     return (PipelinedSteps if pipelined else Steps)(blueprint, module, example, work, **others)
 
 
 class PipelinedSteps(Steps):
-    """Steps of the stages that a rank has of a pipeline, `module`, which is Stages of sizer.distributed.pipeline.
+    """Steps of a rank's stages of a pipeline, `module`, which is Stages of sizer.distributed.pipeline.
 
-    Its forward phase ends where the first backward pass begins, its backward phase with the schedule: in between there are more
-    passes of both kinds, of which `told` is called.
+    The forward phase ends when the first backward pass begins, the backward phase with the schedule. In between there are more
+    passes of both kinds, for which `told` is called.
     """
 
     def __init__(
@@ -191,14 +198,14 @@ class PipelinedSteps(Steps):
         self._schedule = make_schedule(module, plan, self._tokens, hidden, logits, passes)
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
-        """The schedule of a step; yields its end as `run_all` does."""
+        """Run the schedule of a step; yield its end as `run_all` does."""
         self._number = number
         self._begun.discard(number)
         self.forward()
         yield number, "backward", True
 
     def forward(self) -> None:
-        """Does all passes of a step: on the first stage with the tokens, on the last with the labels."""
+        """Run all passes of a step: with the tokens on the first stage, with the labels on the last."""
         given = (self._tokens,) if self._first else ()
         wanted = {"target": self._labels, "losses": []} if self._last else {}
         self._schedule.step(*given, **wanted, return_outputs=False, **self._others)

@@ -1,7 +1,7 @@
-"""A user's own step, watched by hooks: which phase it is in, and which blocks are parameters, gradients and optimizer state.
+"""User-defined step, watched by hooks: its phases, and its blocks of parameters, gradients and optimizer state.
 
-Sizer's own steps say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
-buffers, autograd's engine is at work or not, optimizers announce their steps.
+Sizer's own steps report these themselves. For a user's step, PyTorch's global hooks report them: modules register parameters
+and buffers, autograd's engine runs or not, optimizers announce their steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sizer.tracing.recorder import Recorder
 
 
 class StepWatcher:
-    """Marks the phases of the first step and sets the categories of blocks, from what the hooks tell."""
+    """Marks the phases of the first step and sets the categories of blocks, from the hooks' reports."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -33,7 +33,7 @@ class StepWatcher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the context the hooks are on."""
+        """Enable the hooks within the context."""
         module = torch.nn.modules.module
         with ExitStack() as stack:
             for handle in (
@@ -57,7 +57,7 @@ class StepWatcher:
             self.recorder.classify(module._buffers.values(), "buffer")
 
     def loaded(self) -> None:
-        """End the setup: what modules hold are parameters and buffers, all else that lives is input."""
+        """End the setup: tensors of modules are parameters and buffers, all other live blocks are inputs."""
         recorder = self.recorder
         for child in self._modules.values():
             recorder.place_deferred((*child._parameters.values(), *child._buffers.values()))
@@ -72,18 +72,18 @@ class StepWatcher:
         recorder.log.mark("load")
 
     def roots(self) -> list[nn.Module]:
-        """The modules that no other one holds, in the order of their making."""
+        """Return the modules that are in no other module, in the order of their construction."""
         modules = list(self._modules.values())
         children = {id(child) for module in modules for child in module._modules.values()}
         return [module for module in modules if id(module) not in children]
 
     def begin_step(self) -> None:
-        """Begin a step, in which the engine has not run."""
+        """Begin a step, before autograd's engine has run in it."""
         self._start = len(self.recorder.log.order)
         self._forward = True
 
     def end_step(self, phase: str) -> None:
-        """End the step with `phase`; phases that it did not have are marked as empty before it."""
+        """End the step with `phase`; missing earlier phases are marked as empty before it."""
         if self._forward:
             self._end_forward()
         if phase != "step2":
@@ -97,7 +97,7 @@ class StepWatcher:
             self._end_forward()
 
     def _end_forward(self) -> None:
-        """Classify what the step has left alive so far as activations."""
+        """Classify the live blocks of the step so far as activations."""
         self._forward = False
         self.recorder.log.keep_activations(self._start)
         self._mark_once("forward")
