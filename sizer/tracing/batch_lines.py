@@ -1,4 +1,4 @@
-"""The tapes of one piece of work over the batch size, from traces at a few of them: lines, and batch sizes that are off them."""
+"""Tapes of one piece of work over the batch size, from traces at a few batch sizes: lines, and batch sizes off the lines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sizer.tape.per_sample import PerSampleTape, fit_per_sample
 from sizer.tape.tape import Tape
 from sizer.tracing.device import Device
 
-FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
-CHECKED_AT = 5  # checks the line where 1 is off it; for one dtype, since the order of events is the architecture's
+FITTED_AT = (2, 3)  # batch sizes of the two traces of an affine tape; 1 has special cases
+CHECKED_AT = 5  # checks the line if 1 is off it; for one dtype, since the order of events depends on the architecture
 MORE_SAMPLES = (0, 1)  # added to both batch sizes for a PerSampleTape: the second sample may differ from the third
 
 SHARE_OF_SAMPLE = 1 / 16  # of the blocks at batch 1: a second sample adds more if it has blocks of its own
@@ -88,7 +88,7 @@ def trace_lines(
 
 
 class _Traces:
-    """Traces at several batch sizes. A whole one is not made twice."""
+    """Traces at several batch sizes. No whole trace is repeated."""
 
     def __init__(self, at: Callable[..., Tape], whole: dict[int, Tape], *, repeats: bool) -> None:
         self._at, self.whole, self._repeats = at, whole, repeats
@@ -160,7 +160,7 @@ def _fit(at: _Traces, batches: tuple[int, int], known: LineFacts, begun: Tape | 
 
 
 def _fits(first: Tape, begun: Tape) -> bool:
-    """Return whether there is a line through a tape and the beginning of one at another batch size."""
+    """Return whether a line goes through a tape and the beginning of one at another batch size."""
     try:
         fit_affine(first, begun)
     except NotAffineError:
@@ -177,7 +177,7 @@ def _has_more(first: Tape, second: Tape) -> bool:
 
 
 def _grows(one: Tape, other: Tape) -> bool:
-    """Return whether a tape of a larger batch has so many more blocks that each sample has blocks of its own."""
+    """Return whether a tape of a larger batch has enough further blocks for each sample to have its own."""
     return len(other.sizes) - len(one.sizes) > SHARE_OF_SAMPLE * len(one.sizes)
 
 

@@ -20,7 +20,7 @@ from sizer.tracing.modules import ModulePaths
 
 
 class Storages:
-    """The storages that live on the device, each with its block of a log, which is released when its storage dies."""
+    """Live storages of the device, each with its block of a log. The block is released when its storage is freed."""
 
     def __init__(self, log: BlockLog) -> None:
         self._log = log
@@ -57,7 +57,7 @@ class Storages:
         return key in self._live and key not in self._emptied
 
     def release_early(self, key: int) -> None:
-        """Log that the storage with this `_cdata` has no memory any more; it goes on living."""
+        """Log that the storage with this `_cdata` has no memory any more; the storage itself stays alive."""
         if self.owns(key):
             self._emptied.add(key)
             self._log.release(self._live[key][0])
@@ -69,7 +69,7 @@ class Storages:
             self.follow(storage, block_of(storage))
 
     def check_readable(self, tensors: Iterable[Tensor | None]) -> None:
-        """Raise RuntimeError, as PyTorch does, if a tensor's memory is another's now."""
+        """Raise RuntimeError, as PyTorch does, if a tensor's memory is used by another storage now."""
         for tensor in tensors:
             if tensor is not None and (message := self.overwritten.get(tensor.untyped_storage()._cdata)):
                 raise RuntimeError(message)
@@ -182,7 +182,7 @@ class Workspaces:
         self._log.empty_cache(self._paths.current())
 
     def _keep(self, name: str, sizes: Iterable[int]) -> None:
-        """Log cuBLAS's workspaces that stay from a thread's first product on a stream on."""
+        """Log cuBLAS's kept workspaces, at a thread's first product on a stream."""
         thread = torch._C._current_graph_task_id() != -1
         for size in sizes:
             if (thread, size, self._log.stream) not in self._kept:

@@ -118,9 +118,10 @@ class _DeepBytes:
 def _periodic_lines(
     held: Callable[[int], tuple[int, int]], windows: Sequence[int], period: int
 ) -> tuple[KvSegment, ...]:
-    """Return the lines of a cache that grows by the same bytes in each `period` tokens, through lengths that are a multiple of it.
+    """Return the lines of a cache that grows by the same bytes in each `period` tokens.
 
-    If no two such lengths are before the first window, the first line goes from a short prompt to the window's end.
+    They go through lengths that are a multiple of the period. If fewer than two such lengths are before the first window, the
+    first line goes from a short prompt to the window's end.
     """
     found = []
     for start, end in zip((0, *windows), (*windows, None), strict=True):

@@ -75,7 +75,7 @@ class Repeated:
 
     @property
     def periods(self) -> int:
-        """Return how many periods the whole model has more than the shallowest one."""
+        """Return the number of periods that the whole model has more than the shallowest one."""
         return (self.layers - self.fewest) // self.period
 
     def like(self, path: str) -> Iterator[str]:
@@ -205,7 +205,7 @@ class DeepTraces:
             try:
                 forward = whole(forward_alone=is_worthwhile)
             except TraceError:
-                if found:  # it went on
+                if found:  # it continued
                     raise
                 return whole()
             if not found:
@@ -260,7 +260,7 @@ class DeepTraces:
     def _find(self, at_depth: Callable[..., Tape], candidate: tuple[Repeated, ...], forward: Tape) -> Unfolded:
         """Return the unfolded tapes of the first attempt that a third depth and the whole `forward` pass confirm."""
         if any(one.kinds for one in candidate):
-            at_depth(*[1] * len(candidate))  # first, since it shows whether all kinds of layers do the same
+            at_depth(*[1] * len(candidate))  # first, since it shows whether all kinds of layers behave the same
         cheap = all(one.period == 1 and one.periods >= ATTEMPTS[-1][0] + 2 for one in candidate)
         attempts = ATTEMPTS[ATTEMPTS.index(_first_attempt(candidate)) : None if cheap else -1]
         for self._attempt in attempts:
@@ -359,7 +359,7 @@ class _Costs:
     fixed: float = 0.0  # of each trace, for any number of layers
 
     def of(self, candidate: tuple[Repeated, ...], traces: int, *, apart: bool) -> float:
-        """Return the cost of a question with this number of traces, in traces of the whole model.
+        """Return the cost of this number of traces, in traces of the whole model.
 
         The first trace needs several depths, and for each list but one a depth without its additional layers. A further trace
         needs one depth. With `apart` it needs one for each combination of the lists.
@@ -385,7 +385,7 @@ class _Costs:
 
 
 def _cost_in_parts(module: nn.Module, candidates: Sequence[tuple[Repeated, ...]]) -> _Costs:
-    """Return the costs by the number of parts, which are known before any trace."""
+    """Return the costs by the number of parts, which is known before any trace."""
     of_layer = {
         path: sum(1 for _ in module.get_submodule(path).modules()) / one.layers
         for candidate in candidates
@@ -441,7 +441,7 @@ def _put(module: nn.Module, path: str, stack: nn.Module) -> None:
 
 
 def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0) -> Repeated | None:
-    """Return how the layers of one list repeat each other, None where they do not. With `kinds` their settings do not count."""
+    """Return the repetition of the layers of one list, None if they do not repeat. With `kinds` their settings do not count."""
     described = _described(module, path, stack, settings=not kinds)
     if described is None:
         return None

@@ -41,7 +41,7 @@ class Capability(tuple[int, int]):
 
     @property
     def plain(self) -> tuple[int, int]:
-        """(major, minor) as plain numbers."""
+        """Capability (major, minor) as plain numbers."""
         major, minor = tuple.__iter__(self)
         return major, minor
 
@@ -149,22 +149,22 @@ class Device:
         self.where: Callable[[], str] = str
         self.is_on_host: Callable[[Tensor], bool] = lambda tensor: tensor.is_cpu  # also meta tensors that represent host memory
         self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
-        self.differs_at_one = False  # whether a traced operator takes another kernel for a batch of one
+        self.differs_at_one = False  # whether a traced operator uses another kernel for a batch of one
         self.changes_at: int | None = None  # the batch size from which a traced operator uses another kernel
 
     @property
     def capability(self) -> Capability:
-        """The compute capability of a CUDA device. Raises ValueError for other devices, which have none."""
+        """Compute capability of a CUDA device. Raises ValueError for other devices, which have none."""
         if self._capability is None:
             raise ValueError(f"a device {self.kind!r} has no compute capability: ask its kind first")
         return self._capability
 
     def note_choice(self, operator: str, kernel: str, why: str) -> None:
-        """Note which kernel was taken for an operator and why."""
+        """Note the kernel chosen for an operator, and the reason."""
         self._modules.setdefault((operator, kernel, why), set()).add(self.where())
 
     def repeat_choices(self, like: Callable[[str], Iterable[str]]) -> None:
-        """Note every choice for the modules, too, that are `like` those for which it was made."""
+        """Note every choice also for the modules that are `like` the noted ones."""
         for modules in self._modules.values():
             modules.update([other for path in modules for other in like(path)])
 

@@ -1,4 +1,4 @@
-"""The rules of a device: the tables of the rooms below, joined. An operator that two tables of a kind name is refused."""
+"""Rules of a device: the joined tables of the rooms below. An operator in two tables of a kind is refused."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Rules:
     held: Mapping[Any, Held]  # add the memory inside a kernel
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
-    blas: Blas | None  # cuBLAS's workspaces, which go by the capability
+    blas: Blas | None  # cuBLAS's workspaces, which depend on the capability
     known: frozenset[Any]  # operators with a rule as a whole, so that none of their parts are run
 
 

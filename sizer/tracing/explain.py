@@ -121,7 +121,7 @@ def rules_of(device: Device) -> str:
 
 
 def convolutions(gpu: Gpu | None, *, answered: bool = True) -> str:
-    """Return where the workspaces of convolutions on CUDA come from, in words; `answered` as in `explain`."""
+    """Return the source of the workspaces of convolutions on CUDA, in words; `answered` as in `explain`."""
     who = gpu and oracle_name(gpu)
     if who and not answered:
         return "workspaces of convolutions: modelled, since cuDNN has no plan for them; the range of the process allows for it"
@@ -157,7 +157,7 @@ def formulas(device: Device, gpu: Gpu | None = None, *, texts: RuleTexts | None 
 
 
 def _read(device: Device) -> RuleTexts:
-    from sizer.tracing.rule_texts import read_rule_texts  # imports torch, which kept texts do without
+    from sizer.tracing.rule_texts import read_rule_texts  # imports torch, which stored texts do not need
 
     return read_rule_texts(device)
 

@@ -82,7 +82,7 @@ class Rhythm:
 
     @property
     def depth(self) -> int:
-        """The steps for which a block may live on."""
+        """Number of steps for which a block may stay alive."""
         return DEPTH + self.period - 1
 
 
@@ -198,7 +198,7 @@ def _of_one_stream(tape: Tape) -> Tape:
 
 
 def _check_positions(blueprint: Blueprint, module: nn.Module, work: Work) -> None:
-    """Raise RequestError where the last token has no place in the model's table of positions."""
+    """Raise RequestError if the model's table of positions is too short for the last token."""
     prompt = 1 if module.config.is_encoder_decoder else blueprint.sequence_length or 1
     if blueprint.positions is not None and prompt + work.new - 1 > blueprint.positions:
         raise RequestError(
@@ -314,7 +314,7 @@ def _with_quantized(rhythm: Rhythm, every: int | None) -> Rhythm:
 
 
 def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace, rhythm: Rhythm) -> dict[int, int]:
-    """Return the cache's blocks that the tape and a trace that goes on with it have held for longer."""
+    """Return the cache's blocks that the tape and its continuation have held for longer."""
     begin = traced.ends[rhythm.lead - rhythm.depth - 1], traced.ends[rhythm.lead - 1]
     mine = ends[-rhythm.depth - 1], ends[-1]
     before, at = zip(mine, begin, strict=True)

@@ -21,15 +21,15 @@ from sizer.tape.communication import Collective
 from sizer.tape.size_queries import gather
 from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape, blocks_alive
 
-OF_POOL = 2**20  # the number of a stream in a pool is that of the pool times this, and its own
+OF_POOL = 2**20  # the number of a stream in a pool is the pool's number times this, plus its own
 
-Mark = dict[int, int]  # by stream, how many of the events recorded on it have happened where this one has
+Mark = dict[int, int]  # by stream, the number of its recorded events that have happened when this one has
 
 
 class StreamOrder:
-    """Events that the streams of a trace wait for, and the released blocks that wait for these streams.
+    """Events for which the streams of a trace wait, and the released blocks that wait for these streams.
 
-    Streams go by their numbers.
+    Streams are identified by their numbers.
     """
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class DeferredSize(int):
 class BlockLog:
     """Collects allocations (bytes as requested) and releases; `tape()` freezes them. `by_address`: see Tape.
 
-    Categories may be set after the fact: whether a block was an activation or a temporary is known only when the forward
-    pass has ended, whether it was a gradient only when the backward pass has.
+    Categories may be set later. Whether a block is an activation or a temporary is known when the forward pass has ended,
+    whether it is a gradient when the backward pass has.
     """
 
     def __init__(self, *, by_address: bool = False) -> None:
@@ -146,11 +146,11 @@ class BlockLog:
         return block
 
     def _stream_in_pool(self) -> int:
-        """Return the number of the stream at work in the pool that code allocates from; autograd's thread uses no such pool.
+        """Return the number of the current stream in the pool from which code allocates; autograd's thread uses no such pool.
 
         Source: use_mem_pool, torch/cuda/memory.py (2.15).
         """
-        import torch  # replays of kept tapes do without
+        import torch  # not needed by replays of stored tapes
 
         if not self.pools[-1] or torch._C._current_graph_task_id() != -1:
             return self.stream
@@ -220,7 +220,7 @@ class BlockLog:
         self.categories[block] = CATEGORY[category]
 
     def note_output(self, block: int, *, half: bool) -> None:
-        """Note that the forward pass at work returns the block, which holds 16-bit floats if `half`."""
+        """Note that the current forward pass returns the block, which holds 16-bit floats if `half`."""
         self._output.add(block)
         if half:
             self.half_outputs.add(block)

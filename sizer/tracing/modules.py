@@ -33,9 +33,10 @@ def children_first(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.
 
 
 class ModulePaths(AbstractContextManager):
-    """Follows the forward passes of a module's children by global hooks; autograd's sequence numbers lead the way back.
+    """Follows the forward passes of a module's children by global hooks.
 
-    Global hooks (not hooks of the modules) because PyTorch's own fast paths look for the latter.
+    In the backward pass, autograd's sequence numbers find them. The hooks are global, not on the modules, because PyTorch's own
+    fast paths check for the latter.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ModulePaths(AbstractContextManager):
         self._numbers: list[int] = []
         self._paths: list[str] = []
         self._handles: list[Any] = []
-        self._failure = _NONE  # the error last seen on its way through modules, and the innermost of these
+        self._failure = _NONE  # the last error that passed through modules, and the innermost of these
 
     def name(self, module: nn.Module) -> None:
         """Store the dotted paths of a module and its children."""

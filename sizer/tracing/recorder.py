@@ -53,34 +53,34 @@ _HALVES = (torch.bfloat16, torch.float16)
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}  # between the device and the host, too
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _RESIZING = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
-_VIEWS = {torch.ops.aten._unsafe_view.default}  # by their schemas they are none
+_VIEWS = {torch.ops.aten._unsafe_view.default}  # not views by their schemas
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Plan for an operator: the function that runs in its place, and the allocations added to its result."""
+    """Plan for an operator: the function that runs instead, and the allocations added to its result."""
 
     func: Any
     name: str
     check: Check | None  # raises where every device would
     handler: Handler | None  # may return NotImplemented
-    instead: Callable[..., Any] | None  # runs under the recorder in the operator's place
+    instead: Callable[..., Any] | None  # runs under the recorder instead of the operator
     shortcut: Callable[[tuple], Any] | None  # may return NotImplemented
-    run: Callable[..., Any]  # the operator itself, memoized where it can be
+    run: Callable[..., Any]  # the operator itself, memoized if possible
     correct: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
     multiplies: bool  # whether it multiplies matrices, so that cuBLAS runs
     held: Held | None  # the kernel's allocations other than its results
     collective: str | None  # kind of communication between ranks
-    reads: bool  # a value, for which the host waits
+    reads: bool  # a value, so that the host waits
     lifts: bool  # the last call of `torch.tensor(data)`, with a new argument
     resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments with storages that may grow
     draws: bool  # in place, at random
-    views: bool = False  # does nothing but return a view of an argument
+    views: bool = False  # only returns a view of an argument
 
     @property
     def is_plain(self) -> bool:
-        """Return True if the operator itself is all that runs."""
+        """Return True if only the operator itself runs."""
         rules = self.check, self.handler, self.instead, self.shortcut, self.correct, self.held, self.collective, self.resizable
         does_more = self.multiplies or self.reads or self.lifts or self.draws
         return all(rule is None for rule in rules) and not does_more
@@ -111,11 +111,11 @@ class Recorder(TorchDispatchMode):
         self.follow_stream: Callable[[tuple], None] | None = None
         self.crowded = crowded
         self.batch_size = 1  # assumed positions are spread equally within each sample
-        self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
+        self.mask_limit: int | None = None  # elements that an unknown mask is assumed to select; None for all
         self.block_notes: BlockNotes | None = (
             None  # further facts about blocks, if requested
         )
-        self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
+        self._plans: dict[int, _Plan] = {}  # by the operator's identity, as its own hash runs Python code
         self._kernels: dict[int, Callable[..., Any]] = {}  # the same, for operators that handlers call
         self.taken_apart: Any = None
         self.unawaited: dict[int, tuple[Tensor, ...]] = {}
@@ -146,13 +146,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if types and any(map(is_traceable_wrapper_subclass_type, types)):
             self.taken_apart = func
-            return NotImplemented  # the subclass takes itself apart, and its inner operators come here
+            return NotImplemented  # the subclass decomposes itself, and its inner operators come here
         plan = self._plans.get(id(func))
         if plan is None and not types and isinstance(func, HigherOrderOperator):
             return self._run_dense(func, args, kwargs or {})
         kwargs = kwargs or {}
         if self.compiles and (device := kwargs.get("device")) is not None and device.type == "cuda":
-            kwargs = kwargs | {"device": _META}  # in compiled code no function mode sends it there
+            kwargs = kwargs | {"device": _META}  # in compiled code no function mode moves it there
         self.at = func
         if self.follow_stream is not None:
             self.follow_stream(args)
@@ -236,12 +236,12 @@ class Recorder(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except (RuntimeError, IndexError, ValueError, TypeError):
-            return None  # which the operator raises once more
+            return None  # the operator raises it again
         is_plain = type(out) is Tensor and is_meta(out) and not out.is_sparse
         return out if is_plain and out in self.storages else None
 
     def _is_on_host(self, args: tuple, out: Any) -> bool:
-        """Return True if an operator runs on the host: kernels of the device hold nothing then."""
+        """Return True if an operator runs on the host: kernels of the device then hold nothing."""
         if self.host and self.host.makes(args):
             return True
         if self.device.kind == "cpu" or (type(out) is Tensor and is_meta(out)):
@@ -277,7 +277,7 @@ class Recorder(TorchDispatchMode):
         return plan
 
     def only_views(self, func: Any) -> bool:
-        """Return True if an operator does nothing but return a view of an argument."""
+        """Return True if an operator only returns a view of an argument."""
         return self._plan(func).views
 
     def load(self, module: nn.Module, *, tell_frozen: bool = False) -> None:
@@ -319,7 +319,7 @@ class Recorder(TorchDispatchMode):
         """Return a meta tensor that represents the CPU tensor on the device, logged as input; small tensors keep their values."""
         out = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         if is_small(tensor) or tensor.numel() <= LARGEST_INPUT:
-            # Unseen, and not the tensor itself where it was logged: the values kept for a trace are no part of it.
+            # Hidden from modes, and as a copy if the tensor was logged: values kept for a trace are no part of it.
             with _disable_current_modes():
                 real = tensor.contiguous() if self.block_of(tensor) is None else tensor.clone(memory_format=_CONTIGUOUS)
             self.values.remember(out, real)
@@ -358,7 +358,7 @@ class Recorder(TorchDispatchMode):
         self.storages.leave(tensor)
 
     def await_stream(self, tensor: Tensor, stream: int) -> None:
-        """Note that the tensor's block, once released, is free only when another stream has done its work."""
+        """Note that the tensor's block, once released, is free only after another stream's work."""
         block = self.block_of(tensor)
         if block is not None and self.log.stream_of(block) != stream:
             self.log.awaited[block] = self.log.awaited.get(block, frozenset()) | {stream}
@@ -399,12 +399,12 @@ class Recorder(TorchDispatchMode):
         return self.__torch_dispatch__(func, (), args, kwargs)
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
-        """Return an operator's result as the device has it, by the table RESULTS."""
+        """Return an operator's result as on the device, by the table RESULTS."""
         correct = self.rules.results.get(func)
         return out if correct is None else correct(args, out)
 
     def is_unshared(self, tensor: Tensor) -> bool:
-        """Return whether nothing but the caller of the running operator holds this tensor's storage."""
+        """Return whether only the caller of the running operator holds this tensor's storage."""
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == self._sole_owner
 
     def _own(self, tensor: Tensor | None, category: str, op: str, module: str) -> None:
@@ -416,7 +416,7 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         on_cpu = not is_meta(tensor)
-        if tensor.is_sparse and not on_cpu:  # gradients of embeddings, say
+        if tensor.is_sparse and not on_cpu:  # such as gradients of embeddings
             raise sparse_refused(plan.name)
         if (on_cpu and tensor.device.type not in self._device_types) or tensor in self.storages:
             return
@@ -427,7 +427,7 @@ class Recorder(TorchDispatchMode):
             and not plan.lifts
             and any(tensor.untyped_storage()._cdata == t.untyped_storage()._cdata for t in tensors_of(args))
         ):
-            return  # a view of a tensor that was there before the step
+            return  # a view of a tensor from before the step
         if self.host.makes(args) and tensor not in self.host:
             self.host.take(tensor)
         if self.deferred.makes(args):
@@ -447,7 +447,7 @@ class Recorder(TorchDispatchMode):
         self.storages.follow(storage, block)
 
     def _on_meta_of_host(self, tensor: Tensor) -> Tensor:
-        """Return a meta tensor of the host like a tensor that has values there, which are known while they are few."""
+        """Return a meta tensor of the host like a host tensor with values; the values are known if they are few."""
         if is_meta(tensor):
             return tensor
         copy = self.host.copy_of(tensor, pinned=False)

@@ -48,7 +48,7 @@ from sizer.tracing.meta.device_optimizers import Optimizers, build_optimizers, b
 if TYPE_CHECKING:
     from sizer.recipes.grpo import GroupSteps
 
-# Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
+# For the gradient scaler: PyTorch's own 65536 overflows in the first steps, so the optimizer's step is skipped.
 INIT_SCALE = 1.0
 
 
@@ -123,7 +123,7 @@ class Work:
         return "trl" if calls else "liger" if self.liger and not is_library(self.loss) else self.loss
 
     def phase_after(self, phase: str) -> str:
-        """Return the phase that begins when one has ended; the last one goes on."""
+        """Return the phase that begins when one has ended; the last phase continues."""
         if self.objective == GRPO:
             begins = [name for name, is_there in (("rollout", self.rolls_out), ("reference", self.scores)) if is_there]
             order = ("load", *begins, "forward")
@@ -249,7 +249,7 @@ class Steps:
         self._blueprint, self._work = blueprint, work
         self.passes = passes or work.accumulate
         self.module = module.train(work.trains)
-        # the whole of training's state: inference has neither
+        # inference has no optimizer
         optimizer = work.optimizer if work.trains else "none"
         sharded = work.plan is not None and work.plan.parallel == "zero1"
         self._in_backward: StepsInBackward | None = None
@@ -288,7 +288,7 @@ class Steps:
             self._hooks.enter_context(liger_layers(policy_of(module)))
         self.loss: Tensor | None = None
         self.output: object = None
-        self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
+        self._sum: Tensor | None = None  # sum of the losses of the passes so far, if they are summed
 
     def run(self) -> Iterator[str]:
         """Run all steps; yield the number of the step, the phase and whether the phase ends, after each of its parts.
@@ -423,7 +423,7 @@ class Steps:
         return groups
 
     def _cast_within(self) -> Callable[[], AbstractContextManager] | None:
-        """Return the autocast context, which models enter by themselves from here on, without their loss; None if there is none."""
+        """Return the autocast context, which models enter themselves from now on, without their loss; None if there is none."""
         cast, self._cast = self._cast, nullcontext
         return None if cast is nullcontext else cast
 

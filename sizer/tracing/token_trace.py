@@ -39,7 +39,7 @@ from sizer.tracing.steps import Work, autocast, place, weight_dtype
 from sizer.tracing.trace import bring, explained, on_rank, recording, repeatable, unchanged
 from sizer.tracing.traced_rank import world_of_work
 
-_TOKEN = "token"  # the mark of a token's end, in a tape that is unfolded
+_TOKEN = "token"  # mark of a token's end in an unfolded tape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,7 +186,7 @@ def _trace(
     loading: Loading | None,
     on_token: Callable[[Recorder, int, object], bool] | None,
 ) -> Tape:
-    """Return the tape as `trace` does, of one way of DDP."""
+    """Return the tape as `trace` does, for one setting of DDP."""
     if loading is None and blueprint.replace_layers is None:
         cast(module.to("meta"), weight_dtype(work.dtype))
     example = blueprint.example(batch, work.trains)
@@ -262,7 +262,7 @@ def on_rank(
 
 
 def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:
-    """Log how a module comes to the device: by `.to(device)`, or as it was loaded."""
+    """Log the module's transfer to the device: by `.to(device)`, or as it was loaded."""
     if loading is None:
         recorder.load(module, tell_frozen=tell_frozen)
     else:
@@ -270,7 +270,7 @@ def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tel
 
 
 def _check_size(recorder: Recorder, batch: int) -> None:
-    """Raise TraceError where the bytes of all blocks are more than replays, which add them up in 64 bits, can hold."""
+    """Raise TraceError if the bytes of all blocks exceed 64 bits, in which replays add them up."""
     if (total := sum(recorder.log.sizes)) >= LIMIT_BYTES:
         raise TraceError(f"batch {batch} would allocate {total:.1e} bytes in all", allowed="less than 2**62")
 
@@ -383,9 +383,9 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
     """
     try:
         yield
-    except (TraceError, RequestError, ConfigError, BuildError):  # says already why
+    except (TraceError, RequestError, ConfigError, BuildError):  # has the reason already
         raise
-    except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
+    except Exception as error:  # model code can raise any error; all of them mean that this step cannot be traced
         todo = remedy(recorder.device.dtype, module) if module is not None and is_refusal(error) else None
         raise TraceError(_failure(recorder, error), todo=todo) from error
 
@@ -416,9 +416,9 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _objects_of(module: nn.Module) -> Iterator[object]:
-    """Yield objects of a module itself that are no modules and may hold tensors: tables of rotary positions, quantised states.
+    """Yield objects of a module that are no modules and may hold tensors: tables of rotary positions, quantised states.
 
-    States of 4-bit weights stay as the first forward pass leaves them, which packs them anew on the CPU.
+    States of 4-bit weights stay as the first forward pass leaves them, which repacks them on the CPU.
     """
     yield from quantization_objects(module)
     for value in vars(module).values():

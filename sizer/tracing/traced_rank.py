@@ -49,10 +49,10 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
 
 
 def replicated(module: nn.Module, plan: Plan, objective: str, *, find_unused: bool = False) -> nn.Module:
-    """Return a module on its device with DDP around it, as the trainer of an objective has it.
+    """Return a module on its device wrapped in DDP, as the trainer of an objective does.
 
-    sentence-transformers' trainer has DDP around the model with pooling, and DDP look for unused parameters, since the model is
-    none of transformers' own (`create_accelerator_and_postprocess` of Trainer, 5.24).
+    sentence-transformers' trainer wraps the model with pooling, and DDP searches for unused parameters, since the model is not
+    a model of transformers (`create_accelerator_and_postprocess` of Trainer, 5.24).
     """
     if is_contrastive(objective):
         module, find_unused = Embedder(module), True
@@ -118,7 +118,7 @@ class Traces(Protocol):
 
 
 class StageTraces:
-    """The ranks of a pipeline that need most, by dtype and batch size, once they are traced."""
+    """Ranks of a pipeline that need the most memory, by dtype and batch size, once they are traced."""
 
     def __init__(self) -> None:
         self._neediest: dict[tuple[str, int], int] = {}
@@ -146,7 +146,7 @@ class StageTraces:
         return at(self._neediest[cell], block_notes=block_notes)
 
     def whose(self, dtype: str, batches: Collection[int]) -> str:
-        """Return which rank needs most, by batch size, as the end of a sentence; empty where none was traced."""
+        """Return the rank that needs the most memory, by batch size, as the end of a sentence; empty if none was traced."""
         found = {batch: self._neediest[dtype, batch] for batch in batches if (dtype, batch) in self._neediest}
         texts = [
             f"rank {rank} at batch {', '.join(str(batch) for batch in found if found[batch] == rank)}"

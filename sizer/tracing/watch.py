@@ -26,7 +26,7 @@ class StepWatcher:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        # Weakly: a module that user code replaces (adapters do) goes, as its weights go from the device.
+        # Weak references: a module that user code replaces (as adapters do) is freed, and its weights leave the device.
         self._modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
         self._start = 0
         self._forward = True
@@ -48,7 +48,7 @@ class StepWatcher:
             yield
 
     def see(self, root: nn.Module) -> None:
-        """Note a module that runs, and its parts. PyTorch registers no parameters of a copied or an unpickled module."""
+        """Note a module that runs, and its parts. PyTorch does not register parameters of a copied or unpickled module."""
         if id(root) in self._modules:
             return
         for module in root.modules():

@@ -71,10 +71,10 @@ def compiler_answers(device: Hardware) -> Iterator[None]:
     folded = {
         answers[name]: None for name in ("is_available", "get_device_properties", "is_initialized", "current_device")
     }
-    # a dry run answers these itself, by a replay
+    # a dry run answers these by a replay
     replayed = not torch.cuda.memory_stats.__module__.startswith("torch.")
     counted: tuple[str, ...] = ("mem_get_info", "memory_allocated") if replayed else ()
-    # the trace's own (sizer.tracing.meta.autocast), which Dynamo knows by the names of the bindings
+    # the trace's own (sizer.tracing.meta.autocast), which Dynamo recognizes by the names of the bindings
     autocast = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
     folded |= dict.fromkeys(autocast.values())
     with ExitStack() as stack:

@@ -86,7 +86,7 @@ def _flops(node: fx.Node) -> int:
     from torch.utils.flop_counter import flop_registry
 
     def known(one: fx.Node) -> Any:
-        # a symbol made a number would guard it: the code would be compiled again for the next size
+        # converting a symbol to a number would guard it: the code would be compiled again for the next size
         value = one.meta["val"]
         if isinstance(value, torch.SymInt):
             return optimization_hint(value)
@@ -95,19 +95,19 @@ def _flops(node: fx.Node) -> int:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None)) if node.op == "call_function" else None
     if formula is None:
         return 0
-    raw = not hasattr(formula, "__wrapped__")  # registered with get_raw: it reads the tensors themselves
+    raw = not hasattr(formula, "__wrapped__")  # registered with get_raw: it reads the tensors
     args, kwargs = (fx.node.map_arg(given, known) for given in (node.args, node.kwargs))
     return optimization_hint(formula(*args, **kwargs, out_val=node.meta["val"] if raw else known(node)))
 
 
 def line_of_stack(stack: Iterable[Any] | None) -> str | None:
-    """Return the file and line of the innermost frame that is neither PyTorch's nor Sizer's, None if there is none."""
+    """Return the file and line of the innermost frame outside of PyTorch and Sizer, None if there is none."""
     theirs = [frame for frame in stack or () if not frame.filename.startswith((*_OWN, "<"))]
     return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else None
 
 
 def reason_of(message: str) -> str:
-    """Return the first line of a message of Dynamo's; if an operator failed, with that operator's error."""
+    """Return the first line of Dynamo's message; if an operator failed, with that operator's error."""
     lines = [line for line in message.splitlines() if line.strip()] or ["no reason given"]
     first = " ".join(lines[:2]) if lines[0].rstrip().endswith("raised:") else lines[0]
     failed = _GOT.search(message)

@@ -50,7 +50,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
     import torch._dynamo.variables.tensor as tensors
     import torch.distributed.utils as distributed
 
-    flex = importlib.import_module("torch._higher_order_ops.flex_attention")  # the package has the operator by this name
+    flex = importlib.import_module("torch._higher_order_ops.flex_attention")  # the package has an operator with this name
     convert, wrap = convert_frame.CatchErrorsWrapper.__call__, builder.VariableBuilder.__call__
     methods, on_host = optimizer.OptimizerVariable.tp_methods, recorder.host.__contains__
     init = methods["_init_group"].handler
@@ -108,14 +108,14 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
 
     def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            if recorder not in _get_current_dispatch_mode_stack():  # Dynamo is at work
+            if recorder not in _get_current_dispatch_mode_stack():  # Dynamo is running
                 return function(*args)
             with _disable_current_modes():
                 return function(*args)
 
         return run
 
-    for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were in their place
+    for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were installed
         tensors.all_tensor_attrs[name] = vars(torch._C.TensorBase)[name]
     with ExitStack() as stack:
         stack.callback(dynamo.reset)
@@ -233,7 +233,7 @@ class CompiledSteps:
         self._depth = 0
 
     def begin(self, function: Callable[..., Any]) -> Callable[[], None]:
-        """Hide hooks and modes for the time of a call. Returns the function that puts them back."""
+        """Hide hooks and modes during a call. Return the function that restores them."""
         if not self._depth:
             self._before, self._after = map(_own_hooks, _optimizer_hooks())
             self._begun = []
@@ -261,7 +261,7 @@ class CompiledSteps:
         return end
 
     def with_modes(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs eagerly, within compiled calls under the modes that these hide."""
+        """Return a function that runs eagerly within compiled calls, under the hidden modes."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with ExitStack() as modes:
@@ -301,7 +301,7 @@ def _own_hooks(hooks: dict[int, Any]) -> list[Any]:
 
 
 def _replace_own_hooks(hooks: dict[int, Any], stand_in: Any) -> Callable[[], None]:
-    """Replace Sizer's hooks among PyTorch's global ones. Returns the function that puts them back."""
+    """Replace Sizer's hooks among PyTorch's global ones. Return the function that restores them."""
     before = dict(hooks)
     for number, hook in before.items():
         if _is_own(hook):

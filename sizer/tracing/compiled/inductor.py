@@ -1,6 +1,6 @@
-"""Inductor and AOTAutograd as they compile for a device that is not there.
+"""Inductor and AOTAutograd, compiling for a device that is not present.
 
-Inductor's wrapper code, kept in memory and run on meta tensors, and kernels that compute nothing.
+Inductor's wrapper code is kept in memory and runs on meta tensors; its kernels compute nothing.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def _refuse_settings(config: Any) -> None:
 def _convolutions_on(device: Hardware) -> list[tuple[Any, str, Callable[..., Any]]]:
     """Return replacements that give a convolution's result the memory format of the device's backend.
 
-    PyTorch's own functions ask the device whether cuDNN takes bfloat16. `_select_conv_backend` hands the format on to
+    PyTorch's own functions ask the device whether cuDNN supports bfloat16. `_select_conv_backend` passes the format on to
     `_conv_determine_backend_memory_format`, in place of a backend (torch/_meta_registrations.py, meta_conv; 2.15).
     """
     select, determine = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
@@ -375,7 +375,7 @@ def _own_kernels_left_out(rules: Rules) -> Iterator[None]:
     key, cuda = DispatchKey.AutogradMeta, DispatchKey.AutogradCUDA
     found = [op for op in (*rules.kernels, *rules.formulas) if op not in _ASKS]
     for op in found:
-        own: Any = resolve_key(op, cuda)  # a key in place of a function: the kernel in C++ (torch/_ops.py, _get_dispatch)
+        own: Any = resolve_key(op, cuda)  # a key instead of a function: the kernel in C++ (torch/_ops.py, _get_dispatch)
         op.py_kernels[key] = op.py_kernels.get(own, own)
         op._dispatch_cache.clear()
     try:
@@ -387,7 +387,7 @@ def _own_kernels_left_out(rules: Rules) -> Iterator[None]:
 
 
 _aten = torch.ops.aten
-# Composite operators that ask in C++ for the device and choose by it: meta tensors would take the way of another device.
+# Composite operators that query the device in C++ to choose a path: meta tensors would use another device's path.
 _ASKS = frozenset((
     _aten.scaled_dot_product_attention.default, _aten.batch_norm.default, _aten.rms_norm.default,
     _aten.lstm_cell.default, _aten.gru_cell.default, _aten.softmax.int, _aten.log_softmax.int,
@@ -417,7 +417,7 @@ def _operators_whole() -> Iterator[None]:
 
     fused, mish = aten._fused_rms_norm.default, aten.mish_backward.default
     replaced = [
-        # functionalization takes operators apart that have no kernel in C++ for meta
+        # functionalization decomposes operators without a kernel in C++ for meta
         *((op, composite, decomposition_table[op]) for op in (fused, mish)),
         (rms_norm, composite, norm),
         (rms_norm, key, norm),

@@ -1,6 +1,6 @@
-"""The context within which a step may call compiled code; the compiler is imported when it first does.
+"""Context within which a step may call compiled code; the compiler is imported at the first call.
 
-The compiler in the step of a query: which modules it compiles, and its settings.
+The compiler in the step of a query: the modules that it compiles, and its settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PATCHED = (
     torch.accelerator,
     torch._C,
     torch.Tensor,
-)  # Sizer replaces attributes of these in a trace
+)  # modules with attributes that Sizer replaces in a trace
 
 # Of Sizer's own settings: its hooks, and Inductor's caches, which are off. The last is about speed.
 _WARNINGS = (
@@ -191,7 +191,7 @@ def _failure(error: BaseException) -> TraceError | None:
 
 
 def hardware_like(gpu: Gpu) -> Hardware | None:
-    """Return the device's hardware, or that of a catalogue's GPU of the same capability with this GPU's memory."""
+    """Return the device's hardware, or the hardware of a catalogue's GPU of the same capability with this GPU's memory."""
     row = HARDWARE.get(gpu.key)
     if row is not None or gpu.capability is None:
         return row

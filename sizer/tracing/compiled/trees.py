@@ -70,7 +70,7 @@ class _Memory:
         return address
 
     def storage_at(self, address: int, device: Any, size: int) -> UntypedStorage:
-        """Return a storage of `size` bytes at an address; its memory is the pool's."""
+        """Return a storage of `size` bytes at an address; its memory belongs to the pool."""
         storage = UntypedStorage(size, device=_META)
         if address:
             self._addresses[storage] = address
@@ -153,7 +153,7 @@ def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator
 
     bindings = _Names(
         torch._C,
-        _cuda_clearCublasWorkspaces=lambda: None,  # they are held for the time of a call
+        _cuda_clearCublasWorkspaces=lambda: None,  # they are held during the call
         _cuda_get_conv_benchmark_empty_cache=lambda: True,
         _cudnn_set_conv_benchmark_empty_cache=lambda on: None,
         _cuda_beginAllocateCurrentThreadToPool=begin_pool,
@@ -184,7 +184,7 @@ def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator
     run = trees.CUDAGraphTreeManager.run
 
     def run_told(manager: Any, inputs: list[Any], function_id: Any) -> Any:
-        with _told(vars(trees), memory, on_host):  # for each call: a step has its own attributes of tensors in their place
+        with _told(vars(trees), memory, on_host):  # for each call: a step has replaced attributes of tensors
             return run(manager, inputs, function_id)
 
     with ExitStack() as stack:

@@ -1,7 +1,8 @@
-"""bitsandbytes on the CPU: see sizer.tracing.meta.quantized_operators.
+"""Rules of bitsandbytes on the CPU: see sizer.tracing.meta.quantized_operators.
 
-Its layers ask whether a tensor is on the CPU; `bitsandbytes_on_cpu` answers for tensors on meta. Where the processor multiplies
-bfloat16 (AVX-512 BF16) a layer of 4-bit weights packs them in another order in its first pass of inference, for good.
+Its layers check whether a tensor is on the CPU; `bitsandbytes_on_cpu` makes meta tensors pass this check. If the processor
+multiplies bfloat16 (AVX-512 BF16), a layer of 4-bit weights packs them in another order in its first pass of inference,
+permanently.
 """
 
 from __future__ import annotations

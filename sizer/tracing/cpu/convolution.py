@@ -59,7 +59,7 @@ class _Call:
         return self.groups > 1 or (height > 3 and width > 3) or batch > 1 or pixels > 20480
 
     def library_waits_for_batch(self) -> bool:
-        """Return whether oneDNN takes it only for a large batch: a kernel of one pixel on a single thread."""
+        """Return whether oneDNN is used for large batches only: a kernel of one pixel on a single thread."""
         several = prod(self.stride) > 1 or prod(self.dilation) > 1 or self.kernel[-2:] != (1, 1)
         return self.input.dtype == torch.float32 and not several and torch.get_num_threads() == 1
 

@@ -129,7 +129,7 @@ def _blocked(c: Convolution, block: int, *, plain_source: bool = False, scratch:
     if c.depthwise:
         weight = round_up(c.groups, block)
     elif c.groups > 1:
-        weight = c.groups * c.inputs * c.outputs  # only whole blocks per group come here
+        weight = c.groups * c.inputs * c.outputs  # only whole blocks per group reach this line
     else:
         pair = 2 if c.itemsize == 2 else 1
         weight = outputs * (round_up(c.inputs, pair) if plain_source else inputs)
@@ -188,7 +188,7 @@ def _unit_stride_copy(c: Convolution, blocks: int) -> int:
 
 
 def _is_unit_kernel(c: Convolution) -> bool:
-    """Return whether the 1x1 implementation takes it: unit strides, or strides that divide the image."""
+    """Return whether the 1x1 implementation is used: unit strides, or strides that divide the image."""
     fits = all(r * s == i for r, s, i in zip(c.result, c.stride, c.image, strict=True))
     return c.is_unit and c.groups == 1 and (not c.strided or (fits and len(c.image) == 2))
 

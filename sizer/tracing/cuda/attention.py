@@ -40,7 +40,7 @@ from sizer.tracing.meta.dtypes import check_bias
 from sizer.tracing.operator_tables import Results
 
 _HALVES = (torch.float16, torch.bfloat16)
-_LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take
+_LARGEST_GRID = 65535  # batch or heads that cuDNN and flash support
 
 # A reason for not using a backend, and the condition that must hold to use it.
 Condition = tuple[str, Callable[[Device, Attention], bool]]
@@ -107,7 +107,7 @@ def _flash_causal(device: Device, a: Attention) -> bool:
 
 
 def _are_aligned(device: Device, a: Attention, *elements: int) -> bool:
-    """Return whether numbers of elements are multiples of minimum_gemm_alignment: 128 bits where tensor cores work."""
+    """Return whether numbers of elements are multiples of minimum_gemm_alignment: 128 bits for tensor cores."""
     half = a.query.dtype in _HALVES
     if not any(number % (8 if half else 4) for number in elements):
         return True

@@ -96,11 +96,11 @@ def _efficient_scratch(
     delta = rows * heads * 4
     if half:
         return [[*copies, delta, workspace]]
-    # in float32 delta is a copy, made contiguous, of the sum of a product as large as the output
+    # in float32 delta is a contiguous copy of the sum of a product as large as the output
     return [tuple(copies), ([delta * value_head, delta], delta), [workspace]]
 
 
-# Sequences of several lengths one after another, as of nested tensors: [rows of all, heads, head_dim], and where each begins.
+# Concatenated sequences of several lengths, as in nested tensors: [rows of all, heads, head_dim], and the start of each.
 
 
 def flash_of_lengths(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -1,6 +1,6 @@
-"""bitsandbytes on CUDA: see sizer.tracing.meta.quantized_operators.
+"""Rules of bitsandbytes on CUDA: see sizer.tracing.meta.quantized_operators.
 
-One thing goes by the GPU's multiprocessors: whether a product of 4-bit weights dequantises them first, which is a size query
+One choice depends on the GPU's multiprocessors: whether a product of 4-bit weights dequantises them first. It is a size query
 (sizer.tape.size_queries) of the kind GEMM_4BIT.
 """
 

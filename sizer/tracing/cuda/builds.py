@@ -50,7 +50,7 @@ def flags_of(version: Version, installed: tuple[str, ...] | None = None) -> tupl
 
 
 def caution(gpu: Gpu, version: Version, installed: tuple[str, ...] | None = None) -> str | None:
-    """Return a warning for an NVIDIA GPU that PyTorch of this version cannot run on, None if it can or the builds are unknown.
+    """Return a warning for an NVIDIA GPU on which PyTorch of this version cannot run; None if it can or the builds are unknown.
 
     `installed` is as in `flags_of`.
     """

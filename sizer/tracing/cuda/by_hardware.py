@@ -20,9 +20,9 @@ from sizer.base.units import round_up
 from sizer.base.versions import parse_version
 from sizer.catalogue.hardware import HARDWARE
 
-# Kinds of size queries, and words of theirs
+# Kinds of size queries, and their words
 SORT, REDUCTION, EMBEDDING = "CUB sort", "CUDA reduction", "CUDA embedding's gradient"
-GEMM_4BIT = "product of 4-bit weights on CUDA"  # answered by bitsandbytes.resolve
+GEMM_4BIT = "product of 4-bit weights on CUDA"  # resolved by bitsandbytes.resolve
 NORM = "gradients of a norm's weights on CUDA"
 DROPOUT = "cuDNN's dropout state"
 INDICES, PERMUTED = "indices", "permuted"
@@ -72,12 +72,12 @@ _COUNTS_OF_TILE = 4000  # between 3,907 and 4,024, according to CUB's answers on
 _UNSORTED = 3072  # up to this number of indices, one kernel adds rows without sorting
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _FEW_PER_PROCESSOR, _MANY_PER_ROW = 4, 30  # rows of an embedding for each multiprocessor, and indices for each row
-_MANY, _ROWS = 64 * 1024, 32  # more rows than these are summed in parts; rows of a block, unless there were too many blocks
+_MANY, _ROWS = 64 * 1024, 32  # with more rows, sums are computed in parts; rows of a block, unless there were too many blocks
 _MOST_BLOCKS = 32 * 1024
 
 
 def dropout_state(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """Return the bytes of the random numbers that cuDNN keeps for dropout. NVIDIA does not publish them; a guess."""
+    """Return the bytes of the random numbers that cuDNN keeps for dropout. They are not published: a guess."""
     return HARDWARE[key].processors * _DROPOUT_PER_PROCESSOR
 
 
@@ -109,7 +109,7 @@ def selected(key: str, elements: int) -> int:
 
 
 def counted(key: str, elements: int) -> int:
-    """Return the bytes that CUB holds while it counts the places of a mask on a GPU (DeviceReduce): a sum of each block."""
+    """Return the bytes that CUB holds while it counts the true elements of a mask on a GPU (DeviceReduce): a sum of each block."""
     if elements <= _COUNTED_AT_ONCE:
         return 1
     hardware = HARDWARE[key]
@@ -118,7 +118,7 @@ def counted(key: str, elements: int) -> int:
 
 
 def kept_of_runs(key: str, elements: int, itemsize: int, *, is_half: bool) -> int:
-    """Return the bytes that CUB holds while it keeps one of each run of equal elements on a GPU (DeviceSelect::Unique)."""
+    """Return the bytes that CUB holds while it keeps one element of each run on a GPU (DeviceSelect::Unique)."""
     capability = HARDWARE[key].capability
     generation = min(10, capability[0])
     tiles = _UNIQUE[generation] if generation >= 9 or capability == (8, 0) else _UNIQUE_BEFORE
@@ -306,14 +306,14 @@ def embedding_block(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) 
 
 _MOST_THREADS = 512  # of a block: mnt_wrapper
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread
-_INDEXED = 2**31 - 1  # elements (and bytes of reach) that 32-bit indices can tell apart
+_INDEXED = 2**31 - 1  # elements (and extent in bytes) that 32-bit indices can address
 
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
     size: int
     stride: int  # of the input, in elements
-    out: int  # of the output; 0 where reduced
+    out: int  # of the output; 0 if reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

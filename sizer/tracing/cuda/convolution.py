@@ -35,7 +35,7 @@ _CONTIGUOUS = torch.contiguous_format
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call as ConvParams has it; one dimension is seen as two (view1d_as_2d, view4d)."""
+    """Call as in ConvParams; one dimension is viewed as two (view1d_as_2d, view4d)."""
 
     input: Tensor
     weight: Tensor
@@ -48,24 +48,24 @@ class Call:
 
     @property
     def is_depthwise(self) -> bool:
-        """Each channel by itself."""
+        """Whether each channel is convolved by itself."""
         channels = self.input.shape[1]
         several = not self.transposed and self.groups > 1 and channels == self.groups
         return several and self.weight.shape[0] % channels == 0
 
     @property
     def is_dilated(self) -> bool:
-        """Return whether there are holes in the kernel."""
+        """Return whether the kernel is dilated."""
         return any(d != 1 for d in self.dilation)
 
     @property
     def is_plain(self) -> bool:
-        """A kernel of one pixel, neither strided nor padded: its columns are the image itself."""
+        """Whether the kernel has one pixel, unstrided and unpadded: its columns are the image itself."""
         return prod(self.weight.shape[2:]) == 1 and prod(self.stride) == 1 and not any(self.padding)
 
     @property
     def layout(self) -> torch.memory_format:
-        """cudnn_conv_suggest_memory_format (ConvUtils.h)."""
+        """Memory format by cudnn_conv_suggest_memory_format (ConvUtils.h)."""
         return memory_format(self.input, self.weight)
 
 
@@ -264,7 +264,7 @@ def _bias_gradient(grad: Tensor, result: Tensor) -> Iterator:
 def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[Tensor | None]) -> Iterator:
     """Add columns and matrix products; groups are computed one after another, then concatenated."""
     columns = _columns(call, grad, False, even_if_plain=True)
-    # slow_conv_transpose2d_backward_cuda makes the gradient of the bias, too (NaiveConvolutionTranspose2d.cu)
+    # slow_conv_transpose2d_backward_cuda also computes the gradient of the bias (NaiveConvolutionTranspose2d.cu)
     parts = [one for one in results[: 3 if backend == "slow transposed" else 2] if one is not None]
     yield tuple(copies(call.input, grad, call.weight))
     if call.groups > 1:
@@ -355,7 +355,7 @@ def _view4d(tensor: Tensor) -> Tensor:
 
 
 def _unfolded(input: Tensor, weight: Tensor, out: Tensor) -> tuple[int, int]:
-    """Return how many images are unfolded at once, at most 32, and their bytes (get_greatest_divisor_below_bound)."""
+    """Return the number of images that are unfolded at once, at most 32, and their bytes (get_greatest_divisor_below_bound)."""
     images = next(count for count in range(min(32, len(input)), 0, -1) if len(input) % count == 0)
     return images, input.shape[1] * weight.shape[2] * weight.shape[3] * images * out.shape[2] * out.shape[3] * out.itemsize
 

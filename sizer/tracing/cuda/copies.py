@@ -27,7 +27,7 @@ def _described(when: str, formatted: bool) -> str:
 def after(*positions: int, formatted: bool = False) -> Held:
     """Return a rule for kernels that make their results, then copies of the arguments at these positions.
 
-    With `formatted` a copy has the memory format that the strides of the first of them suggest, otherwise it is contiguous.
+    With `formatted` a copy has the memory format that the first argument's strides suggest, otherwise it is contiguous.
     """
 
     def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

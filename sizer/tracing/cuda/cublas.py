@@ -1,4 +1,4 @@
-"""Memory of matrix products on CUDA: the operators that call cuBLAS, and those that call cuBLASLt.
+"""Memory of matrix products on CUDA: operators that call cuBLAS, and operators that call cuBLASLt.
 
 The sizes and their sources are in `sizer.tracing.cuda.by_capability`.
 """
@@ -64,7 +64,7 @@ def needs(
         light = (blas.lt_size,)
     if not blas.kept:
         return (*copies, *(light or (blas.size,))), ()
-    # a cuBLASLt handle is a cuBLAS handle, which brings its own workspace along
+    # a cuBLASLt handle is a cuBLAS handle, which has its own workspace
     return (copies, (blas.size, *light)) if blas.lt_kept else ((*copies, *light), (blas.size,))
 
 

@@ -36,7 +36,7 @@ def _found() -> tuple[ctypes.CDLL, Path, int] | None:
         try:
             found = ctypes.CDLL(str(folder / _NAME))
             version = _version(found)
-        except (OSError, AttributeError):  # not there, or not one of version 9
+        except (OSError, AttributeError):  # missing, or not version 9
             continue
         return (found, folder, version) if version >= OLDEST else None
     return None

@@ -71,7 +71,7 @@ INSTANT, FALLBACK = 0, 2  # cudnnBackendHeurMode_t
 TENSOR_CORE, DOWN_CONVERT, NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
 _CROSS_CORRELATION = 1  # cudnnConvolutionMode_t
 _MOST_NOTES = 10
-_MOST_CONFIGS = 512  # several times as many as heuristics list
+_MOST_CONFIGS = 512  # several times the number that heuristics list
 
 # Positions in the array: functions, the number of descriptors, the address of the space, the space, the descriptors
 _FUNCTIONS = ("CreateDescriptor", "Finalize", "DestroyDescriptor", "SetAttribute", "GetAttribute")
@@ -114,20 +114,20 @@ def destroy(cudnn: Words, left: int) -> None:
 
 @compiled_within
 def finalize(cudnn: Words, descriptor: int) -> bool:
-    """Return whether cuDNN takes a descriptor as it was set."""
+    """Return whether cuDNN accepts a descriptor with its attributes."""
     return call(cudnn[_FINALIZE], descriptor, 0, 0, 0, 0, 0) == 0
 
 
 @compiled_within
 def put(cudnn: Words, descriptor: int, name: int, kind: int, value: int) -> bool:
-    """Return whether cuDNN takes an attribute of one value: an integer, a descriptor, or a float by its bits."""
+    """Return whether cuDNN accepts an attribute of one value: an integer, a descriptor, or a float by its bits."""
     cudnn[_ROOM] = value
     return call(cudnn[_SET], descriptor, name, kind, 1, cudnn[_ADDRESS], 0) == 0
 
 
 @compiled_within
 def put_all(cudnn: Words, descriptor: int, name: int, values: Words) -> bool:
-    """Return whether cuDNN takes an attribute of several int64."""
+    """Return whether cuDNN accepts an attribute of several int64."""
     for at in range(len(values)):
         cudnn[_ROOM + at] = values[at]
     return call(cudnn[_SET], descriptor, name, INT64, len(values), cudnn[_ADDRESS], 0) == 0
@@ -135,7 +135,10 @@ def put_all(cudnn: Words, descriptor: int, name: int, values: Words) -> bool:
 
 @compiled_within
 def read(cudnn: Words, descriptor: int, name: int, kind: int, most: int) -> int:
-    """Return how many values of an attribute were read, at most `most`, behind the room's first place; -1 if refused."""
+    """Return the number of values read of an attribute, at most `most`; -1 if refused.
+
+    The values are written after the first element of the array's space.
+    """
     address = cudnn[_ADDRESS]
     if call(cudnn[_GET], descriptor, name, kind, most, address, address + cudnn.itemsize) != 0:
         return -1
@@ -252,7 +255,10 @@ def largest_workspace(
 
 @compiled_within
 def _read_configs(cudnn: Words, heuristics: int, count: int) -> int:
-    """Read at most `count` configurations behind the descriptors, in the order of preference, and return how many there are."""
+    """Read at most `count` configurations in the order of preference, and return their number.
+
+    They are written after the descriptors.
+    """
     first = _MADE + cudnn[_COUNT]
     for _ in range(count):
         if not create(cudnn, ENGINE_CONFIG):

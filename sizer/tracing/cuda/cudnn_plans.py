@@ -13,9 +13,9 @@ import numpy as np
 from sizer.allocator.compiled import compiled, compiled_within
 from sizer.tracing.cuda import cudnn_graph
 
-_FARTHEST = 32  # getAlignment looks no farther
+_FARTHEST = 32  # largest alignment that getAlignment checks
 
-# The kinds of operation, each with the numbers of its attributes: alpha, beta, convolution, weight, input, output.
+# Kinds of operation, each with the numbers of its attributes: alpha, beta, convolution, weight, input, output.
 _OPERATIONS = {
     "forward": (10, *range(700, 706)),
     "backward data": (12, *range(706, 712)),

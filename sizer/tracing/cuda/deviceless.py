@@ -78,7 +78,7 @@ def workspace_bytes(product: Product, capability: tuple[int, int]) -> int | None
 
 # elf.h: entries of the dynamic section
 _END, _TABLE_BYTES, _STRINGS, _SYMBOLS, _TABLE, _RUN_PATH = 0, 2, 5, 6, 23, 29
-_SYMBOL_BYTES = 24  # sizeof(Elf64_Sym), which begins with the name's place among the strings
+_SYMBOL_BYTES = 24  # sizeof(Elf64_Sym), which begins with the offset of the name among the strings
 
 
 class NoImportError(Exception):
@@ -145,7 +145,7 @@ def _read_words(library: ctypes.CDLL) -> tuple[_LinkMap, dict[int, int]]:
 # ---------------------------------------------------------------------------------------------------------- deviceless
 
 
-# The libraries of cuDNN that look for cuBLASLt and for the driver.
+# Libraries of cuDNN that load cuBLASLt and the driver.
 _ENGINES = ("libcudnn_engines_precompiled.so.9", "libcudnn_engines_runtime_compiled.so.9")
 _GRAPH = "libcudnn_graph.so.9"
 _DRIVER = "libcuda.so"
@@ -194,7 +194,7 @@ class Described:
 
 
 class Interposer:
-    """The functions that cuDNN finds; they must stay alive for as long as the process does."""
+    """Functions that cuDNN finds; they must stay alive as long as the process does."""
 
     def __init__(self, folder: Path) -> None:
         """Replace the loader's functions in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
@@ -230,7 +230,7 @@ class Interposer:
 
     @property
     def product_queries(self) -> int:
-        """Return how many of cuDNN's queries for algorithms of a product came here."""
+        """Return the number of cuDNN's queries for algorithms of a product."""
         return self._product_queries
 
     def _is_described(self) -> bool:

@@ -21,7 +21,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 
 _aten = torch.ops.aten
-_COUNT_BYTES = 4  # of the places of a mask
+_COUNT_BYTES = 4  # of the number of true elements
 
 
 def nonzero(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -99,7 +99,8 @@ def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) 
         for mask in masks:
             yield from _places(mask, places)
         return
-    for mask in masks:  # its places are released once they are made linear: a dimension's remainder and product, and their sum
+    # the mask's indices are released once they are linear, which needs a dimension's remainder, its product and their sum
+    for mask in masks:
         yield [*copies(mask), *_scratch(COUNT, mask)]
         yield [places * mask.dim() * 8, *[places * 8] * min(dims + 1, 3)]
     if device.version < (2, 15):
@@ -172,8 +173,8 @@ def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
     """
     grad, indices, rows, scales = args[0], args[1], args[2], args[4]
     yield tuple(copies(grad, indices))
-    # pull request 170589, of PyTorch 2.11: parts of few rows are added to the result by atomic operations, unless it is to be
-    # deterministic (EmbeddingBackwardKernel.cu)
+    # pull request 170589, of PyTorch 2.11: parts of few rows are added to the result by atomic operations, unless deterministic
+    # algorithms are requested (EmbeddingBackwardKernel.cu)
     few = device.version >= (2, 11) and not torch.are_deterministic_algorithms_enabled()
     kinds = [kind for kind, holds in ((ALWAYS, scales), (FEW, few)) if holds]
     yield from _summed_rows(device, grad, indices, rows, out, *kinds, scales=scales)

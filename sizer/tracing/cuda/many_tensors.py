@@ -61,14 +61,14 @@ def grouped_mm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     if dtypes != {torch.bfloat16} or not (device.capability[0] == 9 or device.capability[0] == 10):
         return [[PRODUCT]]
     count = first.shape[0] if groups is None else groups.shape[0]
-    # pointers to both matrices and the result, as many as are 16 bytes; three strides; rows, columns and depth as int32
+    # pointers to both matrices and the result, padded to 16 bytes; three strides; rows, columns and depth as int32
     arguments = round_up(count, 2) * 3 * 8 + count * (3 * 8 + 3 * 4)
     each = SM90 if device.capability[0] == 9 else SM100_SMALL if _is_small(first, second, count) else SM100
     return [[arguments, processors_of(device) * each]]
 
 
 def _is_small(first: Tensor, second: Tensor, groups: int) -> bool:
-    """Return whether a group has few rows or columns, where all are as large."""
+    """Return whether a group has few rows or columns, if all groups have the same size."""
     rows, columns = first.shape[-2], second.shape[-1]
     if first.dim() == 2 and second.dim() == 3:
         rows //= groups
@@ -128,7 +128,7 @@ def split_with_sizes_copy(device: Device, args: tuple, kwargs: dict, out: Any) -
     chunks = tensor.numel() // prod(tensor.shape[dim:])
     blocks = sum(-(-size // TILE_BYTES) for size in of_chunks)
     most = processors_of(device) * PROCESSOR_THREADS // BLOCK_THREADS * 2
-    each = -(-blocks * chunks // most)  # tiles that a block copies, of as many chunks as tiles of each
+    each = -(-blocks * chunks // most)  # tiles that a block copies: about as many chunks as tiles of each chunk
     tiles = -(-each // min(ceil(sqrt(each)), chunks))
     launched = sum(-(-size // (TILE_BYTES * tiles)) for size in of_chunks)
     return [[(4 * len(sizes) + 1 + launched) * ENTRY_BYTES]]

@@ -231,7 +231,7 @@ def batch_norm_gradient(args: tuple, out: tuple) -> tuple:
 
 
 def _channels_last(input: Tensor) -> bool:
-    """Return True if kernels for channels last take the input (batch_norm_use_channels_last_kernels)."""
+    """Return True if channels-last kernels support the input (batch_norm_use_channels_last_kernels)."""
     if input.is_contiguous():
         return input.dim() > 1 and input.stride(1) == 1
     return suggest_memory_format(input) != torch.contiguous_format

@@ -30,8 +30,8 @@ _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 _NAMES = {_RELU: "rnn_relu", _TANH: "rnn_tanh", _LSTM: "lstm", _GRU: "gru"}
 _KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 4}  # values kept per hidden unit and step: gates, for LSTM the cell too
 _FLATTENED = {torch.half, torch.float, torch.double}  # torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-_DROPOUT_STATE = 80 * 2048 * 16  # bytes, for a device of unknown hardware: that of 80 multiprocessors
-_BIASED = 4  # tensors of each layer, or more: with biases
+_DROPOUT_STATE = 80 * 2048 * 16  # bytes, for a device of unknown hardware: as for 80 multiprocessors
+_BIASED = 4  # fewest tensors of a layer with biases
 _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 
@@ -135,7 +135,7 @@ def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
 
 
 def _is_turned(batch_first: bool, sizes: list[int]) -> bool:
-    """Return True if cuDNN's kernel, for which time comes first, reads and writes transposed views."""
+    """Return True if cuDNN's kernel, which needs time as the first dimension, reads and writes transposed views."""
     return batch_first and not sizes
 
 

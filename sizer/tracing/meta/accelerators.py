@@ -110,7 +110,7 @@ def _names_device(args: tuple, kwargs: dict | None) -> bool:
 
 
 def sparse_refused(name: str) -> TraceError:
-    """Return the error of a trace that meets a sparse tensor, made by a function or operator."""
+    """Return the error of a trace with a sparse tensor, made by a function or operator."""
     return TraceError(
         "sparse tensors are not traced",
         given=name,
@@ -179,7 +179,7 @@ class OnMeta(TorchFunctionMode):
             return f"torch.{'' if args[0] in self._host else 'cuda.'}{_LEGACY[args[0].dtype]}"
         if func is Tensor.type and (named := _type_named(args[1] if len(args) > 1 else (kwargs or {}).get("dtype"))):
             return self.__torch_function__(Tensor.to, types, (args[0], *named))
-        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # an attribute of a tensor, say: the most calls
+        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # such as an attribute of a tensor: most calls
             if func is Tensor.cpu and args[0] in self._host:
                 return args[0]
             if func is Tensor.numpy and args[0].is_meta and args[0] in self._host:  # a large one
@@ -187,7 +187,7 @@ class OnMeta(TorchFunctionMode):
                     return torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu").numpy()
             if func in _TO_NUMPY and self._has_place(args[0]):
                 raise TypeError(_NO_NUMPY)
-            if func is Tensor.share_memory_ and args[0].is_meta:  # as of every tensor on CUDA
+            if func is Tensor.share_memory_ and args[0].is_meta:  # as for every tensor on CUDA
                 return args[0]
             if func in _NUMBERS and args[0].is_meta and torch._C._dispatch_tls_is_dispatch_key_excluded(_PYTHON[0]):
                 return _NUMBERS[func](_read(args[0]))
@@ -225,7 +225,7 @@ class OnMeta(TorchFunctionMode):
                 args = tuple(map(_unnumbered, args))
         if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
             args = (args[0], self._host.copy_of(args[1], pinned=False))
-        if len(args) == 2 and func == _SET_DATA and args[0].is_cpu and args[1].is_meta:  # FSDP1 moves parameters so
+        if len(args) == 2 and func == _SET_DATA and args[0].is_cpu and args[1].is_meta:  # FSDP1 moves parameters this way
             return torch._C._swap_tensor_impl(args[0], args[1].detach().requires_grad_(args[0].requires_grad))
         deferred = self._deferred
         if deferred is None or not deferred.is_setting_up:
@@ -258,9 +258,9 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check_single(self, values: Iterable[Any]) -> None:
-        """Raise TraceError if one of the values names another GPU than the code has named before: a trace is of one.
+        """Raise TraceError if one of the values names another GPU than the code has named before: a trace has one GPU.
 
-        On a rank of several, tensors say that they are on GPU 0, which is then no other.
+        On a rank of several, tensors report that they are on GPU 0, which then counts as the same.
         """
         for value in values:
             index = _index_of(value)
@@ -295,7 +295,7 @@ class OnMeta(TorchFunctionMode):
             return Tensor.to(tensor, "meta", copy=True)
 
     def _moved_lazy(self, parameter: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the empty tensor of a lazy module's parameter as `.to(…)` gives it; the parameter has no shape to ask for."""
+        """Return the empty tensor of a lazy module's parameter after `.to(…)`; the parameter has no shape."""
         device, dtype, *_ = self._asked(*args, **kwargs)
         place = parameter.data.device if device is None else _on_meta(device)
         with self._host.told(False):
@@ -328,7 +328,7 @@ class OnMeta(TorchFunctionMode):
         return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cpu"
 
     def _asked(self, *args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, bool, torch.memory_format]:
-        """Return the device, the dtype, `non_blocking`, `copy` and the memory format that arguments of `Tensor.to` name."""
+        """Return the device, the dtype, `non_blocking`, `copy` and the memory format from arguments of `Tensor.to`."""
         other = args[0] if args else kwargs.get("other")
         before_copy = 2 if isinstance(other, (Tensor, torch.dtype)) else 3  # positions
         copy = args[before_copy] if len(args) > before_copy else kwargs.get("copy", False)
@@ -350,7 +350,7 @@ class OnMeta(TorchFunctionMode):
         memory_format: torch.memory_format = torch.preserve_format,
         of_module: bool = False,
     ) -> Tensor:
-        """Return a copy on the host; a large one, or one of a module, stays on meta, and takes no memory here."""
+        """Return a copy on the host; a large copy, or one of a module, stays on meta without memory."""
         how = (dtype or tensor.dtype, non_blocking)
         if not tensor.is_meta or (tensor.nbytes <= LARGE and not of_module):
             return Tensor.to(tensor, "cpu", *how, memory_format=memory_format)
@@ -358,7 +358,10 @@ class OnMeta(TorchFunctionMode):
             return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format)
 
     def _makes_on_host(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """Return True if a function of _UNFILLED makes a tensor of the host; in a setup only one like a tensor that has a place."""
+        """Return True if a function of _UNFILLED creates a host tensor.
+
+        In a setup only a tensor like one of the device or the host counts.
+        """
         if self._host.setting_up and (func is not torch.empty_like or not self._has_place(args[0])):
             return False
         if (device := kwargs.get("device")) is not None:
@@ -508,7 +511,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
         of_default_type.close()
         if host.is_default_elsewhere and named is not None:
             torch.set_default_dtype(named[1])
-            # here alone: Dynamo takes note of the constructor when it is imported
+            # only here: Dynamo records the constructor when it is imported
             of_default_type.enter_context(mock.patch.object(Tensor, "__new__", staticmethod(new), create=True))
         else:
             set_type(kind)

@@ -1,7 +1,7 @@
-"""Scaled dot product attention: the call, and the math path that every device has.
+"""Scaled dot product attention: the call, and the math path of every device.
 
-Source: aten/src/ATen/native/transformers/sdp_utils_cpp.h and attention.cpp, PyTorch 2.6 and 2.11 to 2.15. Shapes: query
-[batch, heads, queries, head_dim], key and value [batch, key_heads, keys, head_dim].
+Source: aten/src/ATen/native/transformers/sdp_utils_cpp.h and attention.cpp, PyTorch 2.6 and 2.11 to 2.15. Shapes: query [batch,
+heads, queries, head_dim], key and value [batch, key_heads, keys, head_dim].
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SWITCHES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The call as sdp_params holds it."""
+    """Call with the arguments of sdp_params."""
 
     query: Tensor
     key: Tensor
@@ -128,7 +128,7 @@ def math_attention(a: Attention) -> Tensor:
     weights = torch._safe_softmax(weights, -1)
     if a.dropout > 0:
         weights = torch.dropout(weights, a.dropout, True)
-    second = weights.to(dtype)  # of the pair that it returns; compilers evaluate it first, and it lives to the end
+    second = weights.to(dtype)  # of the returned pair; compilers evaluate it first, and it stays alive to the end
     first = torch.matmul(weights, value).to(dtype)
     del second
     return first

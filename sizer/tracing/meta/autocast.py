@@ -28,7 +28,7 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# torchvision's own, run in float32 and given back in the dtype of their first argument (torchvision/csrc/ops/autocast, 0.26).
+# torchvision's operators that run in float32 and return the dtype of their first argument (torchvision/csrc/ops/autocast, 0.26).
 TORCHVISION = names("nms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d")
 
 # CUDA: run in the autocast dtype.
@@ -122,7 +122,7 @@ _aten = torch.ops.aten
 
 
 class Autocast:
-    """The autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
+    """Autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
 
     def __init__(self, kind: str, version: Version, *, compiles: bool = False) -> None:
         """Start outside autocast.
@@ -350,7 +350,7 @@ class Autocast:
 
         unavailable = torch.cuda.amp.common.amp_definitely_not_available
         return [
-            # a GradScaler("cuda") is on where CUDA's rules hold
+            # a GradScaler("cuda") is enabled if CUDA's rules hold
             (torch.cuda.amp.common, "amp_definitely_not_available", lambda: self._kind != "cuda" and unavailable()),
             (original, "__init__", new_start),
             (original, "__enter__", new_enter),
@@ -406,7 +406,7 @@ _fallbacks: list[torch.library.Library] = []
 
 
 def _fall_through_elsewhere() -> None:
-    """Make operators without an autocast rule pass the key by: once a process, as PyTorch does for the keys that it uses."""
+    """Make operators without an autocast rule skip the key: once a process, as PyTorch does for its own keys."""
     if not _fallbacks and not torch._C._dispatch_has_backend_fallback(torch._C.DispatchKey.AutocastIPU):
         library = torch.library.Library("_", "IMPL")
         library.fallback(torch.library.fallthrough_kernel, _KEY)

@@ -119,15 +119,16 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     if func in known or func in _WHOLE or not makes_tensors(func):
         return None
     if "Scalar" in func._overloadname or func._opname.endswith("_copy"):
-        return None  # a number that is wrapped in a tensor, a view that is cloned: nothing but the result
+        return None  # a number wrapped in a tensor, or a cloned view: only the result
     return partial(func._op_dk, getattr(torch._C.DispatchKey, explicit[0]))
 
 
 def _python_parts(func: Any, kind: str) -> Callable[..., Any] | None:
     """Return the Python function that a device runs for an operator of `torch.library.custom_op`, or None.
 
-    On meta such an operator runs its fake kernel, which makes the results alone. The function is called once on the arguments of
-    the first call, unseen. If it cannot run without values (it launches kernels, say), the fake kernel serves.
+    On meta such an operator runs its fake kernel, which makes only the results. The function is called once on the arguments of
+    the first call, unrecorded. If it cannot run without values (for instance because it launches kernels), the fake kernel is
+    used.
     """
     definition = OPDEFS.get(func._schema.name)
     if definition is None:
@@ -148,7 +149,7 @@ def _runs_on_meta(function: Callable[..., Any], args: tuple, kwargs: dict) -> bo
         with _disable_current_modes():
             copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
             function(*copies[0], **copies[1])
-    except Exception:  # of any class: the function is not PyTorch's
+    except Exception:  # of any class: the function is not part of PyTorch
         return False
     return True
 

@@ -46,7 +46,7 @@ def stream_of_pool(pool: Pool) -> Any:
 
 
 class _Draws(TorchDispatchMode):
-    """Within the mode the first operator that draws random numbers has `begin` called: a graph then keeps a seed and an offset."""
+    """Calls `begin` at the first operator that draws random numbers: a graph then keeps a seed and an offset."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Draws(TorchDispatchMode):
 
 
 def _draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return True if a call of an operator draws random numbers: attention without dropout does not, nor its backward pass."""
+    """Return True if a call of an operator draws random numbers; attention without dropout and its backward pass do not."""
     if torch.Tag.nondeterministic_seeded not in func.tags or "backward" in func.name():
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -167,7 +167,7 @@ def graphs_seen(recorder: Recording) -> Iterator[None]:
             uses[self.id[1]] += 1
 
         def use_count(self) -> int:
-            """Return how many use it: this object, contexts and graphs."""
+            """Return the number of users: this object, contexts and graphs."""
             return uses[self.id[1]]
 
         def snapshot(self, include_traces: bool = True) -> list[Any]:

@@ -73,7 +73,7 @@ class Deferred:
 
     @property
     def is_left(self) -> bool:
-        """Return whether code has set up its model and has left some of them on meta."""
+        """Return whether code has set up its model and some tensors are still on meta."""
         return bool(self._storages) and not self.is_setting_up
 
     def place(self, tensor: Tensor) -> bool:
@@ -90,7 +90,7 @@ class Deferred:
         return device
 
     def names(self, device: object) -> bool:
-        """Return whether code has named it meta: the word, or a device that `name` was given."""
+        """Return whether code has named the device meta: by the word, or by a device registered with `name`."""
         return device == "meta" if isinstance(device, str) else id(device) in self._devices
 
     @contextmanager

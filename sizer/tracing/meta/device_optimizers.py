@@ -1,4 +1,4 @@
-"""Optimizers as PyTorch makes them on a device: which implementation runs by default, and the fused one on meta tensors."""
+"""Optimizers as on a device: the default implementation, and the fused one on meta tensors."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:
     optimizer.get_state_buffer = get_state_buffer
 
 
-# Modules that ask whether an optimizer may keep its step counters on the device.
+# Modules that check whether an optimizer may keep its step counters on the device.
 _CAPTURABLE = ("adadelta", "adam", "adamax", "asgd", "nadam", "optimizer", "radam", "rmsprop", "rprop")
 
 

@@ -49,7 +49,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error is PyTorch's about dtypes that do not go together or have no kernel."""
+    """Return whether an error is PyTorch's about mismatched dtypes or dtypes without a kernel."""
     return isinstance(error, (RuntimeError, TypeError, ValueError)) and _REFUSAL.search(str(error)) is not None
 
 

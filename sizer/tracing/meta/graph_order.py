@@ -62,7 +62,7 @@ def _number_anew(outputs: Iterable[Any], counted: Sequence[tuple[int, int]]) -> 
 
 
 def _reachable(roots: Iterable[Any], first: int) -> list[Any]:
-    """Return the nodes with numbers from `first` on that are connected to some nodes by such ones; leaves have no number."""
+    """Return the nodes with numbers from `first` on that are connected to some nodes through such nodes; leaves have no number."""
     found: dict[Any, None] = {}
     left = [*roots]
     while left:
@@ -75,7 +75,7 @@ def _reachable(roots: Iterable[Any], first: int) -> list[Any]:
 
 
 def _gradients_of(outputs: Iterable[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of the leaves that tensors were computed from."""
+    """Return the gradients of the leaves from which tensors were computed."""
     return [node.variable.grad for node in _all_nodes(output.grad_fn for output in outputs) if hasattr(node, "variable")]
 
 

@@ -24,9 +24,9 @@ from sizer.architecture.held_tensors import parts_of
 from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 _LARGEST_STORAGE = 2**40  # bytes
-# Operators that take tensors of the device and of the host at once.
+# Operators that accept tensors of the device and of the host together.
 _COPIES = frozenset(("copy_", "_foreach_copy_", "set_", "_has_compatible_shallow_copy_type"))
-_INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))  # places may be on the host
+_INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))  # indices may be on the host
 _OF_BOTH = _COPIES | _INDEXED
 # Operators with an argument that is always on the host: lengths, batch sizes, seeds, scalars of foreach.
 _WITH_LENGTHS = (
@@ -38,14 +38,14 @@ _is_cpu = torch._C.TensorBase.is_cpu.__get__
 
 
 class Addresses:
-    """Addresses of storages on meta, which code compares. They are the same in the setup and in the steps after it."""
+    """Addresses of storages on meta, which code compares. The setup and the later steps use the same addresses."""
 
     def __init__(self) -> None:
         self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
         self._counted = count(1)
 
     def address_of(self, storage: torch.UntypedStorage) -> int:
-        """Return an address that no other storage has had, as far from the next as their bytes might reach."""
+        """Return an address that no other storage has had; distances between addresses exceed any storage's bytes."""
         return self._numbers.setdefault(storage, next(self._counted)) * _LARGEST_STORAGE
 
 
@@ -61,13 +61,13 @@ class HostMemory:
         self.tells = False  # whether a user's code sees devices as on a real host
         self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
         self.peak_bytes = 0
-        self.copied_bytes = 0  # of tensors that were copied from here to the device
+        self.copied_bytes = 0  # of tensors that were copied from the host to the device
         self.making: bool | None = (
             None  # whether new tensors are on the host; None if that depends on their inputs
         )
         self.offloads = False  # whether FSDP2 has parameters here
         self.setting_up = False  # whether tensors without a device are on the host: while user code sets up
-        self.pins = False  # whether a tensor is made that is to be pinned
+        self.pins = False  # whether the tensor under construction will be pinned
         self._pinning = False  # whether new host tensors are pinned
         self._pinned: dict[int, weakref.ref] = {}
         self._held_bytes = 0
@@ -97,10 +97,10 @@ class HostMemory:
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def check(self, operator: str, inputs: list[Tensor]) -> None:
-        """Raise RuntimeError in PyTorch's words where an operator ("aten.mm.default") would compute with tensors of both places.
+        """Raise RuntimeError with PyTorch's message if an operator ("aten.mm.default") mixes host and device tensors.
 
-        A tensor of the host without dimensions counts as a number; some operators copy, or find places on the host
-        (native/TensorIterator.cpp, native/TensorAdvancedIndexing.cpp). Where FSDP2 offloads, it keeps them apart by itself.
+        A host tensor without dimensions counts as a number; some operators copy, or find indices on the host
+        (native/TensorIterator.cpp, native/TensorAdvancedIndexing.cpp). If FSDP2 offloads, it separates the tensors itself.
         """
         namespace, name, *_ = operator.split(".")
         if self.making is not None or self.offloads or name in _COPIES or (name in _INDEXED and not self.tells):
@@ -108,9 +108,9 @@ class HostMemory:
         if self.tells and (namespace != "aten" or name.startswith(_WITH_LENGTHS) or "attention_backward" in name):
             return
         places = [self._place(tensor) for tensor in inputs]
-        if name in _INDEXED and False in places[:1] and True in places:  # places of the device, in a tensor of the host
+        if name in _INDEXED and False in places[:1] and True in places:  # indices of the device, in a tensor of the host
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-        compared = places if name not in _INDEXED else places[:: len(places) - 1] if "put" in name else []  # with the values
+        compared = places if name not in _INDEXED else places[:: len(places) - 1] if "put" in name else []  # including the values
         if len({*compared} - {None}) == 2:
             raise RuntimeError(_APART)
 
@@ -142,7 +142,7 @@ class HostMemory:
         return self.told(True, pinned=pinned) if self.setting_up and self.making is None else nullcontext()
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the host, which says from now on that it is pinned, as do its views."""
+        """Return a tensor of the host that is pinned from now on, as are its views."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._pinned[key] = weakref.ref(storage, lambda _: self._pinned.pop(key))

@@ -105,7 +105,7 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     if not owned or not (old.is_contiguous() or _aten.is_non_overlapping_and_dense.default(old)):
         return NotImplemented
     recorder.values.forget(old)
-    return old  # which add_ would leave as it is
+    return old  # the result of add_, which leaves a meta tensor unchanged
 
 
 def _decline(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -116,7 +116,7 @@ _COUNTING = ("IndexReduceBackward", "ScatterReduceBackward")  # their formulas c
 
 
 def _node() -> str:
-    """Return the name of autograd's node at work, without the number of its overload."""
+    """Return the name of autograd's current node, without the number of its overload."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name().rstrip("0123456789")
 

@@ -154,7 +154,7 @@ COUNTERS = 2  # integers for each sample and label, on a GPU
 
 
 class _Loss(torch.autograd.Function):
-    """Costs [batch] of logits [batch, frames, 1 + labels, classes]; the gradient is computed with them and kept."""
+    """Costs [batch] of logits [batch, frames, 1 + labels, classes]; the gradient is computed together with them and kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, on_gpu: bool) -> Tensor:

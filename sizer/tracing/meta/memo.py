@@ -23,7 +23,7 @@ from sizer.tracing.values.known import is_meta, tensors_of
 _META = torch.device("meta")
 _aten = torch.ops.aten
 _FACTORIES = (_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.scalar_tensor.default)
-MOST_RESULTS = 2**12  # of an operator that are remembered at once
+MOST_RESULTS = 2**12  # results per operator
 _ORDINARY = (Tensor, nn.Parameter)
 _NUMBERS = (bool, int, float)  # True, 1 and 1.0 are equal, and promote differently
 
@@ -31,7 +31,7 @@ Maker = Callable[[], Any]
 
 
 class Memo:
-    """An operator, memoized by all that its results follow from."""
+    """Operator, memoized by everything that determines its results."""
 
     __slots__ = ("_func", "_makers")
 
@@ -110,7 +110,7 @@ def _corrected(func: Callable[..., Any], correct: Callable[[tuple, Any], Any]) -
 
 
 def changes_values(func: Any) -> bool:
-    """Return whether an operator of PyTorch's own, by its schema and tags, writes to its first argument element by element."""
+    """Return whether an operator of PyTorch writes to its first argument element by element, by its schema and tags."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or torch.Tag.pointwise not in func.tags:
         return False
     first, *others = func._schema.arguments
@@ -168,7 +168,7 @@ def _tensor_maker(out: Tensor) -> Maker:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Return whether a tensor is all that there is of its memory, and nothing but its shape, strides and dtype."""
+    """Return whether a tensor uses its whole memory, and has only its shape, strides and dtype."""
     if type(tensor) is not Tensor or not is_meta(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     alike = _tensor_maker(tensor)()

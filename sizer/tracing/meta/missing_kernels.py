@@ -34,7 +34,7 @@ _FOUND = re.compile(r"torchvision's operator (\w+) has no (\w+) kernel on \w+")
 
 
 def missing_kernel(failure: str) -> str | None:
-    """Return the sentence of a failure that names an operator and the dtype without a kernel; None without one."""
+    """Return a sentence about an operator and the dtype without a kernel; None if every operator has one."""
     found = _FOUND.search(failure)
     return found and found[0]
 

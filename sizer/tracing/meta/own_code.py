@@ -126,7 +126,7 @@ def checkpoints_not_written(told: Callable[[str], None]) -> Iterator[None]:
             serialize = files.serialize_file
 
             def serialize_file(written: object, filename: Any, *args: Any, **kwargs: Any) -> None:
-                # `save_file` gives addresses alone (safetensors/torch.py, 0.8); its argument `tensors` holds the tensors
+                # `save_file` only gets addresses (safetensors/torch.py, 0.8); its argument `tensors` has the tensors
                 if has_values(sys._getframe(1).f_locals.get("tensors"), filename, "safetensors"):
                     serialize(written, filename, *args, **kwargs)
 

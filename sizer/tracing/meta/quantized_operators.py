@@ -39,7 +39,7 @@ OPERATORS = (
     "int8_linear_matmul", "int8_mm_dequant", "int8_vectorwise_quant", "int8_double_quant", "int8_mixed_scaled_mm",
     "int8_scaled_mm", "optimizer_update_32bit", "optimizer_update_8bit_blockwise",
 )  # fmt: skip
-OUT_OPERATORS = ("int8_linear_matmul", "dequantize_blockwise")  # that have an overload "out", too
+OUT_OPERATORS = ("int8_linear_matmul", "dequantize_blockwise")  # with an overload "out", too
 
 Kernels = dict[str, Callable[..., Any]]
 """Functions of the package by operator ("bitsandbytes.quantize_4bit.default")."""
@@ -79,7 +79,7 @@ def run_backend(name: str, found: Kernels) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{PACKAGE}.backends.{name}.on_meta", file)
     assert spec is not None and spec.loader is not None, "it is a file of Python"
     module = importlib.util.module_from_spec(spec)
-    logging.getLogger(spec.name).setLevel(logging.ERROR)  # of the packages that it would like to find
+    logging.getLogger(spec.name).setLevel(logging.ERROR)  # about optional packages
     with (
         compiled_when_called(),
         mock.patch(f"{PACKAGE}._ops.register_kernel", keep),
@@ -110,7 +110,7 @@ def _quantize_affine(recorder: HandlerContext, func: Any, args: tuple, kwargs: d
     """
     group = importlib.import_module(
         "optimum.quanto.tensor.grouped"
-    ).group  # requirements.txt does not ask for the package
+    ).group  # optional: not in requirements.txt
     given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
     base, scale, shift = given["base"], given["scale"], given["shift"]
     with recorder:

@@ -32,7 +32,7 @@ def in_own_words(func: Any, args: tuple, kwargs: dict, error: Exception) -> Exce
         named = {name: torch.device("cpu") if isinstance(value, torch.device) else value for name, value in named.items()}
         try:
             func(*given, **named)
-        except NotImplementedError:  # a dtype that the CPU alone has no kernel for
+        except NotImplementedError:  # a dtype without a kernel on the CPU only
             return error
         except (RuntimeError, IndexError, ValueError, TypeError) as found:
             words = _KINDS.sub(lambda match: f"torch.cuda.{match[1]}" if match[1] else f"CUDA{match[2]}", str(found))

@@ -157,7 +157,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _fits_into(small: torch.Size, large: torch.Size) -> bool:
-    """Return whether broadcasting the small shape to the large one leaves the large one as it is."""
+    """Return whether broadcasting the small shape to the large one leaves the large one unchanged."""
     if len(small) > len(large):
         return False
     return all(s in (1, n) for s, n in zip(reversed(small), reversed(large), strict=False))

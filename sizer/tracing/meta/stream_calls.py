@@ -57,10 +57,10 @@ class AtWork:
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
-        self._changes: list[int] = []  # the next node's number where another stream is entered
+        self._changes: list[int] = []  # the next node's number when another stream is entered
         self._entered: list[int] = []
         self._node: tuple[int, str] | None = None  # its number and name
-        self._of_node = 0  # its stream, where code that it calls enters no other
+        self._of_node = 0  # its stream, if code that it calls enters no other
         self._outside = 0  # the current stream when the backward pass was started
         self._begun = 0  # the first block of the backward pass
         self._by_code: list[int] = []  # first blocks of alternating ranges: on a stream that code entered, and on others
@@ -227,11 +227,11 @@ class Stream:
         self.event()._after(self).synchronize()
 
     def query(self) -> bool:
-        """Return whether all work is done: always."""
+        """Return True: all work is always done."""
         return True
 
     def is_capturing(self) -> bool:
-        """Return whether a graph is being captured: never."""
+        """Return False: a graph is never being captured."""
         return False
 
     def record_event(self, event: Event | None = None) -> Event:

@@ -90,7 +90,7 @@ def _broadcast_strides(shape: Sequence[int], tensor: Tensor) -> list[int]:
 
 
 def _order(shape: Sequence[int], strides: list[list[int]]) -> list[int]:
-    """Return the dimensions from the fastest on (TensorIteratorBase::reorder_dimensions): an insertion sort by strides."""
+    """Return the dimensions, the fastest first (TensorIteratorBase::reorder_dimensions): an insertion sort by strides."""
 
     def compare(first: int, second: int) -> int:
         for steps in strides:
@@ -141,7 +141,7 @@ def indexed(args: tuple, out: Tensor) -> Tensor:
     masks = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
     if 1 not in out.shape or out.device.type != "meta" or masks:
         return out
-    if places[-1] - places[0] >= len(places):  # not side by side: they come first
+    if places[-1] - places[0] >= len(places):  # not adjacent: their dimensions come first
         others = [place for place in range(input.dim()) if place not in places]
         input, places = input.permute(*places, *others), list(range(len(places)))
     before, after = input.stride()[: places[0]], input.stride()[places[-1] + 1 :]
@@ -261,7 +261,7 @@ def elements_of(args: tuple) -> torch.Size:
 
 
 def over_elements(at: int) -> Any:
-    """Return a correction: a loss that is reduced, over the storage of all elements; `at` is the place of the reduction."""
+    """Return a correction for a reduced loss, which has the storage of all elements; `at` is the position of the reduction."""
 
     def correct(args: tuple, out: Tensor) -> Tensor:
         if not is_reduced(args, {}, at):

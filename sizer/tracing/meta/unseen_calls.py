@@ -1,4 +1,4 @@
-"""Events that a trace notes although no dispatch mode sees them: resized storages, memory given back, DDP's buckets."""
+"""Events that a trace notes although no dispatch mode sees them: resized storages, released caches, DDP's buckets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def buckets_seen(log: BlockLog) -> Iterator[None]:
             log.classify(block, "workspace")
 
     class Reducer(dist.Reducer):
-        """PyTorch's own."""
+        """PyTorch's reducer, with buckets classified as workspace."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             with held():
@@ -75,7 +75,7 @@ def buckets_seen(log: BlockLog) -> Iterator[None]:
 
         def _rebuild_buckets(self) -> bool:
             with held():
-                log.telling = False  # ranks agree on the order once
+                log.telling = False  # ranks agree on the order only once
                 try:
                     return super()._rebuild_buckets()
                 finally:

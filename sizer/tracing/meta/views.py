@@ -23,13 +23,13 @@ VIEWS = (
     *(_aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int, _aten.diagonal.default),
     _aten.alias.default,
 )
-# Functions that make tensors of another class, which is among the arguments; not all versions have each
+# Functions that make tensors of another class, which is one of the arguments; some versions lack some functions
 _MAKE = ("_make_wrapper_subclass", "_make_subclass", "_make_dtensor", "as_subclass")
 _MAKERS = tuple(name for name in _MAKE if hasattr(Tensor, name))
 
 
 def dispatches(kind: type[Tensor]) -> bool:
-    """Return True if tensors of a class take operators themselves."""
+    """Return True if tensors of a class handle operators themselves."""
     return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 

@@ -1,10 +1,9 @@
-"""Detection boxes of unknown values: those a detector proposes, which of them survive, and which of them match an object.
+"""Detection boxes of unknown values: a detector's proposals, the remaining boxes, and boxes that match an object.
 
-As many pass a score threshold as the model goes on with at most (`topk_candidates`, `detections_per_img`). Non-maximum
-suppression keeps all it is given; the model cuts them to its own limits (`post_nms_top_n`, `detections_per_img`). Matching
-gives every fourth of them to an object, enough to fill the share of positives that the models draw
-(`box_positive_fraction`, a quarter of 512 boxes for mask and keypoint heads). The levels of the feature pyramid get as many
-boxes each.
+At most as many boxes pass a score threshold as the model uses afterwards (`topk_candidates`, `detections_per_img`). Non-maximum
+suppression keeps all its boxes; the model cuts them to its own limits (`post_nms_top_n`, `detections_per_img`). Matching
+assigns every fourth box to an object, enough to fill the share of positives that the models draw (`box_positive_fraction`, a
+quarter of 512 boxes for mask and keypoint heads). All levels of the feature pyramid get the same number of boxes.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ DETECTION = "torchvision.models.detection"
 class Limited(Protocol):
     """Count the elements that masks select."""
 
-    mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
+    mask_limit: int | None  # elements that an unknown mask is assumed to select; None for all
 
 
 @contextmanager

@@ -20,13 +20,13 @@ class HandlerContext(AbstractContextManager, Protocol):
     device: Device
     values: KnownValues
     batch_size: int  # assumed positions are spread equally within each sample
-    crowded: bool  # whether all other ranks are taken to send this one all that they have
-    mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
+    crowded: bool  # whether all other ranks are assumed to send all of their data to this one
+    mask_limit: int | None  # elements that an unknown mask is assumed to select; None for all
     taken_apart: Any  # the latest operator over a tensor subclass, which runs other operators on its inner tensors
     unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: tensors held until the wait
     barriers: dict[str, Tensor]  # by the name of a group: the buffer of its barriers
     sees_inputs: bool  # whether arguments of operators are watched too: host tensors, or streams
-    engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
+    engine_use_count: int  # the use count of a gradient held only by autograd's engine
 
     def stand_in(self, text: str) -> None:
         """Note an assumption about an unknown value, with the module that used it."""
@@ -50,10 +50,10 @@ class HandlerContext(AbstractContextManager, Protocol):
         """Return an operator's result, logged as if the dispatcher had called it."""
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
-        """Return an operator's result as the device has it, by the table RESULTS."""
+        """Return an operator's result as on the device, by the table RESULTS."""
 
     def is_unshared(self, tensor: Tensor) -> bool:
-        """Return whether nothing but the caller of the running operator holds this tensor's storage."""
+        """Return whether only the caller of the running operator holds this tensor's storage."""
 
 
 Handler = Callable[[HandlerContext, Any, tuple, dict], Any]

@@ -34,7 +34,7 @@ class HostDraws:
         self._left = MOST_DRAWN
 
     def draw(self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Call a function that draws in place for a tensor of the host, and forget the values."""
+        """Call a function that draws in place for a tensor of the host, and drop the values."""
         count = tensor.numel()
         if count > min(self._left, LARGEST_DRAW):
             self._left = 0

@@ -21,16 +21,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tracing.values.twins import DEEPEST, Held, Twin, can_wait, hold, layout_of, on_cpu, run_on_held
 
-# Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
+# Elements of the largest followed integer or boolean tensor: for each of 4096 tokens and 768 experts, whether it is chosen.
 LARGEST_INTEGERS = 2**26
 LARGEST_FLOATS = 2**20  # the same for a floating-point tensor: schedules, thresholds, anchors and their overlaps
 LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
 LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor with stand-ins for unknown values
 LARGEST_KEPT_INTEGERS, LARGEST_KEPT_FLOATS = 2**16, 2**6  # of a buffer made by a constructor, or of `zeros_like`
 
-_KEPT = "_values_of_buffers"  # where a module carries them
+_KEPT = "_values_of_buffers"  # attribute of a module for them
 _aten = torch.ops.aten
-# Operators that change a tensor's shape and strides in place, and none of its values.
+# Operators that change a tensor's shape and strides in place, and no values.
 _VIEWED = frozenset(
     {_aten.squeeze_, _aten.unsqueeze_, _aten.t_, _aten.transpose_, _aten.swapaxes_, _aten.swapdims_, _aten.as_strided_}
 )  # fmt: skip
@@ -62,7 +62,7 @@ LARGEST_INPUT = 2**23  # of a step's own floating-point input: pictures that cod
 
 
 class _Kept:
-    """Values that a module carries for later traces, in a slot, which the census does not take for a model's tensor."""
+    """Values in a module for later traces, in a slot, which the census does not count as a model's tensor."""
 
     __slots__ = ("values",)
 
@@ -94,7 +94,7 @@ def unfilled(like: Tensor) -> Tensor:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
 
 
-# Tensor.is_meta as C++ answers it, without the attribute that a trace has put in its place (`devices_told`)
+# Tensor.is_meta in C++, without the attribute that a trace has installed (`devices_told`)
 is_meta: Callable[[Tensor], bool] = torch._C.TensorBase.is_meta.__get__
 
 
@@ -121,7 +121,7 @@ def storage_number(tensor: Tensor) -> int:
 
 
 class StorageSet:
-    """Tensors by their storages, for as long as these live."""
+    """Tensors by their storages, as long as these are alive."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref] = {}
@@ -140,16 +140,16 @@ _MISMATCH = re.compile(r"expected scalar type|Found dtype \w+ but expected")  # 
 
 
 class KnownValues:
-    """The real twins of meta storages, by the storage's address."""
+    """Real twins of meta storages, by the storage's address."""
 
     def __init__(self) -> None:
         self._twins: dict[int, tuple[Twin, weakref.ref]] = {}
         self._waiting: weakref.WeakSet[Twin] = weakref.WeakSet()  # twins that are yet to be computed
-        self.expected_true = StorageSet()  # results of `all()`: though unknown, surely meant to be True
+        self.expected_true = StorageSet()  # results of `all()`: unknown, but surely expected to be True
         self.expected_false = StorageSet()  # tensors on which `any()` was called: unknown, but assumed to hold no True
         self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
         self._assumed: dict[int, str] = {}
-        self._traits: dict[int, _Traits] = {}  # by the operator's identity: its own hash is Python
+        self._traits: dict[int, _Traits] = {}  # by the operator's identity, as its own hash runs Python code
 
     def get(self, tensor: Tensor) -> Tensor | None:
         """Return a real CPU tensor with this tensor's values (sharing the twin's memory), or None if they are unknown."""
@@ -159,7 +159,7 @@ class KnownValues:
         return twin[0].view(layout_of(tensor)) if twin is not None else None
 
     def remember(self, tensor: Tensor, real: Tensor) -> None:
-        """Note that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
+        """Note that the meta tensor, which owns its whole storage, has the values of `real` (same shape and dtype)."""
         storage = tensor.untyped_storage()
         if (
             real.stride() != tensor.stride()
@@ -231,7 +231,7 @@ class KnownValues:
         return all(map(self.is_known, tensors))
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Return whether a tensor on meta or the CPU has known values, which are not computed for it."""
+        """Return whether a tensor on meta or the CPU has known values, without computing them."""
         return tensor.is_cpu or tensor.untyped_storage()._cdata in self._twins
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -241,7 +241,7 @@ class KnownValues:
         return func(*real_args, **real_kwargs)
 
     def follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        """Keep the twins in step with an operator that has just run on meta tensors."""
+        """Update the twins after an operator on meta tensors."""
         traits = self._traits.get(id(func))
         if traits is None:
             traits = self._traits[id(func)] = _Traits.of(func)
@@ -260,7 +260,7 @@ class KnownValues:
                 return
         elif not isinstance(out, (list, tuple)):
             return
-        if args and isinstance(args[0], Tensor) and not self.is_known(args[0]):  # most results, at once
+        if args and isinstance(args[0], Tensor) and not self.is_known(args[0]):  # quick path for most results
             if traits.fill is not None:
                 self._follow_filled(traits.fill, args, kwargs, out)
             return
@@ -399,7 +399,7 @@ def permutation(count: int) -> Tensor:
 
 
 def _is_unpredictable(func: Any) -> bool:
-    if func.overloadpacket is _aten.randperm:  # as good a permutation as any: code only counts on its being one
+    if func.overloadpacket is _aten.randperm:  # as good a permutation as any: code only requires that it is one
         return False
     return torch.Tag.nondeterministic_seeded in func.tags or func in _UNDEFINED
 

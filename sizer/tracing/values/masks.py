@@ -1,6 +1,6 @@
-"""Indexing by masks and by lists of numbers: how many elements they select, which depends on values.
+"""Indexing by masks and by lists of numbers: the number of selected elements, which depends on values.
 
-An unknown mask is taken to select every element, or the first ones where the recorder knows of a limit.
+An unknown mask is assumed to select every element, or the first ones if the recorder has a limit.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _on_host(recorder: HandlerContext, tensor: Tensor) -> Tensor:
 
 def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Return torch.equal or allclose of known values; tensors of unknown values are assumed equal if their shapes are."""
-    if func is _aten.allclose.default:  # elements compared one by one, then all of them (native/TensorCompare.cpp)
+    if func is _aten.allclose.default:  # elements are compared one by one, then all of them (native/TensorCompare.cpp)
         with recorder:
             torch.isclose(*args, **kwargs).all()
     if recorder.values.all_known(tensors_of(args)):
@@ -350,7 +350,7 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     position = 2 if func.overloadpacket is _aten.topk else 1
     dim = args[position] if len(args) > position else kwargs.get("dim", -1 if position == 2 else None)
     if dim is None:
-        return out  # the place in the whole tensor
+        return out  # the position in the whole tensor
     dim %= values.dim()
     size = values.shape[dim]
     if func.overloadpacket in _FROM_VOCABULARY and size > CHOICES:

@@ -22,8 +22,8 @@ _LATER = {
     *(getattr(_aten, name).Scalar for name in ("eq", "ne", "lt", "le", "gt", "ge")),
 }
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool}
-_FEWEST = 2**12  # elements of a tensor that is worth it
-DEEPEST = 64  # twins that are computed from each other at once
+_FEWEST = 2**12  # fewest elements of a deferred tensor
+DEEPEST = 64  # largest chain of deferred twins
 
 Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]  # dtype, offset, shape and strides in elements
 
@@ -49,7 +49,7 @@ class Twin:
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        """The storage itself."""
+        """Storage, computed at its first use."""
         self.settle()
         assert self._storage is not None, "it is settled"
         return self._storage
