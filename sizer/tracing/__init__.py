@@ -28,9 +28,9 @@ place of a change:
 - operators of bitsandbytes: `meta/quantized_operators.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
 - the rank that is traced, and its world: `traced_rank.py`;
 - a schedule instead of a step's passes, and its callbacks: `traced_rank.py`;
-- the layers of a deep model that are traced: `depth.py`, `sizer/tape/unfold.py`;
-- the batch sizes that are traced, and tapes at others: `batch_lines.py`;
-- a generation, token by token: `token_trace.py`; its traced steps, and the others: `generation.py`;
+- the layers of a deep model that are traced, and the cases in which all are: `depth.py`, `sizer/tape/unfold.py`;
+- the batch sizes that are traced, and the derivation of the others: `batch_lines.py`;
+- a generation, token by token: `token_trace.py`; its traced steps, and the derivation of the others: `generation.py`;
 - generated completions of a training step, and their traced tokens: `rollouts.py`;
 - a package that launches Triton kernels by itself: `compiled/launches.py`;
 - effects of torch.compile on code, and its queries about a device: `compiled/`;

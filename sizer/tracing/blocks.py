@@ -1,7 +1,7 @@
 """Blocks of the log: the block of each storage, and workspaces of kernels.
 
 A storage has its block from its first use until it is freed, which a weak reference reports at once. Workspaces are logged
-around the operator that uses them, and cuBLAS's kept workspace once.
+around the operator that uses them; cuBLAS's kept workspaces are never released.
 """
 
 from __future__ import annotations

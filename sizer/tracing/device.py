@@ -118,11 +118,13 @@ KINDS = ("cuda", "mps", "cpu")
 class Device:
     """Facts of a device, for the traces of one model in one dtype.
 
-    They are the kind "cuda", "mps" or "cpu", the capability (major, minor) for CUDA, and the version (major, minor) of PyTorch
-    with the rules to follow, by default the installed one. The rules themselves are in `sizer.tracing.device_rules`. If traces
-    are `shared`, sizes that depend on the capability only become size queries (`cuda.by_capability`). `answers_for` is the GPU
-    with the number of multiprocessors for compiled code or Liger's layers; None if the traces are valid for every GPU of the
-    capability. `kernels()` are the chosen kernels and the reasons, for the report; `where` returns the current module.
+    They are the kind "cuda", "mps" or "cpu", and the capability (major, minor) for CUDA. The version (major, minor) of PyTorch
+    selects the rules in `sizer.tracing.device_rules`; it is the installed version by default.
+
+    If traces are `shared`, sizes that depend on the capability only become size queries (`cuda.by_capability`). `answers_for`
+    is the GPU with the number of multiprocessors for compiled code or Liger's layers; None if the traces are valid for every
+    GPU of the capability. `kernels()` are the chosen kernels and the reasons, for the report; `where` returns the current
+    module.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Steps with measured memory, written as for a real device: traced on meta, and measured and timed on devices."""
+"""Steps of the estimated work, written as for a real device: traced on meta, measured and timed on a device."""
 
 from __future__ import annotations
 
@@ -291,10 +291,9 @@ class Steps:
         self._sum: Tensor | None = None  # sum of the losses of the passes so far, if they are summed
 
     def run(self) -> Iterator[str]:
-        """Run all steps; yield the number of the step, the phase and whether the phase ends, after each of its parts.
+        """Run all steps; yield the name of each phase of the first step at its end ("forward" ...).
 
-        (2, "step2", True) comes at the end. If a step accumulates, its forward phase ends with the first pass, its backward
-        phase with the last.
+        "step2" and "evaluate" come at the end.
         """
         yield from (phase for number, phase, ends in self.run_all() if ends and is_marked(number, phase))
 
@@ -449,5 +448,5 @@ class Steps:
 
     @property
     def skipped(self) -> bool:
-        """Return whether the gradient scaler found an overflow, so that an optimizer's step was skipped."""
+        """Return whether the gradient scaler found an overflow and skipped an optimizer's step."""
         return self._scaler.is_enabled() and self._scaler.get_scale() < INIT_SCALE

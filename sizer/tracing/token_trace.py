@@ -1,7 +1,7 @@
 """Generation traced token by token: its tape, and the contents of its cache after each token.
 
 Offloaded layers of transformers' caches are on the host, except the current layer; here they are meta tensors.
-transformers/cache_utils.py (Cache.update, CacheLayerMixin.offload and .prefetch, 5.23) copies the last layer to the host, and
+transformers/cache_utils.py (Cache.update, CacheLayerMixin.offload and .prefetch, 5.23) copies the previous layer to the host, and
 the next one to the device, on a second stream. A copy on the host is a meta tensor that no trace has seen.
 """
 

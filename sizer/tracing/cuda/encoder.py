@@ -97,7 +97,8 @@ def encoder_layer(device: Device, src, embed_dim, num_heads, qkv_weight, qkv_bia
                   ffn_bias_2, mask=None, mask_type=None) -> Tensor:  # fmt: skip
     """Run aten._transformer_encoder_layer_fwd (transformer.cpp).
 
-    Attention, residual in place, norm, feed-forward with a fused activation, residual in place, norm.
+    Attention, residual in place, feed-forward with a fused activation, residual in place. Each of the two norms comes before or
+    after its part (`norm_first`).
     """
 
     def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def nonzero(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def masked_select(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add the indices of the mask, expanded to the input's shape (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
+    """Add the indices of the mask, broadcast with the input (cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     yield from _places(args[1].expand(shape), out.numel())
     yield out

@@ -143,9 +143,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def norms(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add addresses of the chunks of all tensors, and a number for each chunk (ForeachReduceOp.cu).
+    """Add the position of each tensor's chunks, and a number for each chunk (ForeachReduceOp.cu).
 
-    Operator: _foreach_norm, with arguments tensors and order. Before 2.15 each tensor has as many numbers as the largest one.
+    Operator: _foreach_norm, with arguments tensors and order. Before 2.15 each tensor has as many numbers as the largest one,
+    and there are no positions.
     """
     tensors, order = args[0], args[1] if len(args) > 1 else kwargs.get("ord", 2)
     plain = all(one.is_floating_point() and one.dtype == tensors[0].dtype for one in tensors) and _are_dense(tensors)

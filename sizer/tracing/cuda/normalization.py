@@ -199,7 +199,7 @@ def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
     """Add the memory of native_batch_norm_backward (cuda/Normalization.cu, batch_norm_backward_cuda).
 
     Arguments: gradient, input, weight, .., training, .., mask. Gradient and input become [N, C, pixels]. With channels last,
-    two float32 sums for each channel are made, and a number instead of weights if the gradient has another format
+    two float32 sums for each channel are made. Without weights, a gradient in another format needs one more number
     (batch_norm_elementwise_backward_train).
     """
     grad, input, weight, training, wanted = args[0], args[1], args[2], args[7], args[9]
