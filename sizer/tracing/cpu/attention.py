@@ -66,10 +66,10 @@ def flash_attention(device: Device, args: tuple, kwargs: dict, out: tuple) -> St
 
 
 def flash_attention_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """Add two blocks of weights per thread and a sum for every row (cpu_flash_attention_backward).
+    """Add two blocks of weights per thread and a sum for every row (cpu/FlashAttentionKernel.cpp).
 
     Operator: .._flash_attention_for_cpu_backward. Half precision needs the blocks in both precisions; oneDNN's matrix products
-    in half precision have buffers of their own. Source: cpu/FlashAttentionKernel.cpp.
+    in half precision have buffers of their own. Function: cpu_flash_attention_backward.
     """
     grad, query, key = args[0], args[1], args[2]
     rows, columns = _split(query.shape[2], key.shape[2])

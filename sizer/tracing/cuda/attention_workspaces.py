@@ -69,9 +69,9 @@ def cudnn_attention_backward(device: Device, args: tuple, kwargs: dict, out: Any
 
 
 def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add delta [batch, heads, queries] in float32, `efficient_workspace` and expanded grouped heads (attention_backward.cu).
+    """Add delta [batch, heads, queries] in float32, a workspace and expanded grouped heads (attention_backward.cu).
 
-    In a trace that devices share, the workspace is a size query.
+    The workspace is `efficient_workspace`. In a trace that devices share, it is a size query.
     """
     query, key, value = args[1:4]
     batch, heads, queries, _ = query.shape

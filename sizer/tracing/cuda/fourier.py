@@ -21,7 +21,7 @@ _HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 
 
 def real_to_complex(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Add one more result for aten._fft_r2c over two or more than three dimensions (SpectralOps.cpp).
+    """Add one more result for aten._fft_r2c over the first two dimensions, or more than three (SpectralOps.cpp).
 
     Arguments: input, dims, ... The last dimension is transformed first there. bfloat16 is transformed through a result of 2 ×
     16 bits if lengths are powers of 2, else through float32.

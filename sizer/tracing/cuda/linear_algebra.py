@@ -127,7 +127,7 @@ def determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def logarithm_of_determinant(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add for _linalg_slogdet the memory of `determinant` without the product (native/BatchLinearAlgebra.cpp)."""
+    """Add the memory of factoring and a comparison of pivots, for _linalg_slogdet (native/BatchLinearAlgebra.cpp)."""
     count, rows = _shape(args[0])
     yield from tensors_of(out)
     yield (count * _INFO,)

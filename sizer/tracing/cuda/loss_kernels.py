@@ -152,7 +152,7 @@ def ctc(device: Device, args: tuple, kwargs: dict, out: tuple[Tensor, Tensor]) -
 
 
 def ctc_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Add the memory of `ctc`, and log_beta beside the gradient, for _ctc_loss_backward (native/cuda/LossCTC.cu).
+    """Add both lengths, the start of each target and log_beta, for _ctc_loss_backward (native/cuda/LossCTC.cu).
 
     Arguments: .., log_alpha, blank.
     """

@@ -106,7 +106,7 @@ def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def chunk_cat_mixed_dtype(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add the tables of `chunk_cat` for each dtype, for fsdp.chunk_cat_mixed_dtype (TensorShape.cu).
+    """Add fsdp.chunk_cat's table for each dtype, for fsdp.chunk_cat_mixed_dtype (TensorShape.cu).
 
     PyTorch 2.15 has this operator instead of fsdp.chunk_cat.
     """

@@ -177,9 +177,9 @@ def unique(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def unique_consecutive(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add the memory of `_runs` for aten.unique_consecutive, except along one dimension (cuda/UniqueCub.cu).
+    """Add the numbers and lengths of aten.unique_consecutive's runs of equal elements (cuda/UniqueCub.cu).
 
-    Along one dimension nothing is counted.
+    The memory is that of `_runs`. Along one dimension nothing is counted.
     """
     dim = kwargs.get("dim", args[3] if len(args) > 3 else None)
     if dim is None and args[0].numel():
