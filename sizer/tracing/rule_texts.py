@@ -13,6 +13,7 @@ from sizer.tracing.device_rules import FAMILIES, rules_for
 
 # Operators with workspaces that only cuDNN determines. Those of convolutions can be queried.
 DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.BY_CUDNN.keys()
+_REST = re.compile(r"\n\s*\n\s*(?:\*Known|Args:|Returns:|Raises:|Yields:)")
 _LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
 
 
@@ -23,7 +24,7 @@ def read_rule_texts(device: Device) -> RuleTexts:
         held=tuple(
             OperatorText(
                 name=str(operator),
-                text=_first_paragraph(function.__doc__),
+                text=_formula(function.__doc__),
                 by_cudnn=operator in DECIDED_BY_CUDNN,
                 convolves=operator in convolution.HELD,
             )
@@ -49,5 +50,10 @@ def _limitations(kind: str) -> Iterator[LimitationText]:
                 yield LimitationText(text=named, operators=tuple(map(str, held)))
 
 
-def _first_paragraph(text: str | None) -> str:
-    return " ".join((text or "").split("\n\n")[0].split())
+def _formula(text: str | None) -> str:
+    """Return a docstring without its limitations and its sections."""
+    return " ".join(_REST.split(text or "")[0].split())
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())

@@ -31,6 +31,7 @@ def copying(*positions: int, last: bool = False) -> Held:
     """
 
     def inner(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        """Add contiguous copies of operands that are not contiguous (cpu/SoftMaxKernel.cpp and the kernel of each operator)."""
         tensors = [args[i] for i in positions]
         wanted = memory_format(tensors[0]) if last else torch.contiguous_format
         return [*tensors_of((out,)), [0 if t.is_contiguous(memory_format=wanted) else t.nbytes for t in tensors]]
