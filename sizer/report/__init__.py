@@ -1,8 +1,8 @@
-"""Answers as plain data: what pages show, the command line prints and child processes send back. Bytes everywhere.
+"""Answers as plain data for pages, the command line and child processes. All sizes are in bytes.
 
     Timelines ──► Estimate, one dtype and batch ──► Column, one dtype ──► Report
                   fit, bounds, unbounded            largest_batch         peak, explanation, loop_decisions, caveats, served
 
-`decision` holds levers, limits and other devices, `side_by_side` several reports. Results of replays are kept by `replays`. No
-torch.
+`decision` holds levers, limits and other devices. `side_by_side` compares several reports. `replays` caches the results of
+replays. No torch.
 """

@@ -1,14 +1,14 @@
-"""Uncertainties of the estimate, in bytes less and more: the parts of the range of a process.
+"""Uncertainties of the estimate, as bytes less and more. They are the parts of a process's range.
 
-- What a process holds outside the allocator (sizer.catalogue.contexts).
-- Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 50 cases
-  that cuDNN 9.19 and 9.26 were both asked for (`tests/null_driver/recorded`): in nine of ten by at most BETWEEN_VERSIONS percent,
-  up or down. Replays with the engines that cuDNN ranks next say less: they held 31 of 49, and are wider.
-- A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
-- Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
-- A loop may keep the model's outputs in a variable, through the backward pass and up to the next forward pass's end, unless the
-  question says which loop it is (`outputs=`; sizer.tape.loop_choices).
-- A block that other streams use is free once these have got there: at once, or as late as cached memory is given back.
+- The context of a process, outside the allocator (sizer.catalogue.contexts).
+- Another version of cuDNN chooses other engines, with other workspaces. The change of reserved memory was read from 50 cases
+  answered by both cuDNN 9.19 and 9.26 (`tests/null_driver/recorded`): in nine of ten at most BETWEEN_VERSIONS percent, up or
+  down. Replays with cuDNN's next-ranked engines are less useful: they covered 31 of 49 cases, and are wider.
+- A workspace that is modelled, without a library's answer, counts as anything from zero to twice the model.
+- If a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
+- A loop may keep the model's outputs in a variable, through the backward pass and up to the end of the next forward pass,
+  unless the query names the loop (`outputs=`; sizer.tape.loop_choices).
+- A block used by other streams is free once these have reached its event: at once, or as late as cached memory is returned.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sizer.tape.loop_choices import gradients_kept, outputs_kept_across_steps
 from sizer.tape.streams import streams_behind
 from sizer.tape.tape import CATEGORIES, Tape
 
-# Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
-# model, as it is for size queries that were not resolved; the rest are formulas read in PyTorch's source.
-# `scratch_cuda.MODELLED` is the same list, by function.
+# Operators with workspaces that only a closed library (cuDNN) knows, and without size queries. Their bytes on a tape are a model,
+# as are those of unresolved size queries. All other workspaces are formulas read in PyTorch's source. `scratch_cuda.MODELLED` is
+# the same list, by function.
 CLOSED_KERNELS = ("aten._cudnn_rnn",)
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
 
@@ -44,7 +44,7 @@ _WORKSPACE = CATEGORIES.index("workspace")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """One part of the range of a process: how many bytes less and how many more than estimated it may come to."""
+    """One part of the range of a process: the most bytes less and more than estimated."""
 
     name: str
     less_bytes: int
@@ -52,8 +52,10 @@ class Margin:
 
 
 def engines_limit(tape: Tape) -> int:
-    """The most bytes by which reserved memory may move with cuDNN's engines: all results of convolutions together, 0 where no
-    engine was asked for."""
+    """Return the most bytes by which reserved memory may change with cuDNN's engines.
+
+    This is the sum of all results of convolutions; 0 if no engine was queried.
+    """
     convolutions = _are_by(tape, _CONVOLUTIONS)
     if not convolutions[list(tape.resolved)].any():
         return 0
@@ -66,22 +68,22 @@ def engines_margin(limit_bytes: int, reserved_bytes: int) -> int:
 
 
 def without_models(tape: Tape) -> Tape:
-    """The tape without the workspaces that are modelled; itself where it has none."""
+    """Return the tape without modelled workspaces; unchanged if it has none."""
     return _with_models(tape, 0)
 
 
 def with_models_twice(tape: Tape) -> Tape:
-    """The tape whose modelled workspaces are twice as large; itself where it has none."""
+    """Return the tape with modelled workspaces twice as large; unchanged if it has none."""
     return _with_models(tape, 2)
 
 
 def at_its_largest(tape: Tape) -> Tape:
-    """The tape with all that makes its work large: twice the models, outputs and gradients kept, and other streams behind."""
+    """Return the tape of the largest work: twice the models, outputs and gradients kept, and other streams behind."""
     return streams_behind(gradients_kept(outputs_kept_across_steps(with_models_twice(tape))))
 
 
 def modelled_blocks(tape: Tape) -> np.ndarray:
-    """Per block whether it is a workspace whose size is a model, no library's answer."""
+    """Return a mask of the blocks that are modelled workspaces, without a library's answer."""
     modelled = _are_by(tape, CLOSED_KERNELS) & (_column(tape.categories) == _WORKSPACE)
     modelled[[block for query in tape.size_queries for block in query.blocks if block not in tape.resolved]] = True
     return modelled

@@ -1,4 +1,4 @@
-"""Facts that change the answer and must be read with it: short lines beside the headline, with details below."""
+"""Facts that change the answer and must be read with it: short lines next to the headline, with details below."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from sizer.base.units import counted
 from sizer.report.report import Report
 
-# Begin notes of what moves the figure much, and what a reader may have taken otherwise.
+# First words of notes on facts that change the figure much, or that a reader may have assumed otherwise.
 MOVES = ("The model resizes each ", "Built from scratch: every layer of the backbone trains")
-UNQUANTISED_PART = "Not quantised: "  # begins a note of what a quantizer did not quantise
+UNQUANTISED_PART = "Not quantised: "  # first words of a note on modules that a quantizer left unquantised
 
 
 def caveats(report: Report) -> tuple[str, ...]:
-    """The cautions of a report, and in a line each what it counts otherwise than a reader may expect."""
+    """Return the cautions of a report, and one line for each item that it counts differently than a reader may expect."""
     return tuple(_caveats(report))
 
 

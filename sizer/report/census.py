@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeRow:
-    """The parameters and buffers (elements) and their bytes that one dtype accounts for."""
+    """Numbers of parameters and buffers (elements) of one dtype, and their bytes."""
 
     dtype: str
     parameters: int
@@ -67,11 +67,11 @@ class Census:
 class Counted:
     """Facts about an architecture before its steps are traced.
 
-    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
-    `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits
-    (sizer.recipes.losses). With `changes_logits` the model scales or caps its logits, which of these losses TRL's alone does. With
-    `has_liger` the step can have Liger's layers (sizer.recipes.liger). The other fields are the
-    Blueprint's.
+    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that the architecture accepts, `refusal` the
+    reason if that is not 1. `vocabulary` is the number of logits of a token, if the step is a training step and its loss can be
+    computed without all logits (sizer.recipes.losses). With `changes_logits` the model scales or caps its logits, which only
+    TRL's loss supports among these. With `has_liger` the step can have Liger's layers (sizer.recipes.liger). The other fields
+    are the Blueprint's.
     """
 
     census: Census

@@ -1,4 +1,4 @@
-"""One dtype of a report: every batch size that was asked for and the largest that fits, from the tapes of the work."""
+"""One dtype of a report: every requested batch size and the largest that fits, from the tapes of the work."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from sizer.tape.tape import Tape, resolve_all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Results from the tapes of one dtype. `max_batch` is None as long as it has not been searched; `first` is the tape
-    at the smallest batch size that was replayed, None where there is none."""
+    """Results from the tapes of one dtype.
+
+    `max_batch` is None until it has been searched. `first` is the tape at the smallest replayed batch size, None without one.
+    """
 
     estimates: tuple[Estimate, ...] = ()
     max_batch: MaxBatch | None = None
@@ -29,7 +31,7 @@ class Column:
     first: Tape | None = None
 
     def with_cells(self, other: Column, batches: Sequence[int]) -> Column:
-        """The same column with the cells of another one beside its own, in the order of `batches`."""
+        """Return the column with the cells of another one added, in the order of `batches`."""
         firsts = [tape for tape in (self.first, other.first) if tape is not None]
         return replace(
             self,
@@ -40,7 +42,7 @@ class Column:
         )
 
     def with_dtype(self, dtype: str) -> Column:
-        """The same column under the name of another dtype."""
+        """Return the column renamed to another dtype."""
         return replace(
             self,
             estimates=tuple(replace(row, dtype=dtype) for row in self.estimates),
@@ -62,11 +64,11 @@ def read_cells(
     passes: int = 1,
     stops: bool = False,
 ) -> Iterator[Column]:
-    """The batch sizes of one dtype: those that are looked at `first`, up to one that fits, then all of them.
+    """Yield the column of one dtype as it grows: the batch sizes in `first`, up to one that fits, then all of them.
 
-    A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
-    other columns may share, is not replayed again; a step accumulates so many `passes`. With `stops` batch sizes that
-    `left_out` names are not replayed.
+    A batch size without a tape gets a note instead of an estimate. Results in `replays`, which other columns may share, are not
+    replayed again. `passes` is the number of accumulated passes in a step. With `stops` the batch sizes that `left_out` names
+    are not replayed.
     """
     replays = replays or Replays()
     rows: dict[int, tuple[Estimate, Tape]] = {}
@@ -127,8 +129,10 @@ def with_largest(
     oracle_name: str | None = None,
     replays: Replays | None = None,
 ) -> Column:
-    """The column of all batch sizes that `read_cells` gave, with the largest that fits at all; `oracle_name` says whose answers
-    the oracle gives."""
+    """Return the complete column of `read_cells` with the largest batch size that fits.
+
+    `oracle_name` names the source of the oracle's answers.
+    """
     try:
         largest = find_largest_batch(
             family,
@@ -154,7 +158,7 @@ def read_columns(
     oracle: SizeOracle | None = None,
     expandable_segments: bool = False,
 ) -> dict[str, Column]:
-    """The whole column of every dtype."""
+    """Return the complete column of every dtype."""
     batches, columns = tuple(batches), {}
     for dtype, family in tapes.items():
         *_, cells = read_cells(

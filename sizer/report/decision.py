@@ -1,6 +1,6 @@
-"""Changes, limits and suitable devices: answers beside a report, as plain data.
+"""Changes, limits and suitable devices: answers next to a report, as plain data.
 
-Every figure is that of an estimate (sizer.report.estimate), traced or replayed for the question that stands beside it.
+Every figure is an estimate (sizer.report.estimate), traced or replayed for the query in the same row.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ class Cell:
 
 
 def cell_of(estimate: Estimate) -> Cell:
-    """The figures of an estimate without its curve and phases."""
+    """Return the figures of an estimate without its curve and phases."""
     return Cell(**{spec.name: getattr(estimate, spec.name) for spec in fields(Cell) if spec.init})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverRow:
-    """One thing to change: its `query` is the question with it, `cell` that question's own estimate, None where it has none for
-    `reason`. `cost` says what is paid for it, `code` is the change in PyTorch.
+    """One change: `query` includes it, and `cell` is the estimate of that query, or None with a `reason`.
 
-    `effect` says in words what it changes: why it saves nothing, or what it saves in reserved memory. `serve` is what a server
-    then has, None in other modes; `code` are then its flags.
+    `cost` says what the change costs, `code` is the change in PyTorch. `effect` is a text: the reserved memory that it saves,
+    or why it saves none. For a server `serve` holds the resulting figures and `code` its flags; `serve` is None in other modes.
     """
 
     key: str
@@ -64,7 +63,7 @@ class LeverRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverSet:
-    """Things to change together, by key, so that the work fits for sure: the question with all of them, and its own estimate."""
+    """Changes to make together, by key, so that the work surely fits: the query with all of them, and its estimate."""
 
     keys: tuple[str, ...]
     query: str
@@ -75,9 +74,9 @@ class LeverSet:
 class LeverReport:
     """Effects of changes for one dtype and batch size, `base`.
 
-    `smallest` is None where the work fits as it is, as long as it is searched, and where nothing was found. `search` says which,
+    `smallest` is None in three cases: the work fits unchanged, the search still runs, or it found nothing. `search` says which,
     in words. `useless` are well-known changes that do not help, each with its reason. `pending` are the levers to come, and
-    `pending_titles` their titles. `serve` are the figures of a server as it is; then, and only then, `base` is None.
+    `pending_titles` their titles. `serve` are the figures of an unchanged server; then, and only then, `base` is None.
     """
 
     query: str
@@ -101,10 +100,10 @@ def saves(row: LeverRow, base: Cell) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The largest value of one key of a question that surely fits the device, and the largest that may; all else stays.
+    """Largest value of one key of a query that surely fits the device, and the largest that may; all other keys stay.
 
-    `value` is None where not even the smallest does, for `reason`, which also says where the search ended by itself. No value above
-    `most_value` can fit; None if that is not known. The `query` asks for the value that surely fits, `cell` is its estimate.
+    `value` is None if even the smallest does not fit. `reason` says why, and also where the search ended by itself. No value
+    above `most_value` can fit; None if that is not known. The `query` has the value that surely fits, `cell` is its estimate.
     """
 
     key: str
@@ -133,11 +132,11 @@ class LimitReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRow:
-    """One question on one device of the catalogue. `cell` is None where the step cannot be traced by its rules, for `reason`.
+    """One query on one device of the catalogue. `cell` is None with a `reason` if the device's rules cannot trace the step.
 
-    `batch` is the largest batch size that surely fits, `possible_batch` the largest that may; None where not even 1 does, or as
-    long as `searched` is False. With `tried` the question's own batch size alone was looked at. `serve` is what a server does with
-    the device, None in other modes, which have no `batch`.
+    `batch` is the largest batch size that surely fits, `possible_batch` the largest that may. They are None if even 1 does not
+    fit, or while `searched` is False. With `tried` only the query's own batch size was tested. `serve` holds the figures of a
+    server on the device. It is None in other modes, and a server has no `batch`.
     """
 
     gpu: str
@@ -155,7 +154,7 @@ class DeviceRow:
 
 
 def device_order(row: DeviceRow) -> tuple[object, ...]:
-    """Return the key that sorts devices by memory, of servers those first that start and hold what is wanted."""
+    """Return the sort key of devices: by memory; for servers those first that start and hold the wanted requests."""
     return _served_order(row.serve), row.total_bytes, row.name
 
 
@@ -165,10 +164,10 @@ def _served_order(found: ServedFigures | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """One question on every device of the catalogue; `pending` are the keys of devices to come.
+    """One query on every device of the catalogue; `pending` are the keys of devices still to come.
 
-    If it surely fits none, `change` is the smallest change with which it fits some, and `changed` are these devices. `serves` is
-    True if the rows are servers.
+    If it surely fits none, `change` is the smallest change with which it fits some devices, and `changed` are these devices.
+    `serves` is True if the rows are servers.
     """
 
     query: str
@@ -183,7 +182,7 @@ SMALLEST_NAMED = 3  # of the devices that the work fits
 
 
 def describe_fitting(found: DeviceReport) -> str:
-    """Return a sentence: the number of devices so far that the work fits, and those of them with the least memory."""
+    """Return a sentence: the number of devices so far that the work fits, and the smallest of them."""
     fitting = sorted(
         (row.total_bytes, row.name, row.cell.verdict == "tight")
         for row in found.rows
@@ -201,14 +200,15 @@ def describe_fitting(found: DeviceReport) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One question on so many GPUs by one way of training, `title`. `cell`, of each rank, is None where it cannot be traced, for
-    `reason`. `at_peak` are the bytes of what is alive when most is, the most first (sizer.report.weighing), `communication` what a
-    rank tells the others in a step.
+    """One query on several GPUs with one parallelism, `title`. `cell` is that of each rank, or None with a `reason`.
 
-    `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
-    or as long as `searched` is False: it is searched on the fewest GPUs that do. With `tried` its own batch size alone was tried.
-    `change` says what differs from the question ("with checkpointing", "in amp-bfloat16"). `serve` is what a server does with the
-    GPUs, None in other modes.
+    `at_peak` are the bytes alive at the peak, largest first (sizer.report.weighing). `communication` is the traffic of a rank
+    in a step.
+
+    `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may. They are None if even 1
+    does not fit, or while `searched` is False: it is searched on the fewest sufficient GPUs. With `tried` only the query's own
+    batch size was tested. `change` names the difference from the query ("with checkpointing", "in amp-bfloat16"). `serve` holds
+    the figures of a server on the GPUs, None in other modes.
     """
 
     parallel: str
@@ -229,12 +229,12 @@ class RankRow:
 
     @property
     def words(self) -> str:
-        """Return the way of training, with what is changed of the question ("FSDP2 with checkpointing")."""
+        """Return the parallelism with the change of the query ("FSDP2 with checkpointing")."""
         return f"{self.title} {self.change}".rstrip()
 
 
 def rank_order(row: RankRow) -> tuple[object, ...]:
-    """Return the key that sorts servers: those first that start and hold what is wanted, by GPUs, most requests first."""
+    """Return the sort key of servers: first those that start and hold the wanted requests, by GPUs, most requests first."""
     return _served_order(row.serve), row.gpus, -(row.serve.requests_at_once if row.serve else 0)
 
 
@@ -242,7 +242,7 @@ Row = TypeVar("Row", DeviceRow, RankRow)
 
 
 def with_largest(row: Row, found: MaxBatch) -> Row:
-    """The row with the largest batch that was found for it."""
+    """Return the row with the largest batch found for it."""
     return replace(
         row,
         searched=True,
@@ -255,7 +255,7 @@ def with_largest(row: Row, found: MaxBatch) -> Row:
 
 
 def largest_batch(row: DeviceRow | RankRow) -> Interval:
-    """Return what a row knows of its largest batch."""
+    """Return the known bounds of a row's largest batch."""
     found = Interval(least=row.batch or 0, most=row.most_batch) if row.searched else Interval()
     return found if row.cell is None else found.with_verdict(row.cell.batch, row.cell.fits)
 
@@ -264,8 +264,8 @@ def largest_batch(row: DeviceRow | RankRow) -> Interval:
 class RankReport:
     """One question on several numbers of GPUs of its device's kind; `pending` are the queries of rows to come.
 
-    `fewest` is on how many of them it surely fits at least, by any way of training; None where it does on none. Then the smallest
-    `change` that makes it fit on some number, `fewest_changed`, was looked for. `serves` is True if the rows are servers.
+    `fewest` is the least number of them on which it surely fits, by any parallelism; None if it fits on none. Then the smallest
+    `change` was searched that makes it fit on some number, `fewest_changed`. `serves` is True if the rows are servers.
     """
 
     query: str
@@ -278,7 +278,7 @@ class RankReport:
 
 
 def describe_fewest(found: RankReport) -> Iterator[str]:
-    """A line for each way of training on the fewest GPUs on which the work surely fits, once the largest batch there is known."""
+    """Yield a line for each parallelism on the fewest sufficient GPUs, once the largest batch there is known."""
     if found.fewest is None and found.rows and not found.pending:
         most = max(row.gpus for row in found.rows)
         if found.fewest_changed is None:
@@ -297,10 +297,10 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPoint:
-    """The peak of a compiled training step at one activation memory budget (0 to 1), in bytes; None where it cannot be traced.
+    """Peak of a compiled training step at one activation memory budget (0 to 1), in bytes; None if it cannot be traced.
 
-    `recomputed_flops_share` is the share of the forward pass of compiled regions that the backward pass does again, in FLOPs by
-    PyTorch's formulas; `recomputed` are operators that it does again, most often first. `reason` says why there is no figure.
+    `recomputed_flops_share` is the share of the forward pass of compiled regions that the backward pass recomputes, in FLOPs by
+    PyTorch's formulas. `recomputed` are the recomputed operators, most frequent first. `reason` says why there is no figure.
     """
 
     budget: float
@@ -316,7 +316,7 @@ class BudgetPoint:
 class BudgetReport:
     """One training step eagerly, with checkpointing, and compiled at several budgets; `pending` are the budgets to come.
 
-    `checkpointing` is None where it cannot be traced, for `reason`.
+    `checkpointing` is None with a `reason` if it cannot be traced.
     """
 
     query: str

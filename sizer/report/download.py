@@ -1,4 +1,4 @@
-"""The size of a model's weights as hubs state it, in GB, beside the GiB of devices: the units differ by 7 %."""
+"""Size of a model's weights as hubs state it, in GB, next to the GiB of devices: the units differ by 7 %."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from sizer.report.report import Report
 
 
 def describe_download(report: Report, estimate: Estimate) -> str:
-    """Return the size of an estimate's weights in both units; empty if a rank holds a part of them, or an adapter beside them."""
+    """Return the size of an estimate's weights in both units; empty for shards and adapters.
+
+    The estimate of a shard has a part of the weights, that of an adapter more than the weights.
+    """
     request = report.request
     if request.get("parallel") not in (None, "none") or request.get("train") == "adapter" or not estimate.weights_bytes:
         return ""

@@ -20,15 +20,16 @@ from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE, Tape
 class Estimate:
     """Bytes that one dtype needs at one batch size; the attributes are the keys of the public JSON.
 
-    `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes; `frozen_bytes` are those weights that are not trained,
-    where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive, `kv_cache_bytes` what a
-    generation's cache holds at its end, `host_bytes` the most that the host holds of what is offloaded, which no other figure has a
-    part of. A pipeline's call copies `copied_bytes` of that to the device once, and `step_copied_bytes` at each denoising step.
-    `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi would show
-    for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see
-    sizer.report.fit); `communication` is what one of several ranks tells the others in a step. Where `out_of_memory` is not None it
-    says what would fail on this device; all else is for a device large enough. `verdict` follows from `fits` and `returned_bytes`
-    (see sizer.report.fit).
+    `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes. `frozen_bytes` are the weights that are not trained, if
+    only a part of the model is. `activations_bytes` are alive after the forward pass. `kv_cache_bytes` is the cache at the end
+    of a generation. `host_bytes` is the most host memory of offloaded tensors; no other figure includes it. A pipeline's call
+    copies `copied_bytes` of that to the device once, and `step_copied_bytes` at each denoising step.
+
+    `peak_*` are the allocator's counters, with rounding and library workspaces. `process_bytes` is the process memory in
+    nvidia-smi. Its range is `process_low_bytes` to `process_high_bytes`, and `margins` are the parts of the range (see
+    sizer.report.fit). `communication` is the traffic of one of several ranks in a step. If `out_of_memory` is not None, it
+    names the allocation that would fail on this device; all other figures are then for a device large enough. `verdict` follows
+    from `fits` and `returned_bytes` (see sizer.report.fit).
     """
 
     dtype: str
@@ -78,13 +79,13 @@ def estimate_tape(
     unbounded: Unbounded | None = None,
     passes: int = 1,
 ) -> Estimate:
-    """The bytes that a tape's work needs on a device, phase by phase, and whether it fits.
+    """Return the bytes that a tape's work needs on a device, phase by phase, and whether it fits.
 
     Tensor bytes are unrounded sums over live blocks: weights and buffers at the end of "load", gradients at the end of
-    "backward", optimizer state at the end of "optimizer", activations at the end of "forward". In inference there are
-    no gradients and no optimizer state, and activations are all that the forward pass leaves beside weights, buffers,
-    inputs and workspaces. Where a phase is not marked, the most that was ever alive of the category counts.
-    `unbounded` is as in `fit`; `passes` are those that a step accumulates.
+    "backward", optimizer state at the end of "optimizer", activations at the end of "forward". Inference has no gradients and
+    no optimizer state. Its activations are all blocks alive after the forward pass except weights, buffers, inputs and
+    workspaces. If a phase is not marked, the largest live sum of the category counts. `unbounded` is as in `fit`; `passes` is
+    the number of accumulated passes in a step.
     """
     result = fit(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
     timeline, live = result.timeline, live_by_category(tape)
@@ -125,7 +126,7 @@ def estimate_tape(
 
 
 def with_margin(estimate: Estimate, margin: Margin, gpu: Gpu) -> Estimate:
-    """The estimate with one more part of its range, which may come to more bytes than estimated."""
+    """Return the estimate with a further margin of its range, if that adds bytes."""
     if margin.more_bytes <= 0:
         return estimate
     high = estimate.process_high_bytes + margin.more_bytes
@@ -134,7 +135,7 @@ def with_margin(estimate: Estimate, margin: Margin, gpu: Gpu) -> Estimate:
 
 
 def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
-    """A line for each estimate: the range of its process, and what makes it less and more."""
+    """Yield a line for each estimate: the range of its process, and the margins down and up."""
     for row in estimates:
         ends = format_range(row.process_low_bytes, row.process_high_bytes)
         parts = (

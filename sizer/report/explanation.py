@@ -18,7 +18,7 @@ _WORKSPACE = CATEGORIES.index("workspace")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelUse:
-    """A kernel that was assumed for an operator, why, by which dtypes of the request, and in how many modules at most."""
+    """Kernel assumed for an operator: the reason, the dtypes of the request, and the largest number of modules."""
 
     operator: str
     kernel: str
@@ -29,10 +29,10 @@ class KernelUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceUse:
-    """Internal memory of an operator's kernel: the most bytes at once, at one batch size, over the dtypes named.
+    """Internal memory of an operator's kernel: the most bytes at once, at one batch size, over the named dtypes.
 
-    `calls` is how often in one traced piece of work, `kept` whether some of it stays to the end. `formula` says how the bytes
-    are found and in which source; `modelled` that only a closed library knows the true ones.
+    `calls` counts the calls in one traced piece of work. `kept` is True if some of the memory stays to the end. `formula` says
+    how the bytes are computed and in which source. `modelled` is True if only a closed library knows the true bytes.
     """
 
     op: str
@@ -47,8 +47,10 @@ class WorkspaceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """Explanation of the bytes that an operator's kernel holds internally, and whether they are a model. `asked` is the
-    text if the bytes are a library's own answers."""
+    """Explanation of the bytes that an operator's kernel holds internally.
+
+    `modelled` is True if they are a model. `asked` is the text to use if the bytes are a library's own answers.
+    """
 
     text: str
     modelled: bool = False
@@ -57,8 +59,10 @@ class Formula:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorText:
-    """Text of an operator's rule about the bytes inside its kernel; `by_cudnn` if cuDNN decides them, `convolves` if
-    cuDNN can be asked."""
+    """Text of an operator's rule about the bytes inside its kernel.
+
+    `by_cudnn` is True if cuDNN decides the bytes, `convolves` if cuDNN can be queried for them.
+    """
 
     name: str
     text: str
@@ -76,10 +80,10 @@ class LimitationText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTexts:
-    """Texts of the rules of a kind of device: plain data, so that a kept answer is explained without torch.
+    """Texts of the rules of a kind of device: plain data, so that a cached answer is explained without torch.
 
-    `held` are the operators whose kernels hold memory, `products` those that call cuBLAS, empty for other devices. `convolutions`
-    are all operators that convolve on CUDA.
+    `held` are the operators with kernels that hold memory, `products` those that call cuBLAS, empty for other devices.
+    `convolutions` are all operators that convolve on CUDA.
     """
 
     held: tuple[OperatorText, ...] = ()
@@ -90,8 +94,11 @@ class RuleTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Explanation of a report's computation. `rules` names whose rules: the device and PyTorch's version. `margins`
-    says for each dtype what the range of the process is made of, at one batch size."""
+    """Explanation of a report's computation.
+
+    `rules` names the rules' device and PyTorch version. `margins` lists for each dtype the parts of the process's range, at one
+    batch size.
+    """
 
     rules: str
     kernels: tuple[KernelUse, ...] = ()
@@ -114,12 +121,12 @@ class Section:
 def explain_workspaces(
     tapes: Mapping[str, Tape], formulas: Mapping[str, Formula] | None = None
 ) -> tuple[WorkspaceUse, ...]:
-    """The workspaces of tapes by dtype, largest first; dtypes in which an operator held the same share a row."""
+    """Return the workspaces of tapes by dtype, largest first; dtypes with equal figures of an operator share a row."""
     rows: dict[tuple[str, int, int, bool, bool], list[str]] = {}
     for dtype, tape in tapes.items():
         answered = _answered(tape)
         for op, (size, calls, kept) in _held(tape).items():
-            if size == 0:  # asked for, and nothing on this device
+            if size == 0:  # queried, and zero on this device
                 continue
             rows.setdefault((op, size, calls, kept, op in answered), []).append(dtype)
     batch = next(iter(tapes.values())).batch if tapes else 0
@@ -142,7 +149,7 @@ def explain_workspaces(
 
 
 def _answered(tape: Tape) -> set[str]:
-    """The operators all of whose questions were answered."""
+    """Return the operators with an answer to every size query."""
     answered = tape.resolved
     asked = {tape.op_names[tape.ops[block]] for question in tape.size_queries for block in question.blocks}
     open_ = {
@@ -178,7 +185,7 @@ def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:
 
 
 def sections(explanation: Explanation) -> tuple[Section, ...]:
-    """The explanation as titled lines, without empty sections."""
+    """Return the explanation as titled lines, without empty sections."""
     uses: list[KernelUse | WorkspaceUse] = [*explanation.kernels, *explanation.workspaces]
     every = tuple(dict.fromkeys(dtype for use in uses for dtype in use.dtypes))
     batch = explanation.workspaces[0].batch if explanation.workspaces else 0
@@ -207,7 +214,7 @@ def _kernel_lines(kernels: Iterable[KernelUse], every: tuple[str, ...]) -> Itera
 
 
 def _workspace_lines(workspaces: Iterable[WorkspaceUse], every: tuple[str, ...]) -> Iterator[str]:
-    """One line for each formula, under it what it came to in each operator."""
+    """Yield one line for each formula, and below it the bytes in each operator."""
     by_formula: dict[tuple[str, bool], list[WorkspaceUse]] = {}
     for use in workspaces:
         by_formula.setdefault((use.formula, use.modelled), []).append(use)

@@ -46,8 +46,10 @@ def verdict_of(fits: Fits, returned_bytes: int) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One piece of work on one device: its memory, the range of its process in bytes, whose parts are `margins`, and whether it
-    fits. `returned_bytes` are the most cached bytes that the allocator has to return for that."""
+    """Memory of one piece of work on one device, the range of its process in bytes with its `margins`, and whether it fits.
+
+    `returned_bytes` are the most cached bytes that the allocator must return to the device for that.
+    """
 
     timeline: Timeline
     process_bytes: int
@@ -64,21 +66,23 @@ class Fit:
 
 
 def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fit:
-    """Return whether a tape's work fits a device, and the bytes that its process would hold there.
+    """Return whether a tape's work fits a device, and the bytes of its process there.
 
-    `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
-    it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
+    `process_bytes` is the process memory in nvidia-smi: the allocator's peak reserved bytes plus the device's context. On MPS
+    it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes. Neither has a context.
 
-    The range is that of what is uncertain (sizer.report.bounds): a small or a large context, the engines of another version of
-    cuDNN, and by replays modelled workspaces, gradients that live through the next forward pass, outputs that live through the
-    backward pass and blocks that wait for other streams.
-    `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
-    small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would.
-    The upper end of the range is that of a device with enough room. If work fits although that end is past the device's memory,
-    the allocator has to return the cached bytes in between: at most `returned_bytes`.
+    The range has these parts (sizer.report.bounds): a small or a large context, and the engines of another version of cuDNN.
+    Replays add modelled workspaces, gradients that live through the next forward pass, outputs that live through the backward
+    pass, and blocks that wait for other streams.
 
-    The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
-    with `out_of_memory` saying what would fail on this one. Where the tape's `unbounded` memory is known, it is replayed only on a
+    `fits` is True if the largest work runs on the device, False if the smallest work does not run, else "uncertain". Both are
+    replays that may return cached memory and try again, as the device would.
+
+    The upper end of the range is for a device with enough room. If work fits although that end exceeds the device's memory, the
+    allocator must return the cached bytes in between: at most `returned_bytes`.
+
+    The timeline is that of this device if the work fits. Otherwise it is that of a device large enough, and `out_of_memory`
+    names the allocation that would fail on this one. If the tape's `unbounded` memory is given, the tape is replayed only on a
     device that is too small for it.
     """
     unbounded = unbounded or replay_unbounded(tape, gpu.backend, expandable_segments=expandable_segments)
@@ -99,10 +103,10 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: U
 
 
 def _high_end(unbounded: Unbounded, margins: Iterable[Margin], gpu: Gpu, fits: Fits) -> int:
-    """Return the most bytes that the process takes on a device with enough room.
+    """Return the most bytes of the process on a device with enough room.
 
-    The parts of the range are added up. One replay with all of them can take more or less than that sum, and decides whether the
-    work fits. Its figure is the end of the range if the sum is on the other side of the device's memory.
+    This is the sum of the range's parts. A single replay with all of them can need more or less than that sum, and decides
+    whether the work fits. Its figure is the end of the range if the sum is on the other side of the device's memory.
     """
     added = unbounded.timeline.peak_reserved_bytes + gpu.context_bytes + sum(margin.more_bytes for margin in margins)
     large = unbounded.large_bytes
@@ -112,7 +116,7 @@ def _high_end(unbounded: Unbounded, margins: Iterable[Margin], gpu: Gpu, fits: F
 
 
 def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fits:
-    """True, False or "uncertain" as in `fit`, which says what they mean, without the timeline."""
+    """Return True, False or "uncertain" as `fit` does, without the timeline."""
     large, few = (unbounded.large_bytes, unbounded.few_bytes) if unbounded else (None, None)
     if surely_runs(tape, gpu, expandable_segments, large):
         return True
@@ -129,8 +133,7 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
 
 
 def _margins(unbounded: Unbounded, gpu: Gpu) -> tuple[Margin, ...]:
-    """Return what the process may hold less and more than estimated, by what is uncertain; without the parts that come to
-    nothing."""
+    """Return the parts of the process's range, in bytes less and more than estimated; parts of zero bytes are left out."""
     reserved = unbounded.timeline.peak_reserved_bytes
     engines = engines_margin(unbounded.engines_limit_bytes, reserved)
     found = (
@@ -156,22 +159,21 @@ Room = tuple[Tape, int]  # work, and the bytes that its device has for it
 
 
 def largest_work(tape: Tape, gpu: Gpu) -> Room:
-    """The work with all that makes it large, beside the largest context and what engines may take."""
+    """Return the tape of the largest work, and its capacity with the largest context and margin of engines."""
     capacity = gpu.total_bytes - gpu.context_high_bytes
     capacity -= engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 + BETWEEN_VERSIONS))
     return at_its_largest(tape), capacity
 
 
 def smallest_work(tape: Tape, gpu: Gpu) -> Room:
-    """The work with all that makes it small, beside the smallest context."""
+    """Return the tape of the smallest work, and its capacity with the smallest context."""
     capacity = gpu.total_bytes - gpu.context_low_bytes
     capacity += engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 - BETWEEN_VERSIONS))
     return without_models(tape), capacity
 
 
 def surely_runs(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
-    """Return whether the work runs with all that makes it large; `reserved` is what that reserves without bound, where that is
-    known."""
+    """Return whether the largest work runs. `reserved` are its reserved bytes without a limit, if known."""
     return _runs(*largest_work(tape, gpu), gpu, expandable_segments, reserved)
 
 
@@ -181,11 +183,11 @@ def possibly_runs(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int
 
 
 def _runs(tape: Tape, capacity: int, gpu: Gpu, expandable_segments: bool, reserved: int | None) -> bool:
-    """Return whether the work runs in `capacity` bytes, by a replay where nothing less tells."""
+    """Return whether the work runs in `capacity` bytes; replays it only if no cheaper test decides."""
     if capacity <= 0:
         return False
     if reserved is not None and reserved <= capacity:  # nothing is ever refused
         return True
-    if peak_bytes(tape.order, tape.sizes) > capacity:  # no allocator takes less than is asked for
+    if peak_bytes(tape.order, tape.sizes) > capacity:  # every allocator needs at least the requested bytes
         return False
     return replay_events(tape, gpu.backend, capacity, expandable_segments).failed_at is None

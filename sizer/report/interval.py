@@ -17,13 +17,13 @@ class Interval:
     most: int | None = None
 
     def with_verdict(self, value: int, fits: Fits) -> Interval:
-        """Return the interval that also knows whether one value fits. What fits counts more than what does not."""
+        """Return the interval with a further verdict on one value. A value that fits outweighs one that does not."""
         if fits is True:
             return self.meet(Interval(least=value))
         return self.meet(Interval(most=value - 1)) if fits is False else self
 
     def meet(self, other: Interval) -> Interval:
-        """Return what both intervals know together."""
+        """Return the intersection of both intervals."""
         least = max(self.least, other.least)
         bounds = [bound for bound in (self.most, other.most) if bound is not None]
         return replace(self, least=least, most=max(least, min(bounds)) if bounds else None)

@@ -1,7 +1,7 @@
 """Size of a generation's cache by context length, read from the architecture's own cache.
 
-transformers' cache has one tensor for each layer's keys and one for its values, of every token. What a server with paged attention
-holds (vLLM, SGLang) is planned by `sizer.serving`.
+transformers' cache has one tensor for each layer's keys and one for its values, of every token. The cache of a server with
+paged attention (vLLM, SGLang) is planned by `sizer.serving`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ SERVER_NOTE = "how many sequences a server with paged attention holds (vLLM, SGL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSegment:
-    """From `start` tokens on a sequence's cache takes `constant_bytes` and for each of its tokens `token_bytes`; of an offloaded
-    cache `host_constant_bytes` and `host_token_bytes` of these are on the host."""
+    """Bytes of a sequence's cache from `start` tokens on: `constant_bytes`, and `token_bytes` for each token.
+
+    Of an offloaded cache `host_constant_bytes` and `host_token_bytes` of these are on the host.
+    """
 
     start: int
     constant_bytes: int
@@ -35,9 +37,9 @@ class KvRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
-    """The cache of one dtype. `token_bytes` is what each token adds to a sequence that fills no window yet.
+    """The cache of one dtype. `token_bytes` are the bytes of each token, until a window of the sequence is full.
 
-    `host_bytes` is what of an offloaded cache one whole sequence has on the host, 0 of any other.
+    `host_bytes` is the part of an offloaded cache of one whole sequence on the host; 0 without offloading.
     """
 
     dtype: str
@@ -55,13 +57,13 @@ def describe_growth(cache: KvCache) -> str:
 
 
 def sequence_bytes(segments: Iterable[KvSegment], context: int) -> int:
-    """The bytes of the cache of a sequence of `context` tokens, of which the last was just made."""
+    """Return the bytes of the cache of a sequence of `context` tokens, right after the last token was generated."""
     segment = _segment(segments, context)
     return segment.constant_bytes + context * segment.token_bytes
 
 
 def host_bytes(segments: Iterable[KvSegment], context: int) -> int:
-    """Return what of the cache of a sequence of `context` tokens is on the host."""
+    """Return the bytes on the host of the cache of a sequence of `context` tokens."""
     segment = _segment(segments, context)
     return segment.host_constant_bytes + context * segment.host_token_bytes
 
@@ -71,7 +73,7 @@ def _segment(segments: Iterable[KvSegment], context: int) -> KvSegment:
 
 
 def build_kv_cache(segments: tuple[KvSegment, ...], *, dtype: str, tokens: int = 0) -> KvCache:
-    """Return the cache of one dtype for contexts from 1,024 tokens on; `tokens` are those of a whole sequence."""
+    """Return the cache of one dtype for contexts from 1,024 tokens on; `tokens` is the length of a whole sequence."""
     rows = tuple(KvRow(context=context, sequence_bytes=sequence_bytes(segments, context)) for context in CONTEXTS)
     return KvCache(
         dtype=dtype,

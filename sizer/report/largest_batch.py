@@ -1,4 +1,4 @@
-"""The largest batch whose work fits a device, found by a search over replays with the device's real capacity."""
+"""Largest batch that fits a device, found by a search over replays with the device's real capacity."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sizer.tape.size_queries import SizeOracle
 from sizer.tape.tape import Tape
 
 LARGEST_BATCH = 2**20
-# Of a full device the allocator leaves most often unused what this part of the batch takes, and these samples: there a search
-# begins. By 1,157 searches (13 kinds of work on 89 devices), of which a third then end with the second batch size that is tried.
+# The allocator of a full device mostly leaves unused this fraction of the batch, and these samples: a search begins there. By
+# 1,157 searches (13 kinds of work on 89 devices); a third of them then end with the second batch size tried.
 FRAGMENTED, UNUSED = 200, 2
 MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
 MOST_WRITTEN = 2**20  # events of a tape with some for each sample, which is written for each batch size of a search
@@ -30,9 +30,11 @@ MOST_WRITTEN = 2**20  # events of a tape with some for each sample, which is wri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxBatch:
-    """The largest batch that surely fits and the largest that may; None with the reason where not even 1 does. `tried` says that
-    these are the largest of those asked for, since no others were looked at; `most_batch` is then the largest that is not known
-    not to fit, None if there is no such bound."""
+    """Largest batch that surely fits and largest that may; None with a `reason` if even 1 does not fit.
+
+    With `tried` only the requested batch sizes were tested, and these are the largest of them. `most_batch` is then the largest
+    not known to fail, None without such a bound.
+    """
 
     dtype: str
     batch: int | None
@@ -60,16 +62,19 @@ def largest_batch(
     known: Mapping[int, Fits] | None = None,
     expandable_segments: bool = False,
 ) -> MaxBatch:
-    """The largest batch whose work surely fits, and the largest that may, up to 2**20; with one sample more it does not.
+    """Return the largest batch that surely fits, and the largest that may, up to 2**20; one sample more does not fit.
 
-    The answer is the same whatever was asked before: verdicts that are `known` are not computed again, and decide nothing else.
-    It assumes that what fits at one batch fits at every smaller one. Fragmentation can break that: on CUDA mostly within 1 % of the
-    answer, within 10 % where layers are few and large or checkpointed, on MPS, whose buffers have heaps of another kind from a
-    size on, more widely. Which of the answers is found then depends on where the search begins.
-    For work without lines these are the largest of the batches that were traced, for a long generation the largest that was
-    replayed and the largest whose tensors the device would hold. Work with events for each sample is searched as far as its tape
-    has MOST_WRITTEN of them. The reason says so.
-    Raises NotAffineError where the family has no tape at a batch that the search comes upon.
+    The answer does not depend on earlier queries: verdicts in `known` are not computed again, and decide nothing else.
+
+    The search assumes that work that fits at one batch fits at every smaller one. Fragmentation can break this assumption: on
+    CUDA mostly within 1 % of the answer, within 10 % if layers are few and large or checkpointed. On MPS the range is wider,
+    since large buffers have heaps of another kind. The start of the search then decides which of the answers is found.
+
+    For work without lines these are the largest of the traced batches. For a long generation they are the largest replayed
+    batch and the largest with tensors that the device would hold. Work with events for each sample is searched as far as its
+    tape has MOST_WRITTEN events. The reason says so.
+
+    Raises NotAffineError if the family has no tape at a batch of the search.
     """
     known = known or {}
     if not family.lines:
@@ -80,7 +85,7 @@ def largest_batch(
     def room(batch: int, work: Callable[[Tape, Gpu], Room]) -> int:
         if not batch:
             return 0
-        tape = family.at(batch)  # how much engines may take does not hang on what they do take: nobody is asked
+        tape = family.at(batch)  # the margin of engines does not depend on cuDNN's answers, so they are not requested
         asked = [block for query in tape.size_queries for block in query.blocks] if oracle else []
         return work(replace(tape, resolved=frozenset(asked)), gpu)[1]
 
@@ -115,9 +120,9 @@ def find_largest_batch(
     expandable_segments: bool = False,
     replays: Replays,
 ) -> MaxBatch:
-    """Return what `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are.
+    """Return the result of `largest_batch`, searched once for equal tapes and devices.
 
-    Devices of which nobody answers anything are the same where their memory is.
+    `oracle_name` names the source of the oracle's answers. Without an oracle, devices with equal memory share a result.
     """
 
     def search_it() -> MaxBatch:
@@ -134,9 +139,9 @@ def find_largest_batch(
 
 
 def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle: SizeOracle | None) -> tuple[int, ...]:
-    """Those of some batch sizes whose tensors alone a device would hold, largest first; the smallest where it holds none's.
+    """Return the batch sizes with tensors that fit the device, largest first; only the smallest if none fits.
 
-    No other one fits for sure, and nothing is replayed to find that out; nothing where the work is not affine in the batch.
+    No other batch size surely fits, and nothing is replayed to find that out. Empty if the work is not affine in the batch.
     """
     if not family.lines:
         return ()
@@ -146,7 +151,7 @@ def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle:
 
 
 def _largest_traced(verdicts: Mapping[int, Fits], dtype: str, smallest: int) -> MaxBatch:
-    """The largest batch that fits among those traced one by one."""
+    """Return the largest batch that fits among separately traced ones."""
     sure = max((batch for batch, fits in verdicts.items() if fits is True), default=None)
     possible = max((batch for batch, fits in verdicts.items() if fits is not False), default=None)
     tried = ", ".join(str(batch) for batch in sorted(verdicts))
@@ -167,14 +172,17 @@ def _most(verdicts: Mapping[int, Fits], smallest: int) -> int | None:
 
 
 def _is_long(family: TapeFamily) -> bool:
-    """Return whether the work is a generation of so many steps that a search would replay them for minutes."""
+    """Return True if the work is a generation with too many steps for a search, which would replay them for minutes."""
     return any(repeated_events(line.tape) > MOST_SEARCHED for _, line in family.lines)
 
 
 def _largest_tried(
     family: TapeFamily, gpu: Gpu, known: Mapping[int, Fits], dtype: str, oracle: SizeOracle | None
 ) -> MaxBatch:
-    """The largest batch that fits of those tried, and the largest whose tensors would: replays of a long generation take long."""
+    """Return the largest tried batch that fits, and the largest with tensors that would fit.
+
+    Replays of a long generation are slow, so no further batches are replayed.
+    """
     capacity = gpu.total_bytes - gpu.context_low_bytes
     ceiling = _batch_bound(family, capacity, with_modelled=False)
     near = max((batch for batch, fits in known.items() if fits is not False), default=1)
@@ -195,9 +203,10 @@ def _largest_tried(
 
 
 def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
-    """The largest batch up to `bound` that holds while the next one does not; `low`, which is taken to hold, where none above does.
+    """Return the largest batch up to `bound` that holds while the next one does not; `low` if no larger one does.
 
-    Goes from `start` in steps that double until it has passed the answer, then bisects what is left.
+    `low` is assumed to hold. The search goes from `start` in steps that double until it has passed the answer, then bisects the
+    remaining interval.
     """
     high, guess, step = bound + 1, start, 1 + start // 1024
     verdicts: set[bool] = set()
@@ -214,7 +223,7 @@ def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0
 
 
 def _end_of_search(family: TapeFamily) -> int:
-    """Return the largest batch whose tape a search may write."""
+    """Return the largest batch with a tape that a search may write."""
     per_sample = [line for _, line in family.lines if isinstance(line, PerSampleTape)]
     return min(
         (line.batch_of(MOST_WRITTEN) for line in per_sample if line.events_per_sample), default=LARGEST_BATCH
@@ -222,14 +231,14 @@ def _end_of_search(family: TapeFamily) -> int:
 
 
 def _sure_bound(family: TapeFamily, gpu: Gpu, oracle: SizeOracle | None) -> int:
-    """No larger batch fits for sure."""
+    """Return an upper bound of the batches that surely fit."""
     return _batch_bound(family, gpu.total_bytes - gpu.context_high_bytes, with_modelled=oracle is None)
 
 
 def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> int:
-    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits.
+    """Return the largest batch, up to 2**20, with unrounded tensor bytes never above `capacity`: no larger batch fits.
 
-    `with_modelled` counts the workspaces whose size is a model.
+    `with_modelled` also counts modelled workspaces.
     """
     ends = [first - 1 for first, _ in family.lines[1:]] + [LARGEST_BATCH]
     found = 0
@@ -242,7 +251,7 @@ def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> i
 def _bytes_over_batch(
     line: AffineTape | PerSampleTape, *, with_modelled: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """By each event that tapes of all batch sizes have, the bytes alive without a sample, and those that each sample adds."""
+    """Return, at each event common to all batch sizes, the bytes alive without a sample, and the bytes that each sample adds."""
 
     def kept(tape: Tape) -> np.ndarray | bool:
         return True if with_modelled else ~modelled_blocks(tape)
@@ -269,7 +278,7 @@ def _line_bound(line: AffineTape | PerSampleTape, capacity: int, *, with_modelle
 
 
 def no_batch(dtype: str, gpu: Gpu, smallest: int) -> MaxBatch:
-    """The answer where the smallest batch size does not fit."""
+    """Return the result for work that does not fit at its smallest batch size."""
     return MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=_too_much(gpu, smallest))
 
 

@@ -24,7 +24,7 @@ from sizer.tape.loop_choices import (
 )
 from sizer.tape.tape import Tape
 
-TRACED_PASSES = 2  # sizer.tracing.trace.PASSES: from the second pass on all are alike
+TRACED_PASSES = 2  # sizer.tracing.trace.PASSES: from the second pass on all passes are equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,10 @@ class LoopDecision:
     """Another training loop for the same question.
 
     Args:
-        decision: what that loop does.
-        dtype, batch: of the estimate that it is compared with.
-        bytes: how much more reserved memory its peak takes; negative if it takes less.
-        in_range: whether the range of the process covers it.
+        decision: how that loop differs.
+        dtype, batch: of the compared estimate.
+        bytes: further reserved memory at the peak; negative if less.
+        in_range: True if the range of the process covers it.
     """
 
     decision: str
@@ -48,15 +48,15 @@ class LoopDecision:
 def loop_decisions(
     tape: Tape, estimate: Estimate, gpu: Gpu, *, outputs: str | None, expandable_segments: bool, replays: Replays
 ) -> Iterator[LoopDecision]:
-    """Yield what other training loops would take for the same question.
+    """Yield the memory of other training loops for the same question.
 
     Args:
-        tape: the tape of the question that leaves open whether outputs are kept, its size queries resolved.
+        tape: tape of the question without a choice on whether outputs are kept, with resolved size queries.
         estimate: the question's own estimate.
-        outputs: what the question says about them.
+        outputs: the question's choice on outputs.
 
     Yields:
-        A decision for each loop that can be told from the tape, in the order in which a step makes them.
+        A decision for each loop that the tape can be changed to, in the order in which a step makes them.
     """
 
     def reserved(other: Tape) -> int:
@@ -84,14 +84,14 @@ def loop_decisions(
 
 
 def summed_losses(tape: Tape, estimate: Estimate, *, passes: int) -> LoopDecision:
-    """Return what a loop would take that sums the losses of its passes for one backward pass.
+    """Return the memory of a loop that sums the losses of its passes for one backward pass.
 
     Args:
-        tape: that loop's with two passes, its size queries resolved. Each further pass keeps as many activations.
+        tape: that loop's tape with two passes and resolved size queries. Each further pass keeps as many activations.
         passes: the forward passes of an optimizer's step.
     """
     end = next(position for position, phase in tape.marks if phase == "backward")
-    first_step = peak_bytes(tape.order[:end], tape.sizes)  # without the optimizer's state, which the second one has beside it
+    first_step = peak_bytes(tape.order[:end], tape.sizes)  # without the optimizer's state, which the second step also has
     peak = first_step + (passes - TRACED_PASSES) * estimate.activations_bytes + estimate.optimizer_bytes
     more = max(0, peak - estimate.peak_requested_bytes)
     return decision("losses of accumulated passes are summed for one backward pass", more, estimate)

@@ -22,10 +22,10 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorGroup:
-    """Tensors that are alive at the peak and alike: `count` of them, which take `bytes` together.
+    """Equal tensors alive at the peak: `count` of them, with `bytes` in total.
 
-    `module` has its layers' numbers replaced by "*"; for parameters, gradients and optimizer state it is the parameter's name.
-    `phase` is where they were made. A kernel's workspace has no shape and no dtype.
+    `module` has layer numbers replaced by "*"; for parameters, gradients and optimizer state it is the parameter's name.
+    `phase` is the phase of their allocation. A kernel's workspace has no shape and no dtype.
     """
 
     count: int
@@ -38,7 +38,7 @@ class TensorGroup:
     phase: str
 
     def describe(self) -> str:
-        """The group in one line: "64 × [1, 8192, 4096] bfloat16, activation, aten.mm in model.layers.*.mlp"."""
+        """Return the group in one line: "64 × [1, 8192, 4096] bfloat16, activation, aten.mm in model.layers.*.mlp"."""
         what = f"{self.tensor}, {self.category}" if self.dtype else self.category
         return f"{self.count:,} × {what}, {self.op} in {self.module or 'the model itself'}"
 
@@ -63,11 +63,11 @@ class ModuleBytes:
 class PeakReport:
     """Memory alive at the allocation peak of one dtype and batch size.
 
-    The bytes of `tensors` (the largest groups first) and `rest_bytes` (of the `rest_count` other blocks) sum to
-    `allocated_bytes`, as do those of `modules` and of `at_peak`. `phase`, `step` (of two), `op` and `module` are those of the
-    allocation that made the peak; `sentence` explains it. `script` is a PyTorch program that does the work, empty with the reason
-    in `no_script` where there is none. `remedy` names what lowers the
-    peak: of a pipeline its part, of a language model in training its logits.
+    The bytes of `tensors` (the largest groups first) and `rest_bytes` (of `rest_count` other blocks) sum to `allocated_bytes`,
+    as do the bytes of `modules` and of `at_peak`. `phase`, `step` (of two), `op` and `module` are those of the allocation that
+    made the peak; `sentence` explains it. `script` is a PyTorch program for the work; if there is none it is empty, and
+    `no_script` says why. `remedy` names a way to lower the peak: for a pipeline its part, for a language model in training its
+    logits.
     """
 
     query: str
@@ -93,7 +93,7 @@ class PeakReport:
 def find_peak(
     tape: Tape, notes: BlockNotes, gpu: Gpu, *, query: str, dtype: str, expandable_segments: bool
 ) -> PeakReport:
-    """Return what is alive at the peak of a tape's work on a device, or, where it does not fit, on one that is large enough."""
+    """Return the blocks alive at the peak of a tape's work on a device; on a device large enough if the work does not fit."""
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, allocated = placed.peak(tape)
     alive = [block for block in blocks_alive(tape.order[:position]) if placed.taken[block]]
@@ -123,12 +123,12 @@ def find_peak(
 
 
 def tensor_text(shape: tuple[int, ...], dtype: str) -> str:
-    """Shape and dtype of a tensor as PyTorch writes them; "workspace" for what is none."""
+    """Return shape and dtype of a tensor as PyTorch writes them; "workspace" if there is no tensor."""
     return f"[{', '.join(map(str, shape))}] {dtype}" if dtype else "workspace"
 
 
 def with_children(modules: Iterable[ModuleBytes]) -> dict[str, dict[str, int]]:
-    """By path the bytes by category of every module with its children; the root, "", has them all."""
+    """Return the bytes by category of every module with its children, by path. The root, "", has all bytes."""
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     for row in modules:
         parts = row.path.split(".") if row.path else []
@@ -138,19 +138,19 @@ def with_children(modules: Iterable[ModuleBytes]) -> dict[str, dict[str, int]]:
 
 
 def _owner(tape: Tape, notes: BlockNotes, block: int) -> str:
-    """The parameter, buffer or module that a block belongs to."""
+    """Return the parameter, buffer or module of a block."""
     return notes.parameters.get(block) or tape.module_names[tape.modules[block]]
 
 
 def _module_of(tape: Tape, notes: BlockNotes, block: int) -> str:
-    """The module that a block belongs to: of a parameter, its gradient and its state the one that has it."""
+    """Return the module of a block. Gradients and optimizer state count for their parameter's module."""
     owner = _owner(tape, notes, block)
     named = block in notes.parameters or CATEGORIES[tape.categories[block]] in ("parameter", FROZEN, "buffer")
     return owner.rpartition(".")[0] if named else owner
 
 
 def _groups(tape: Tape, notes: BlockNotes, placed: Addresses, alive: list[int]) -> list[TensorGroup]:
-    """The blocks that are alive, alike ones together, the largest groups first."""
+    """Return the blocks alive, grouped by equality, the largest groups first."""
     sizes: dict[tuple, list[int]] = defaultdict(list)
     born = _births(tape, notes)
     none = Tensor(shape=(), dtype="")
@@ -176,7 +176,7 @@ def _groups(tape: Tape, notes: BlockNotes, placed: Addresses, alive: list[int]) 
 
 
 def _births(tape: Tape, notes: BlockNotes) -> list[str]:
-    """The phase in which each block is made."""
+    """Return the phase of each block's allocation."""
     phases, begin = [""] * len(tape.sizes), 0
     for end, at in notes.ends:
         for event in tape.order[begin:end]:
@@ -229,7 +229,7 @@ def _sentence(at: PhaseOfStep, op: str, module: str, groups: list[TensorGroup], 
 
 
 def _categories(groups: list[TensorGroup]) -> str:
-    """The categories of some groups, that with most bytes first."""
+    """Return the categories of some groups, that with the most bytes first."""
     held: Counter[str] = Counter()
     for group in groups:
         held[group.category] += group.bytes

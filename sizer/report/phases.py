@@ -42,5 +42,5 @@ _INSIDE = {
 
 
 def inside(phase: str) -> str:
-    """A phase as what something happens in ("the backward pass"); of one that we do not know its own name."""
+    """Return the text of being in a phase ("the backward pass"); the name itself for unknown phases."""
     return _INSIDE.get(phase, phase)

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from sizer.base.codec import decode, encode
 
 KEPT_BYTES = 2**23  # of texts that are packed: some 400 tapes, a tenth when deflated
-LIMIT_BYTES = 2**25  # of what is read when inflated
+LIMIT_BYTES = 2**25  # limit on the inflated bytes
 
 Found = TypeVar("Found")
 
 
 class Replays:
-    """Values by text, those that were asked for last behind. It can be packed, and made from what was packed before.
+    """Cache of values by text, the most recently used last. It can be packed, and made from packed bytes.
 
-    What `shared` has found is found here too, and the other way around; each packs what was asked of it.
+    It shares the values of `shared`, in both directions. Each packs only the values that were requested from it.
     """
 
     def __init__(self, packed: bytes | None = None, *, shared: Replays | None = None) -> None:
@@ -28,9 +28,9 @@ class Replays:
         self._asked: dict[str, Any] = {}
 
     def find(self, key: str, kind: type[Found], replay: Callable[[], Found]) -> Found:
-        """The value (a dataclass of type `kind`) of a key; what `replay` returns where there is none yet."""
+        """Return the value (a dataclass of type `kind`) of a key; call `replay` if it is missing."""
         if key not in self._found and (text := self._texts.get(key)) is not None:
-            with contextlib.suppress(ValueError):  # what another version has packed is replayed again
+            with contextlib.suppress(ValueError):  # bytes that another version packed are replayed again
                 self._found[key] = decode(kind, json.loads(text))
         if key not in self._found:
             self._found[key] = replay()
@@ -38,7 +38,10 @@ class Replays:
         return self._asked[key]
 
     def pack(self) -> bytes | None:
-        """The values as bytes, without those that were not asked for of late where they are too many; None where nothing is new."""
+        """Return the values as bytes; None if nothing is new.
+
+        The least recently requested values are dropped if they exceed KEPT_BYTES.
+        """
         if self._asked.keys() <= self._texts.keys():
             return None
         for key, found in self._asked.items():
@@ -54,7 +57,7 @@ class Replays:
 def _unpack(packed: bytes) -> dict[str, str]:
     try:
         texts = json.loads(zlib.decompressobj().decompress(packed, LIMIT_BYTES))
-    except (zlib.error, ValueError):  # what another version has packed is replayed again
+    except (zlib.error, ValueError):  # bytes that another version packed are replayed again
         return {}
     plain = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())
     return texts if plain else {}

@@ -1,4 +1,4 @@
-"""The whole answer as plain data: what the pages show, the command line prints and the child process sends back."""
+"""The complete answer as plain data: pages show it, the command line prints it and the child process returns it."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ class Focus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The answer to one query. Attributes are the keys of the public JSON; `model.class_name` is its "model.class".
+    """Answer to one query. Attributes are the keys of the public JSON; `model.class_name` is its "model.class".
 
-    `versions` are those installed, `target` those whose rules were followed. `failures` says per dtype why its step could not
-    be traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of
-    them to be read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing;
-    `explanation` says how it was all computed. `kv_caches` are those of a generation, by dtype. `loop` is what other
-    training loops would take at the focus, `serve` what a server does with the device, None in other modes. `focus` is the
-    estimate to look at first, None where there is none yet.
-    `pending` are the dtypes of which cells or the largest batch are still to come, none in a whole answer.
-    `compiled` is what torch.compile did, None for eager code.
+    `versions` are the installed versions, `target` the versions of the rules in use. `failures` says per dtype why its step
+    could not be traced. `request` echoes the query's values as understood. `notes` are facts about this answer, and `cautions`
+    are the notes to read with the figures. `assumptions` are choices (kernels, backends), `uncounted` is missing. `explanation`
+    describes the computation. `kv_caches` are those of a generation, by dtype. `loop` is the memory of other training loops at
+    the focus. `serve` holds a server's figures, None in other modes. `focus` is the estimate to look at first, None without
+    estimates.
+
+    `pending` are the dtypes with cells or the largest batch still to come; a complete answer has none. `compiled` is the result
+    of torch.compile, None for eager code.
     """
 
     schema: int = SCHEMA
@@ -83,14 +84,14 @@ class Report:
     compiled: CompiledCode | None = None
 
     def find(self, dtype: str, batch: int) -> Estimate | None:
-        """The estimate of a dtype at a batch size, None where there is none."""
+        """Return the estimate of a dtype at a batch size, None if it is missing."""
         return next((row for row in self.estimates if (row.dtype, row.batch) == (dtype, batch)), None)
 
     @property
     def all_fit(self) -> bool:
-        """True if every dtype and batch of the query surely fits; one without an estimate does not.
+        """Return True if every dtype and batch of the query surely fits; one without an estimate does not.
 
-        A server must start, and hold what is wanted.
+        A server must start, and hold the wanted requests.
         """
         if self.serve is not None:
             return self.serve.fits is True
@@ -98,7 +99,7 @@ class Report:
         return all(row is not None and row.fits is True for row in rows)
 
     def largest_batch(self, dtype: str) -> Interval:
-        """Return what the cells and the search of a dtype say of its largest batch."""
+        """Return the bounds of a dtype's largest batch, from its cells and its search."""
         found = Interval()
         for row in self.max_batch:
             if row.dtype == dtype:
@@ -114,38 +115,38 @@ class Report:
         return left_out(self._asked("batches"), fits)
 
     def focused(self, cell: tuple[str, int] | None) -> Report:
-        """The report with another dtype and batch size to look at first; itself where it has no such estimate, or for None."""
+        """Return the report with another focus; unchanged for None or a focus without an estimate."""
         if cell is None or self.find(*cell) is None:
             return self
         return replace(self, focus=Focus(dtype=cell[0], batch=cell[1]))
 
     def without(self, known: Collection[tuple[str, int]]) -> Report:
-        """The report without the estimates whose dtype and batch size are known."""
+        """Return the report without the estimates of some dtypes and batch sizes."""
         return replace(self, estimates=tuple(row for row in self.estimates if (row.dtype, row.batch) not in known))
 
     def after(self, earlier: Report) -> Report:
-        """The report with the estimates of an earlier one of the same query beside its own, in the order of the query."""
+        """Return the report with the estimates of an earlier one of the same query added, in the order of the query."""
         rows = {(row.dtype, row.batch): row for row in (*earlier.estimates, *self.estimates)}
         dtypes = self._asked("dtypes")
         ordered = sorted(rows.values(), key=lambda row: (dtypes.index(row.dtype), row.batch))
         return replace(self, estimates=tuple(ordered))
 
     def to_dict(self) -> dict:
-        """The public JSON as dicts, lists and scalars; byte counts are integers. Curves are lists of their points."""
+        """Return the public JSON as dicts, lists and scalars; byte counts are integers. Curves are lists of their points."""
         found = encode(self)
         for row, estimate in zip(found["estimates"], self.estimates, strict=True):
             row["curve"] = encode([*estimate.curve])
         return found
 
     def to_json(self) -> str:
-        """The public JSON as one line of text."""
+        """Return the public JSON as one line of text."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
     def to_csv(self, *, address: str = "", longest_link: int = LONGEST_LINK) -> str:
-        """The estimates as CSV, one row per dtype and batch; headers are the JSON's names, nested ones with dots.
+        """Return the estimates as CSV, one row per dtype and batch; headers are the JSON's names, nested ones with dots.
 
-        A space in a name is an underscore here. Columns of things that the question does not have, such as a KV cache in training,
-        are left out. The last columns are the device, the largest batch, the link and the question.
+        A space in a name is an underscore here. Columns that do not apply to the question, such as a KV cache in training, are
+        left out. The last columns are the device, the largest batch, the link and the question.
 
         Args:
             address: of the app that answers links; without it `link` is the query alone.
@@ -189,9 +190,9 @@ class Report:
         return f"{address}/?{query}" if address else query
 
     def _question(self) -> dict[str, Scalar]:
-        """The model, the device and the values of the query as CSV header -> value, sizes of images as in a query.
+        """Return the model, the device and the values of the query as CSV header -> value, sizes of images as in a query.
 
-        Values that the question does not have are left out.
+        Values that do not apply to the question are left out.
         """
         values = {
             f"request.{key}": "x".join(map(str, value)) if isinstance(value, tuple) else value
@@ -215,12 +216,12 @@ class Report:
         return mode is None or key not in mode.unused
 
     def modules_csv(self) -> str:
-        """The model's modules as CSV, one row each with its own elements and bytes; headers are the JSON's names."""
+        """Return the model's modules as CSV, one row each with its own elements and bytes; headers are the JSON's names."""
         return write_csv(json_names(ModuleRow), map(encode, self.model.modules))
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
-        """The report that `to_dict` or `encode` made `data` of. Raises DecodeError where it is anything else."""
+        """Return the report from the data that `to_dict` or `encode` returned. Raises DecodeError for any other data."""
         report = decode(cls, _with_columns(data))
         for row in report.estimates:
             if not row.curve.is_even():
@@ -254,10 +255,10 @@ def build_report(
     serve: Served | None = None,
     compiled: CompiledCode | None = None,
 ) -> Report:
-    """The report (bytes) of what was counted and traced: the `columns` of each dtype, side by side.
+    """Return the report (bytes) of the counted and traced work: the `columns` of each dtype, side by side.
 
-    What the tracer assumed (`stand_ins`) is added to `uncounted`. The workspaces on the tapes, at the first batch that each dtype
-    has, and their `formulas` by operator complete the `explanation`.
+    The tracer's assumptions (`stand_ins`) are added to `uncounted`. The workspaces on the tapes, at the first batch of each
+    dtype, and their `formulas` by operator complete the `explanation`.
     """
     cautions = tuple(cautions)
     estimates = tuple(row for column in columns.values() for row in column.estimates)
@@ -299,7 +300,7 @@ def build_report(
 
 
 def default_focus(estimates: Iterable[Estimate]) -> Focus | None:
-    """The largest batch size among the estimates of one dtype that fits for sure, else the smallest; None where there are none."""
+    """Return the largest batch size of one dtype's estimates that surely fits, else the smallest; None without estimates."""
     rows = sorted(estimates, key=lambda row: row.batch)
     fitting = [row for row in rows if row.fits is True]
     chosen = fitting[-1] if fitting else rows[0] if rows else None
@@ -307,7 +308,7 @@ def default_focus(estimates: Iterable[Estimate]) -> Focus | None:
 
 
 def _with_columns(data: object) -> object:
-    """The data of a report with its curves by columns. Raises DecodeError for points that are none."""
+    """Return the data of a report with its curves by columns. Raises DecodeError for invalid points."""
     if not isinstance(data, dict) or not isinstance(rows := data.get("estimates"), list):
         return data
     return {
@@ -329,7 +330,7 @@ def _with_its_columns(row: object, where: str) -> object:
 
 
 def _flatten(row: Estimate) -> dict[str, object]:
-    """One estimate as CSV header -> value."""
+    """Return one estimate as CSV header -> value."""
     cells = {spec.name: getattr(row, spec.name) for spec in fields(Estimate)}
     cells |= {f"at_peak.{category}": size for category, size in row.at_peak.items()}
     for use in row.phases:

@@ -1,4 +1,4 @@
-"""The answer for a server as plain data: what sizer.serving plans, and pages, command line and JSON show."""
+"""Answer for a server as plain data: sizer.serving plans it, and pages, command line and JSON show it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Starts = bool | Literal["uncertain"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """So many requests of so many tokens at once: whether the cache holds them, and the bytes that are missing."""
+    """Wanted number of concurrent requests and tokens each: whether the cache holds them, and the missing bytes."""
 
     requests: int
     tokens: int
@@ -21,16 +21,16 @@ class Want:
 
 
 def both(starts: Starts, want: Want | None) -> Starts:
-    """Return whether a server starts and holds what is wanted, "uncertain" if either is."""
+    """Return whether a server starts and holds the wanted requests, "uncertain" if either is."""
     parts = {starts, True if want is None else want.fits}
     return False if False in parts else "uncertain" if "uncertain" in parts else True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """Flags to change, what the server then has, and the requests at once that the change gains.
+    """Flags to change, the server's figures with them, and the gain in concurrent requests.
 
-    `fits` is true if the server then starts and holds what is wanted.
+    `fits` is true if the server then starts and holds the wanted requests.
     """
 
     flags: str
@@ -55,14 +55,15 @@ class ContextRow:
 class Served:
     """Memory of a server on one GPU, in bytes.
 
-    `budget_bytes` is what the server may use. `lora_bytes` are slots of adapters, beside the weights, `offloaded_bytes` weights
-    that are on the host. `profile_peak_bytes` is the
-    largest of a forward pass of `forward_bytes`, of the sampler, `sampler_bytes`, with what both hold, of the dummy run of an
-    encoder of images, `encoder_bytes`, and of what a first start holds while it compiles, `compiling_bytes`. `graphs_bytes` come
-    off the budget if `graphs_in_budget`. The rest is `kv_cache_bytes`: `blocks` of `block_tokens` tokens each.
-    `requests_at_once` counts requests of the longest allowed length, `longest` is the length in tokens of one request that fills
-    the cache. `message` is the server's own if it does not start. `flags` are the server's flags as resolved. `reasons` say why the
-    range is as wide as it is.
+    `budget_bytes` is the memory that the server may use. `lora_bytes` are slots of adapters, apart from the weights.
+    `offloaded_bytes` are weights on the host. `profile_peak_bytes` is the largest of four phases: a forward pass
+    (`forward_bytes`); the sampler (`sampler_bytes`), with the memory that both hold; the dummy run of an image encoder
+    (`encoder_bytes`); the compilation of a first start (`compiling_bytes`). `graphs_bytes` are subtracted from the budget if
+    `graphs_in_budget`. The rest is `kv_cache_bytes`: `blocks` of `block_tokens` tokens each.
+
+    `requests_at_once` counts requests of the longest allowed length. `longest` is the length in tokens of one request that
+    fills the cache. `message` is the server's own if it does not start. `flags` are the server's flags as resolved. `reasons`
+    say why the range is as wide as it is.
     """
 
     engine: str
@@ -104,16 +105,16 @@ class Served:
 
     @property
     def fits(self) -> Starts:
-        """Return whether the server starts and holds what is wanted, "uncertain" if either is."""
+        """Return whether the server starts and holds the wanted requests, "uncertain" if either is."""
         return both(self.starts, self.want)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFigures:
-    """The figures of a plan that a table of devices or of numbers of GPUs has, as in `Served`.
+    """Figures of a plan for tables of devices or numbers of GPUs, as in `Served`.
 
-    `fits` is true if the server starts and holds what is wanted. `length` is the longest allowed request in tokens.
-    `kv_tokens` are those of one data-parallel copy, bytes those of one GPU; requests are those of all copies on all `gpus`.
+    `fits` is true if the server starts and holds the wanted requests. `length` is the longest allowed request in tokens.
+    `kv_tokens` are those of one data-parallel copy, bytes those of one GPU. Requests are those of all copies on all `gpus`.
     """
 
     starts: Starts

@@ -1,4 +1,4 @@
-"""The answers to several questions beside each other, as plain data: each one's cell in focus, and how far it is from the first."""
+"""Comparison of several questions as plain data: the cell in focus of each, and its differences from the first."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FIGURES = ("parameters", *OF_ESTIMATE, "largest_batch")  # the names of a Side t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One question and its answer: the figures of an Estimate at the dtype and batch size in focus, None where there are none.
+    """One question and its answer: the figures of an Estimate at the focused dtype and batch size, None if missing.
 
-    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`; no batch above `most_batch`
-    can. With `tried` they are the largest of those asked for, and have no difference. `differences` are the figures less those of
-    the first question, where both have them. `error` says why figures are missing where they will not come.
+    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`. No batch above
+    `most_batch` can. With `tried` they are the largest of the requested batch sizes, and have no difference. `differences` are
+    the figures less those of the first question, if both have them. `error` says why figures are missing if they will not come.
     """
 
     query: str
@@ -66,7 +66,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """Questions beside each other: the keys in which they `differ` with each one's value, those in which they are the `same`."""
+    """Compared questions: the keys in which they `differ` with the value of each, and the keys with the `same` value."""
 
     schema: int = SCHEMA
     differ: dict[str, tuple[str, ...]]
@@ -75,7 +75,7 @@ class SideBySide:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the largest number of bytes among the figures, whose unit a table has."""
+        """Return the largest number of bytes among the figures; it decides the unit of a table."""
         sizes = [getattr(side, name) for side in self.questions for name in FIGURES if name.endswith("_bytes")]
         return max((size for size in sizes if size is not None), default=0)
 
@@ -84,7 +84,7 @@ class SideBySide:
         return encode(self)
 
     def to_csv(self) -> str:
-        """The questions as CSV, a row each: the keys that differ, the figures, and their differences from the first question."""
+        """Return the questions as CSV, a row each: the keys that differ, the figures, and the differences from the first."""
         figures = [
             name for name in Side.__dataclass_fields__ if name not in ("query", "searched", "differences", "error")
         ]
@@ -105,7 +105,7 @@ class SideBySide:
 
 
 def side_by_side(requests: Sequence[Request], sides: Sequence[Side]) -> SideBySide:
-    """The questions with their answers, and what tells them apart from the first."""
+    """Return the questions with their answers, and their differences from the first."""
     differ, same = key_differences(requests)
     first = sides[0]
     return SideBySide(
@@ -123,7 +123,7 @@ def _differences(first: Side, side: Side) -> dict[str, int]:
 
 
 def side_of(request: Request, report: Report | None, error: str = "") -> Side:
-    """Return what a report, whole or not, says of a question's cell in focus; `error` where what is missing will not come."""
+    """Return the figures of a report, complete or not, at a question's focus; `error` says why missing ones will not come."""
     query = format_query(request)
     if report is None:
         return Side(query=query, error=error)

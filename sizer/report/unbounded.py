@@ -1,4 +1,4 @@
-"""The memory of a tape on a device that has enough of it: what no capacity has a say in, replayed once for all devices."""
+"""Results of a replay without a memory limit, shared by all devices."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from sizer.tape.tape import Tape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unbounded:
-    """The timeline of a tape without bound, and the most that is reserved of it where it is otherwise than estimated (bytes).
+    """Timeline of a tape without a memory limit, and the peak reserved bytes of its variants.
 
-    few, many: the modelled workspaces come to nothing, or to twice the model.
-    kept: gradients live through the second forward pass.
-    outputs: the loop keeps outputs until the next forward pass has ended.
-    behind: other streams have not done what blocks wait for.
-    large: all of these, the modelled workspaces at twice the model.
-    engines_limit_bytes: how far engines of another version of cuDNN may move it at most.
+    - few, many: modelled workspaces of zero bytes, or of twice the model.
+    - kept: gradients live through the second forward pass.
+    - outputs: the loop keeps outputs until the next forward pass has ended.
+    - behind: other streams have not reached the events that blocks wait for.
+    - large: all of these, with modelled workspaces at twice the model.
+    - engines_limit_bytes: the most by which engines of another version of cuDNN may change it.
+
     See sizer.report.bounds.
     """
 
@@ -46,7 +47,7 @@ class Unbounded:
 
 
 def find_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False, replays: Replays) -> Unbounded:
-    """Return what `replay_unbounded` returns: equal tapes are replayed once, whatever their batch size, dtype and device."""
+    """Return the result of `replay_unbounded`; equal tapes are replayed once, for any batch size, dtype and device."""
     key = _digest(tape, backend, expandable_segments)
     return replays.find(
         key, Unbounded, lambda: replay_unbounded(tape, backend, expandable_segments=expandable_segments)
@@ -54,7 +55,7 @@ def find_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = 
 
 
 def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False) -> Unbounded:
-    """The memory of a tape (bytes) where the allocator of `backend` is never refused anything."""
+    """Return the memory of a tape (bytes) if the allocator of `backend` is never refused memory."""
     timeline = replay(tape, backend=backend, expandable_segments=expandable_segments)
 
     def peak(other: Tape) -> int:
@@ -77,12 +78,12 @@ def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool 
 
 
 def peak_reserved_bytes(tape: Tape, backend: Backend, expandable_segments: bool) -> int:
-    """The most bytes that are ever reserved where the allocator is never refused anything."""
+    """Return the peak reserved bytes if the allocator is never refused memory."""
     return replay_events(tape, backend, None, expandable_segments).most_reserved
 
 
 def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
-    """A digest of all that `replay_unbounded` reads."""
+    """Return a digest of all inputs of `replay_unbounded`."""
     texts = (
         backend,
         expandable_segments,

@@ -1,4 +1,4 @@
-"""Largest users of memory at its peak, in the words of those who spread a model over GPUs."""
+"""Largest users of memory at its peak, named in the terms of parallel training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OF_LOSSES = ("log_softmax", "nll_loss", "cross_entropy")  # in the names of the
 
 
 def weigh_peak(tape: Tape) -> dict[str, int]:
-    """The bytes, as requested, of what is alive when most of them are, the most first; a tape with loops has none.
+    """Return the requested bytes alive at the peak by kind, largest first; empty for a tape with loops.
 
-    These are the tape's categories, but for parameters that FSDP2 has gathered, whose storages are resized
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py), and what the operators of a loss hold.
+    The kinds are the tape's categories, except for two: parameters that FSDP2 has gathered, with resized storages
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py), and tensors of a loss's operators.
     """
     if not len(tape.order) or tape.loops:
         return {}
