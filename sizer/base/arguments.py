@@ -1,4 +1,4 @@
-"""Checks of what is passed to Sizer's Python functions. Their refusals say what to pass. Imports no torch."""
+"""Checks of the arguments of Sizer's Python functions. Their errors say what to pass. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def check_function(key: str, value: object, *, allowed: str, todo: str, returned
 
     Args:
         key: Name of the parameter.
-        value: What was passed, or what the function `returned_by` returned.
-        allowed: What the parameter takes.
-        todo: What to do instead.
+        value: The argument, or the return value of the function `returned_by`.
+        allowed: Text on the accepted values.
+        todo: Text on how to fix it.
         returned_by: The function, in words.
     """
     returned = f"{returned_by} that returned " if returned_by else ""
@@ -66,7 +66,7 @@ def arguments_of(inputs: object) -> tuple[tuple, dict[str, Any]]:
 
 
 def describe(value: object) -> str:
-    """Return a value in a word or two: None, a class by its name, or whose object it is."""
+    """Return a value in a word or two: None, a class by its name, or the type of an object."""
     if value is None or isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, type):

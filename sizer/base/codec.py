@@ -20,11 +20,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class DecodeError(ValueError):
-    """A plain value is not what its dataclass promises; the message says where, what was found and what is allowed."""
+    """A plain value does not match its dataclass; the message gives the path, the value found and the values allowed."""
 
 
 def encode(value: typing.Any) -> typing.Any:
-    """Lists, dicts and scalars (what json.dumps takes) of a dataclass; a field's metadata "json" renames its key."""
+    """Return the lists, dicts and scalars of a dataclass for json.dumps; a field's metadata "json" renames its key."""
     if (names := _names(type(value))) is not None:  # type: ignore[arg-type]  # mypy looks for the class's own hash
         found = {key: getattr(value, name) for key, name in names}
         return {key: item if type(item) in _SCALARS else encode(item) for key, item in found.items()}
@@ -40,14 +40,14 @@ _SCALARS = frozenset({str, int, float, bool, types.NoneType})  # most of a repor
 
 @functools.cache
 def _names(kind: type) -> tuple[tuple[str, str], ...] | None:
-    """By the keys that `encode` gives the fields of a dataclass their names; None for any other type."""
+    """Return the keys that `encode` gives the fields of a dataclass, and the fields' names; None for any other type."""
     if not dataclasses.is_dataclass(kind):
         return None
     return tuple((_key(field), field.name) for field in dataclasses.fields(kind))
 
 
 class Document:
-    """A dataclass that is written to JSON as it is and read back; errors name it as its class, in lower case."""
+    """Dataclass with the same keys in JSON, written and read back; errors name it by its class, in lower case."""
 
     __slots__ = ()
 
@@ -57,19 +57,19 @@ class Document:
 
     @classmethod
     def from_dict(cls, data: object) -> typing.Self:
-        """The value that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        """Return the value from the data of `to_dict`. Raises DecodeError for any other data."""
         return decode(cls, data, cls.__name__.lower())
 
 
 def json_names(kind: type) -> list[str]:
-    """The keys that `encode` gives the fields of a dataclass, in order."""
+    """Return the keys that `encode` gives the fields of a dataclass, in order."""
     return [_key(field) for field in dataclasses.fields(kind)]
 
 
 def decode(kind: object, value: object, where: str = "report") -> typing.Any:
-    """The value of type `kind` (a dataclass, tuple[X, ...], dict[str, X], union, Literal or scalar) that was encoded.
+    """Return the value of type `kind` (a dataclass, tuple[X, ...], dict[str, X], union, Literal or scalar) that was encoded.
 
-    Raises DecodeError where a key is missing or unknown, a type is another, or a text, list or number passes its limit.
+    Raises DecodeError if a key is missing or unknown, a type differs, or a text, list or number exceeds its limit.
     """
     try:
         return _decoder(kind)(value)
@@ -83,7 +83,7 @@ class _Refused(Exception):
     path = ""
 
     def under(self, step: str) -> _Refused:
-        """The same, from one value further up."""
+        """Return the error with the path of its parent value in front."""
         self.path = step + self.path
         return self
 
@@ -93,7 +93,7 @@ _Decoder = Callable[[typing.Any], typing.Any]
 
 @functools.cache
 def _decoder(kind: typing.Any) -> _Decoder:
-    """Return what makes values of a type: a report has tens of thousands of a dozen types."""
+    """Return the decoder of a type. It is cached, since a report has tens of thousands of values of a dozen types."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return functools.partial(_decode_dataclass, kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -117,8 +117,10 @@ def _decoder(kind: typing.Any) -> _Decoder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """The layout of a dataclass: by key its field and decoder, the required keys, the fields that the class computes itself, and
-    the schema that is known."""
+    """Layout of a dataclass, for `decode`.
+
+    It has by key the field and its decoder, the required keys, the fields that the class computes itself, and the known schema.
+    """
 
     fields: dict[str, tuple[str, _Decoder]]
     required: frozenset[str]
@@ -266,7 +268,10 @@ def _require(holds: bool, found: object, allowed: str) -> None:
 
 
 def _clip(value: object) -> str:
-    """A value as short printable text; a huge integer as its size, since printing it would take long or fail."""
+    """Return a value as short printable text.
+
+    A huge integer is given as its size, since printing it would be slow or fail.
+    """
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (list, tuple, dict)):

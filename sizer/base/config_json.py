@@ -1,5 +1,7 @@
-"""A config's JSON: untrusted bytes → a plain dict, strict and bounded, before anything else looks at it; and its text as the
-value of `arch=config:` in a link and back, base64url(zlib(JSON)). No torch here."""
+"""Strict and bounded parsing of a config's JSON: untrusted bytes → a plain dict, before any other code reads it.
+
+Also packs its text as the value of `arch=config:` in a link and back, base64url(zlib(JSON)). No torch here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ MAX_STRING_LENGTH = 10_000
 MAX_LIST_LENGTH = 10_000
 MAX_INTEGER = 2**53
 PRIVATE_NAMES = ("_name_or_path", "name_or_path", "_commit_hash")  # transformers, configuration_utils.py, 5.23
-FLOAT_TAG = "__float__"  # how transformers writes what JSON lacks: configuration_utils.py, _FLOAT_TAG_KEY, 5.23
+FLOAT_TAG = "__float__"  # transformers' tag for floats that JSON lacks: configuration_utils.py, _FLOAT_TAG_KEY, 5.23
 TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}  # _FLOAT_TAG_VALUES, there
 
 _FIX = "paste the model's config.json as it is"
@@ -48,15 +50,18 @@ _Json = dict | list | str | int | float | bool | None
 
 
 def read_config(data: bytes | str) -> dict:
-    """The JSON object in `data` as a dict of plain values.
+    """Return the JSON object in `data` as a dict of plain values.
 
-    A hf_quant_config.json before or behind the config is read with it.
-    Also reads what people paste: Markdown fences, numbers of lines, Python dicts, printed configs, comments, trailing commas
+    A hf_quant_config.json before or after the config is read with it.
+
+    Also reads pasted texts: Markdown fences, line numbers, Python dicts, printed configs, comments, trailing commas
     (`pasted_json`), and YAML of at most 64 KiB (`pasted_yaml`).
-    NaN and Infinity, which Python's and transformers' readers take, become transformers' own `{"__float__": "Infinity"}`.
+
+    NaN and Infinity, which Python's and transformers' readers accept, become transformers' own `{"__float__": "Infinity"}`.
+
     Raises ConfigError for another file of a model's folder, by its name, and for anything but one JSON object in UTF-8 of at
-    most 2 MiB: repeated keys, lone surrogates,
-    depth over 16, more than 20,000 values, strings or lists over 10,000, integers over 2**53.
+    most 2 MiB. It refuses repeated keys, lone surrogates, depth over 16, more than 20,000 values, strings or lists over 10,000,
+    and integers over 2**53.
     """
     value = _read_pair(data) or read_object(data)
     check_kind(value)
@@ -75,9 +80,9 @@ def _read_pair(data: bytes | str) -> dict | None:
 
 
 def read_object(data: bytes | str) -> dict:
-    """Return the JSON object in `data`, whatever file it is of. Raises ConfigError as `read_config` does."""
+    """Return the JSON object in `data`, from any file. Raises ConfigError as `read_config` does."""
     if isinstance(data, bytes) and data.startswith(b"GGUF"):
-        data = "GGUF"  # what follows is no text
+        data = "GGUF"  # the remaining bytes are not text
     # A number of eight bytes comes first in a safetensors file, torch.save writes a zip file, and ONNX its version as field 1.
     if isinstance(data, bytes) and ((b"\0" in data[:8] and data[8:9] == b"{") or data.startswith((b"PK", b"\x08"))):
         raise ConfigError("this is a file of weights, not a model's config.json", todo="paste the config.json beside it")
@@ -216,7 +221,7 @@ def _check_values(config: dict) -> None:
 
 
 def _walk(value: _Json) -> Iterator[_Json]:
-    """Every value of a config, itself included; keys are not values."""
+    """Yield every value of a config, including itself; keys are not values."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -237,9 +242,9 @@ def _check_string(text: str, limit: int, what: str) -> None:
 
 
 def encode_config(text: str) -> str:
-    """A config's JSON text as the value of `arch=config:`, without padding.
+    """Return a config's JSON text as the value of `arch=config:`, without padding.
 
-    Raises ConfigError where the text is more than 2 MiB or not Unicode.
+    Raises ConfigError if the text exceeds 2 MiB or is not Unicode.
     """
     try:
         data = text.encode()
@@ -251,10 +256,10 @@ def encode_config(text: str) -> str:
 
 
 def decode_config(value: str) -> str:
-    """The JSON text inside the value of `arch=config:`; whether it is good JSON is not checked here.
+    """Return the JSON text inside the value of `arch=config:`. It is not checked to be valid JSON.
 
-    Raises ConfigError where it is not base64url, not zlib, cut short, not UTF-8, or unpacks to more than 2 MiB
-    (it never holds more than that in memory, however well it was compressed).
+    Raises ConfigError if the value is not base64url, not zlib, cut short, not UTF-8, or unpacks to more than 2 MiB. It never
+    holds more than that in memory, for any compression.
     """
     try:
         packed = base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True)
@@ -271,9 +276,9 @@ def decode_config(value: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def canonical_config(text: str) -> str:
-    """A config's JSON text in canonical form: strict JSON, keys sorted, no white space. Raises ConfigError.
+    """Return a config's JSON text in canonical form: strict JSON, keys sorted, no white space. Raises ConfigError.
 
-    Names of models are left out (`_name_or_path`): links must not tell a private one, and no figure depends on it.
+    Names of models are left out (`_name_or_path`): links must not reveal a private one, and no figure depends on it.
     """
     return json.dumps(_without_names(read_config(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
@@ -286,7 +291,7 @@ def _without_names(value: _Json) -> _Json:
 
 
 def too_large(given: str) -> ConfigError:
-    """The error for a config of more than MAX_CONFIG_BYTES."""
+    """Return the error for a config of more than MAX_CONFIG_BYTES."""
     return ConfigError(
         "config is too large",
         given=given,

@@ -1,18 +1,18 @@
 """Every error that Sizer raises on purpose.
 
     SizerError            what happened: given ..., allowed ...; what to do                exit status
-    ├── RequestError      a query has keys or values that are not understood, each one named    2
-    ├── ConfigError       a config JSON is malformed, too large or asks for what is refused     2
+    ├── RequestError      a query has unknown keys or invalid values, each one named            2
+    ├── ConfigError       a config JSON is malformed, too large or needs a refused feature      2
     ├── HubError          a config could not be fetched from the hub                            2
-    │   └── PipelineError     a diffusion pipeline was found in the place of a model               2
+    │   └── PipelineError     a diffusion pipeline was found in the place of a model            2
     ├── BuildError        the architecture could not be built                                   2
     ├── TraceError        the model was counted, but its step could not be traced               3
-    ├── DeviceError       a device was asked for that is not there or cannot do the work        4
+    ├── DeviceError       the requested device is missing or cannot do the work                 4
     └── JobError          the job was cancelled, hit a limit or crashed                         1
         ├── QueueFullError    too many jobs run or wait                                         1
-        └── TimeLimitError    the job took longer than it may                                   1
+        └── TimeLimitError    the job exceeded its time limit                                   1
 
-Each message is one line, or one for each key that was refused. `SizerError.exit_status` is what the command line returns.
+Each message is one line, or one for each refused key. `SizerError.exit_status` is the exit status of the command line.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _NAME = re.compile(r"[a-z]*")  # of a family
-_SHORTEST, _LONG_NAME, _SLIP = 2, 5, 0.84  # letters of a short form; of a name that may hold a slip; how alike it then is
+# letters of a short form; of a name that may have a typing error; their least similarity then
+_SHORTEST, _LONG_NAME, _SLIP = 2, 5, 0.84
 GIVEN_LIMIT = 60
 
 
 class SizerError(Exception):
-    """One line that says what happened, what was given, what is allowed and what to do.
+    """One line: what happened, the given value, the allowed values and how to fix it.
 
-    The parts stay readable as attributes: `what`, `given`, `allowed`, `todo` (None where there is nothing to say).
+    The parts are also attributes: `what`, `given`, `allowed`, `todo` (None if there is nothing to say).
     """
 
     exit_status = 1
@@ -42,7 +43,7 @@ class SizerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """One key of a query that was refused: what was given, what is allowed, what to do."""
+    """One refused key of a query: the given value, the allowed values, and how to fix it."""
 
     key: str
     given: str
@@ -61,7 +62,7 @@ class RefusedValueError(Exception):
         self.allowed, self.todo, self.given = allowed, todo, given
 
     def at(self, key: str, value: str) -> Refusal:
-        """The refusal of the value as that of a key."""
+        """Return the refusal of the value as a refusal of a key."""
         return Refusal(key=key, given=self.given or quote(value), allowed=self.allowed, todo=self.todo)
 
 
@@ -87,7 +88,7 @@ class RequestError(SizerError):
 
 
 class ConfigError(SizerError):
-    """The config JSON is malformed, too large, or asks for something that is refused."""
+    """The config JSON is malformed, too large, or needs a refused feature."""
 
     exit_status = 2
 
@@ -99,7 +100,7 @@ class HubError(SizerError):
 
 
 class PipelineError(HubError):
-    """The repository holds a diffusion pipeline, which another query asks for."""
+    """The repository holds a diffusion pipeline, which needs another query."""
 
 
 class BuildError(SizerError):
@@ -115,7 +116,7 @@ class TraceError(SizerError):
 
 
 class DeviceError(SizerError):
-    """The device asked for is not there, or cannot do this work."""
+    """The requested device is missing, or cannot do this work."""
 
     exit_status = 4
 
@@ -135,14 +136,14 @@ class TimeLimitError(JobError):
 
 
 def fold(what: str, given: str | None = None, allowed: str | None = None, todo: str | None = None) -> str:
-    """The parts of an error as one line of text; parts that are None are left out."""
+    """Return the parts of an error as one line of text; parts that are None are left out."""
     facts = ", ".join(f"{word} {part}" for word, part in (("given", given), ("allowed", allowed)) if part)
     text = f"{what}: {facts}" if facts else what
     return " ".join((f"{text}; {todo}" if todo else text).split())
 
 
 def quote(value: object, limit: int = GIVEN_LIMIT) -> str:
-    """A value that a stranger gave as quoted text, safe to print: one line, clipped, control characters escaped."""
+    """Return an untrusted value as quoted text, safe to print: one line, clipped, control characters escaped."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) > limit:
         return f"{text[:limit]!r}... ({len(text)} characters)"
@@ -162,8 +163,8 @@ def suggest(word: str, known: Iterable[str], count: int = 3) -> str | None:
 def close_words(word: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the known words closest to `word`.
 
-    Case and separators do not count. A word that is the same without them is the only one named. A short form ("fp") matches what
-    begins with it. Words of another family are not named.
+    Case and separators do not count. If a word is equal without them, only that word is returned. A short form ("fp") matches
+    words that begin with it. Words of another family are not returned.
     """
     wanted = letters(word[:GIVEN_LIMIT])
     plain: dict[str, list[str]] = {}
@@ -178,8 +179,9 @@ def close_words(word: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _is_of_family(wanted: str, word: str) -> bool:
-    """Return False if two names are those of two families, as `mimo` and `mimi` are: their first letters, up to another
-    character, differ in more than letters that changed places, or a slip in a longer name.
+    """Return False if two names belong to two families, as `mimo` and `mimi` do.
+
+    Their first letters, up to another character, then differ in more than a transposition, or a typing error in a longer name.
     """
     first, second = (_NAME.findall(one)[0] for one in (wanted, word))
     if not first or not second:
@@ -191,5 +193,5 @@ def _is_of_family(wanted: str, word: str) -> bool:
 
 
 def did_you_mean(words: Sequence[str]) -> str | None:
-    """The words as a suggestion, or None where there are none."""
+    """Return the words as a suggestion, or None without words."""
     return f"did you mean {', '.join(words)}?" if words else None

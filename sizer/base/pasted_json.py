@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sizer.base.errors import ConfigError, quote
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[\w.+-]*[ \t]*$", re.MULTILINE)
-# What stands before the object: `LlamaConfig {`, `config = {`, a file's name.
+# Text before the object: `LlamaConfig {`, `config = {`, a file's name.
 _HEAD = re.compile(r"[\w\s.:=#/\"'-]{0,200}+(?=\{)")
 # A config's constructor, or a dict's, as code writes it, behind comments and imports.
 _CONSTRUCTOR = re.compile(
@@ -22,12 +22,12 @@ _CONSTRUCTOR = re.compile(
     re.ASCII,
 )
 _SIZE = re.compile(r"model_type|\w*(?:hidden|layer|embd|embed|d_model|dim|vocab)\w*")
-_REST = re.compile(r"[{}]|[\"']\s{0,20}:")  # what no sentence around an object has: a brace, or a key
+_REST = re.compile(r"[{}]|[\"']\s{0,20}:")  # not found in a sentence around an object: a brace, or a key
 _QUOTED_LINE = re.compile(r"\s*+(?:$|[>+|]\s?)")  # of a quoted mail, or of a diff
 _NUMBERED_LINE = re.compile(r"[ \t]*+(\d{1,6}+)(?:[ \t]?[:.|)│→][ \t]?|\t|[ \t]|$)")  # of `cat -n` or a web page
 _KEYS_ALONE = re.compile(r"""\s*+["'][\w.-]{1,200}["']\s*+:""")
 _PRINTED_MODEL = re.compile(r"\s*+\w++\(\s*\n\s*\(\w++\): ")
-CONFIG_CLASS = "_config_class"  # the key for the class whose constructor was pasted
+CONFIG_CLASS = "_config_class"  # key of the class of a pasted constructor
 _TOKEN = re.compile(
     r'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z))'
     r"|(?P<quoted>'[^'\\]*+(?:\\.[^'\\]*+)*+(?:'|\Z))"
@@ -45,9 +45,9 @@ _ESCAPE = re.compile(r"\\(.)|\"", re.DOTALL)
 
 
 def relax(text: str) -> str:
-    """Return strict JSON for a text that holds one object as Markdown, Python or a printed config writes it.
+    """Return strict JSON for a text that holds one object in the syntax of Markdown, Python or a printed config.
 
-    What cannot be read stays as it is: the JSON reader then says where.
+    Unreadable parts stay unchanged: the JSON reader then reports their place.
     """
     text = _from_start(pasted_lines(text))
     found: list[str] = []
@@ -85,17 +85,20 @@ def _strict(kind: str, token: str) -> str:
 
 
 def is_other_class(value: dict) -> bool:
-    """Return True for the constructor of a config that is not a model's, such as LoraConfig: it names no size."""
+    """Return True for the constructor of a config other than a model's, for example LoraConfig: it has no sizes."""
     return CONFIG_CLASS in value and not any(map(_SIZE.fullmatch, value))
 
 
 def pasted_lines(text: str) -> str:
-    """Return a text without what is around its lines: numbers, a Markdown fence, the marks of a mail or of a diff."""
+    """Return a text without the decoration of its lines: numbers, a Markdown fence, the marks of a mail or of a diff."""
     return textwrap.dedent(_unnumbered(first_fence(_unquoted(_unnumbered(text)))))
 
 
 def _unnumbered(text: str) -> str:
-    """Return a text without the numbers of its lines, before each of them or on lines of their own; they must go up by one."""
+    """Return a text without its line numbers.
+
+    They are before each line or on lines of their own, and must increase by one.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) < 2 or not lines[0].lstrip()[:1].isdecimal():
         return text
@@ -104,7 +107,7 @@ def _unnumbered(text: str) -> str:
     if len(numbers) == len(lines) and numbers == [*range(numbers[0], numbers[0] + len(lines))]:
         return "\n".join(line[mark.end() :] for line, mark in zip(lines, marks, strict=True) if mark)
     found, rest = 0, []
-    for line in lines:  # a page whose numbers are lines, such as a table's cells
+    for line in lines:  # a page with numbers as lines, such as a table's cells
         if numbers and line.strip() == str(numbers[0] + found):
             found += 1
         else:
@@ -134,7 +137,7 @@ def _from_start(text: str) -> str:
 
 
 def first_fence(text: str) -> str:
-    """Return the text inside the first Markdown fence; the text itself if it has none."""
+    """Return the text inside the first Markdown fence; the whole text if it has none."""
     fences = [match.span() for match in _FENCE.finditer(text)]
     if not fences:
         return text
@@ -165,7 +168,7 @@ def is_quantization(value: dict) -> bool:
 
 
 def with_quantization(config: dict, quantization: dict) -> dict:
-    """Return a config with what a hf_quant_config.json says, as newer checkpoints have it in their config."""
+    """Return a config with the content of a hf_quant_config.json, in the form of newer checkpoints' configs."""
     producer = {key: value for key, value in quantization.items() if key == "producer"}
     return {**config, "quantization_config": {"quant_method": "modelopt", **producer, **quantization["quantization"]}}
 
@@ -274,8 +277,10 @@ def check_kind(value: dict) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raise ConfigError for the text of a file that is no JSON object: weights, a web page, a printed model, or the list of a
-    sentence-transformers folder."""
+    """Raise ConfigError for the text of a file other than a JSON object.
+
+    These are weights, a web page, a printed model, or the list of a sentence-transformers folder.
+    """
     if text.lstrip()[:1] == "<":
         raise ConfigError("this is a web page, not a model's config.json", todo="paste the text of the file: the hub's raw view")
     if _PRINTED_MODEL.match(text):

@@ -19,7 +19,7 @@ _ANCHORS = "write the values themselves: a few anchors can stand for gigabytes"
 
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML's plain values. Anchors are refused: a few bytes of them can stand for gigabytes."""
+    """YAML's plain values. Anchors are refused: a few bytes of them can expand to gigabytes."""
 
     depth = 0
 
@@ -28,7 +28,7 @@ class PlainLoader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise yaml.constructor.ConstructorError(None, None, "anchors are not read", event.start_mark)
         self.depth += 1
-        if self.depth > _MAX_DEPTH + 1:  # a scalar has no level of its own
+        if self.depth > _MAX_DEPTH + 1:  # a scalar adds no level
             raise yaml.constructor.ConstructorError(None, None, "nested too deeply", event.start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -50,7 +50,7 @@ _ConfigLoader.add_implicit_resolver(  # YAML 1.2's numbers: 1.1 wants a point an
 
 
 def _pairs(loader: _ConfigLoader, node: yaml.MappingNode) -> dict:
-    """Return a mapping. Raises ConfigError for a key that it has twice: YAML would take the last."""
+    """Return a mapping. Raises ConfigError for a repeated key, for which YAML would take the last value."""
     found = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
@@ -66,7 +66,7 @@ _ConfigLoader.add_constructor("tag:yaml.org,2002:map", _pairs)
 
 
 def is_yaml(text: str) -> bool:
-    """Return True for a text with two lines `name: value` at its left edge and no object of JSON on a line of its own."""
+    """Return True for a text with two lines `name: value` at its left edge and no JSON object on a separate line."""
     found = _PAIR.finditer(text)
     return next(found, None) is not None and next(found, None) is not None and _OBJECT.search(text) is None
 

@@ -12,13 +12,14 @@ _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 def format_bytes(n: int, *, like: int | None = None) -> str:
     """Return a number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B".
 
-    With `like` it has the unit of that number of bytes, and up to four decimals if it is small in it: tables have one unit.
+    With `like` it has the unit of that number of bytes, and up to four decimals if it is small in that unit: a table has one
+    unit.
     """
     return _scale(n, _BYTE_UNITS, " B") if like is None else _in_unit_of(like, n, _BYTE_UNITS)
 
 
 def format_both(n: int, *, like: int | None = None) -> str:
-    """A number of bytes as text in decimal and binary units: 16060522496 is "16.06 GB (14.96 GiB)". Below one kB: "512 B".
+    """Return bytes as text in decimal and binary units: 16060522496 is "16.06 GB (14.96 GiB)". Below one kB: "512 B".
 
     `like` is that of `format_bytes`.
     """
@@ -43,12 +44,12 @@ def format_range(low: int, high: int) -> str:
 
 
 def format_count(n: int) -> str:
-    """A plain count as text in powers of a thousand, two decimals: 25557032 is "25.56 M". Below one thousand: "640"."""
+    """Return a count as text in powers of a thousand, two decimals: 25557032 is "25.56 M". Below one thousand: "640"."""
     return _scale(n, _COUNT_UNITS, "")
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:
-    """A count with what is counted: "1 case", "1,200 cases"; `many` is the plural where it is not `one` and an s."""
+    """Return a count with its noun: "1 case", "1,200 cases"; `many` is the plural if it is not `one` and an s."""
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"
 
 
@@ -72,5 +73,5 @@ def _scale(n: int, units: tuple[tuple[int, str], ...], plain: str) -> str:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple that is not below the number."""
+    """Return the smallest multiple that is at least the number."""
     return -(-number // multiple) * multiple

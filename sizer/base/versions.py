@@ -1,7 +1,7 @@
-"""Versions: Sizer's own, and PyTorch's, whose rules are followed; what follows from it asks here, or the value made here.
+"""Versions of Sizer and of PyTorch, and the rules to follow for a version of PyTorch.
 
-A version is (major, minor). The rules were read in the sources of the versions in `READ`; what they say of each stands beside
-them. Where pull requests tell in which version between 2.6 and 2.11 a rule changed, it goes by that.
+A version is (major, minor). The rules were read in the sources of the versions in `READ`; the differences are noted with each
+rule. If pull requests tell the version between 2.6 and 2.11 in which a rule changed, that version decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TEXT = re.compile(r"(\d{1,2})\.(\d{1,3})(?:\.\d{1,3})?", re.ASCII)
 
 
 def parse_version(text: str) -> Version:
-    """The version that a text such as "2.11" or "2.11.1" names. Raises ValueError."""
+    """Return the version that a text such as "2.11" or "2.11.1" names. Raises ValueError."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} is no version of PyTorch: write for example 2.11")
@@ -29,24 +29,25 @@ def parse_version(text: str) -> Version:
 
 
 def allocator_variable(version: Version) -> str:
-    """The environment variable of the caching allocator's settings: c10/core/AllocatorConfig.cpp, from 2.9 on."""
+    """Return the environment variable of the caching allocator's settings: c10/core/AllocatorConfig.cpp, from 2.9 on."""
     return "PYTORCH_ALLOC_CONF" if version >= (2, 9) else "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def by_address(version: Version) -> bool:
-    """Return whether the CUDA allocator goes by address between free blocks of equal size, and not by age: see
-    sizer.allocator.cuda."""
+    """Return whether the CUDA allocator orders free blocks of equal size by address, not by age: see sizer.allocator.cuda."""
     return version < (2, 12)
 
 
 def format_version(one: Version) -> str:
-    """The text that `parse_version` reads."""
+    """Return the text that `parse_version` reads."""
     return f"{one[0]}.{one[1]}"
 
 
 @cache
 def installed(package: str) -> str:
-    """Return the version of an installed package, which importlib.metadata looks for by parsing all that the package says.
+    """Return the version of an installed package.
+
+    importlib.metadata would find it by parsing all metadata of the package.
 
     Raises:
         PackageNotFoundError: There is no such package.
@@ -59,13 +60,13 @@ def installed(package: str) -> str:
 
 
 def installed_version() -> Version:
-    """The installed PyTorch's (major, minor)."""
+    """Return the installed PyTorch's (major, minor)."""
     major, minor = installed("torch").split(".")[:2]
     return int(major), int(minor)
 
 
 def version_followed(target: Version) -> Version:
-    """The version that was read whose rules a version goes by: its own, or of those that were not read a neighbour's."""
+    """Return the read version with the rules for a version: the version itself, or a neighbour if it was not read."""
     if target in READ:
         return target
     if target > NEWEST:
@@ -74,7 +75,7 @@ def version_followed(target: Version) -> Version:
 
 
 def cautions(target: Version, installed: Version) -> tuple[str, ...]:
-    """Return what to know of figures by the rules of one PyTorch that another one, the installed, was run for."""
+    """Return cautions on figures by the rules of one PyTorch, computed with another, installed one."""
     said = []
     followed = version_followed(target)
     if target != followed:
