@@ -1,4 +1,4 @@
-"""The peak of a compiled training step over its activation memory budget, beside the eager step and checkpointing."""
+"""Peak of a compiled training step over its activation memory budget, compared with the eager step and checkpointing."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def budget(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Iterator[BudgetReport]:
-    """Yield the report on the one dtype and batch size of a training request; it grows, each point by its own trace.
+    """Yield the growing report on the one dtype and batch size of a training request, one trace per point.
 
-    Raises RequestError for a request of several cells, of another mode or of keys that compiled code does not take, and what an
-    estimate raises for the eager step.
+    Raises RequestError for a request of several cells, of another mode, or with keys that compiled code does not support.
+    Raises the errors of an estimate for the eager step.
     """
     request = one_cell(request)
     if not MODES[request.mode].trains:

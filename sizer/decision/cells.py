@@ -27,13 +27,13 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 if TYPE_CHECKING:
     from sizer.estimating.model import Progress
 
-CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
+CANNOT = (RequestError, BuildError, TraceError)  # errors of a derived question although the original one is valid
 
 
 class Cells:
     """Estimates of questions that differ from `request` in anything but the architecture.
 
-    A question is a Request of one dtype and one batch size. All methods raise one of CANNOT where it cannot be answered.
+    A question is a Request of one dtype and one batch size. All methods raise one of CANNOT if it cannot be answered.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Cells:
         self.request = request
 
     def estimate(self, request: Request) -> Estimate:
-        """The estimate of a question."""
+        """Return the estimate of a question."""
         if request not in self._estimates:
             (dtype,), gpu, expandable = request.dtypes, gpu_of(request), request.expandable_segments
             tape = self.tape(request)
@@ -68,7 +68,7 @@ class Cells:
         return self._estimates[request]
 
     def cell(self, request: Request) -> Cell:
-        """The figures of a question."""
+        """Return the figures of a question."""
         return cell_of(self.estimate(request))
 
     def fits(self, request: Request) -> Fits:
@@ -78,7 +78,7 @@ class Cells:
         return fits_in(self.tape(request), gpu_of(request), expandable_segments=request.expandable_segments)
 
     def tape(self, request: Request) -> Tape:
-        """The tape of a question, its size queries resolved for its device."""
+        """Return the tape of a question, its size queries resolved for its device."""
         (dtype,), (batch,) = request.dtypes, request.batches
         tracer = self.tracer(request)
         if batch < tracer.counted.smallest:
@@ -86,12 +86,12 @@ class Cells:
         return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(gpu_of(request)))
 
     def compiled(self, request: Request) -> CompiledCode | None:
-        """Return what torch.compile did of the code of a question whose tape was asked for, None if it compiled nothing."""
+        """Return the result of torch.compile for a question with a requested tape, None if nothing was compiled."""
         (dtype,), (batch,) = request.dtypes, request.batches
         return self.tracer(request).compiled(dtype, batch)
 
     def noted(self, request: Request) -> tuple[Tape, BlockNotes]:
-        """The tape of a question as `tape` gives it, with what it does not hold of its blocks: always a new trace."""
+        """Return the tape of a question as `tape` does, with notes on its blocks: always a new trace."""
         (dtype,), (batch,) = request.dtypes, request.batches
         tracer = self.tracer(request)
         if batch < tracer.counted.smallest:
@@ -100,7 +100,7 @@ class Cells:
         return tape.resolve(size_oracle_of(gpu_of(request))), notes
 
     def trace_line(self, request: Request) -> Traced:
-        """A question's work traced over the batch size: its cell and its largest batch are replays then."""
+        """Return a question's work traced over the batch size: its cell and its largest batch are then replays."""
         (dtype,) = request.dtypes
         traced = self.tracer(request).trace(dtype, request.batches)
         if not traced.family.covered(request.batches):
@@ -109,11 +109,14 @@ class Cells:
         return traced
 
     def is_affine(self, request: Request) -> bool:
-        """Return whether a question's work is affine in the batch. Raises TraceError where it cannot be traced."""
+        """Return whether a question's work is affine in the batch. Raises TraceError if it cannot be traced."""
         return bool(self.trace_line(request).family.lines)
 
     def largest_batch(self, request: Request) -> MaxBatch:
-        """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""
+        """Return the largest batch size of a question, for any batch size of its own.
+
+        If the work is not affine in the batch, this is the question's own batch size if that fits.
+        """
         (dtype,), (batch,), gpu = request.dtypes, request.batches, gpu_of(request)
         known, smallest = self._estimates.get(request), self.tracer(request).counted.smallest
         if batch == smallest and known is not None and known.fits is False:
@@ -134,16 +137,16 @@ class Cells:
             raise TraceError(str(error)) from error
 
     def counted(self, request: Request) -> Counted:
-        """Return what is known of a question's architecture."""
+        """Return the facts about a question's architecture."""
         return self.tracer(request).counted
 
     def keep_replays(self) -> None:
-        """Keep what was replayed for the questions so far."""
+        """Store the replays of the questions so far."""
         for tracer in self._tracers.values():
             tracer.keep_replays()
 
     def tracer(self, request: Request) -> Tracer:
-        """The tracer of a question; those on the same module share it."""
+        """Return the tracer of a question; questions on the same module share it."""
         gpu = gpu_of(request)
         key = replace(
             as_traced(request),
@@ -162,7 +165,7 @@ class Cells:
 
 
 def one_cell(request: Request) -> Request:
-    """The question of the one dtype and batch size that a request has, or has in focus. Raises RequestError where it has more."""
+    """Return the question of the one dtype and batch size that a request has, or has in focus. Raises RequestError for more."""
     check_traced(request)
     dtypes, batches = request.dtypes, request.batches
     if request.focus is not None:
@@ -178,7 +181,7 @@ def one_cell(request: Request) -> Request:
 
 
 def checked(request: Request) -> Request:
-    """The request itself, after its values were judged together as those of a link are. Raises RequestError."""
+    """Return the request itself after the checks of a link's values. Raises RequestError."""
     return parse_query(format_query(request))
 
 
@@ -188,5 +191,5 @@ def why(error: SizerError) -> str:
 
 
 def _rules_of(gpu: Gpu) -> str:
-    """A text that is the same for devices whose tapes are the same."""
+    """Return a text that is equal for devices with equal tapes."""
     return f"{gpu.backend} {gpu.capability}"

@@ -1,4 +1,4 @@
-"""The smallest changes to work that fits nowhere, in the order in which they are tried: fewer and cheaper ones first."""
+"""Smallest changes to work that fits nowhere, in the order of the search: fewer and cheaper changes first."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def changes(request: Request, cells: Cells) -> Iterator[Changed]:
 
 
 def in_other_precision(request: Request) -> Request | None:
-    """Return the question in mixed precision if it is in pure half precision, and the other way round; None in float32."""
+    """Return the question in mixed precision if it is in pure half precision, and the reverse; None in float32."""
     other = OTHER_PRECISION.get(request.dtypes[0])
     return None if other is None else replace(request, dtypes=(other,))

@@ -1,4 +1,4 @@
-"""One question on every device of the catalogue: where it fits, what room it leaves, and the largest batch."""
+"""One question on every device of the catalogue: whether it fits, the remaining memory, and the largest batch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def devices(
     progress: Progress | None = None,
     gpus: Iterable[Gpu] = GPUS.values(),
 ) -> Iterator[DeviceReport]:
-    """The one dtype and batch size of a request on devices of the catalogue, smallest memory first; it grows.
+    """Yield the growing table of the one dtype and batch size of a request on devices, smallest memory first.
 
-    First whether it fits, then the largest batch on each. Devices share the traces of which they differ in no decision; what
-    libraries answer is asked for each. Of a server there is a plan for each (`served_devices`).
+    First it says whether the work fits each device, then the largest batch. Devices share a trace if they differ in none of its
+    decisions. Libraries are queried for each device. A server has a plan for each device (`served_devices`).
 
-    Raises RequestError for a request of several dtypes or batch sizes, and what an estimate raises where the work itself has none.
+    Raises RequestError for a request of several dtypes or batch sizes, and the errors of an estimate if the work itself has
+    none.
     """
     gpus = sorted(gpus, key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
     if MODES[request.mode].serves:
@@ -45,9 +46,9 @@ def devices(
     check_eager(request, "a table of devices")
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
-    cells.counted(request)  # refused here where the architecture itself is
+    cells.counted(request)  # refused here if the architecture itself is
     rows: dict[str, DeviceRow] = {}
-    helped: dict[str, Any] = {}  # the smallest change, and where the work then fits
+    helped: dict[str, Any] = {}  # the smallest change, and the devices that the work then fits
 
     def report(pending: list[Gpu]) -> DeviceReport:
         shown = sorted(rows.values(), key=lambda row: (row.total_bytes, row.name))
@@ -92,7 +93,7 @@ def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:
     row = DeviceRow(gpu=gpu.key, name=gpu.name, total_bytes=gpu.total_bytes, query=format_query(asked))
     try:
         asked = checked(asked)
-        if asked.batches != (cells.counted(asked).smallest,):  # where that does not fit, no batch does
+        if asked.batches != (cells.counted(asked).smallest,):  # if it does not fit, no batch does
             cells.trace_line(asked)  # the largest batch needs it too
         return replace(row, cell=cells.cell(asked))
     except RequestError as error:
@@ -113,6 +114,6 @@ def _with_largest(row: DeviceRow, request: Request, cells: Cells) -> DeviceRow:
 
 
 def _on(key: str, request: Request) -> Request:
-    """The question on another device; its allocator may have no expandable segments."""
+    """Return the question on another device; its allocator may lack expandable segments."""
     expandable = request.expandable_segments and GPUS[key].backend == "cuda"
     return replace(request, gpu=key, expandable_segments=expandable)

@@ -11,7 +11,7 @@ SAME = 0.005  # of the allocated peak: a smaller difference is rounding
 
 
 def describe_effect(key: str, base: Estimate, changed: Estimate) -> str:
-    """Return a sentence on a change whose effect its process figure does not explain; empty if the figure does.
+    """Return a sentence on a change if its process figure does not explain the effect; empty if the figure does.
 
     Args:
         key: the lever's key.
@@ -37,7 +37,7 @@ def describe_effect(key: str, base: Estimate, changed: Estimate) -> str:
 
 
 def _describe_segments(base: Estimate, changed: Estimate) -> str:
-    """Return what expandable segments save in reserved memory."""
+    """Return a sentence on the reserved memory that expandable segments save."""
     before, after = base.peak_reserved_bytes, changed.peak_reserved_bytes
     if after < before:
         return f"Reserved memory falls from {format_bytes(before)} to {format_bytes(after)}."

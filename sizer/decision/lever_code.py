@@ -1,4 +1,4 @@
-"""The lines of PyTorch that pull a lever, for the question with it: they run as they stand around a training or inference loop."""
+"""Lines of PyTorch for each lever. They run unchanged around a training or inference loop."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ LOW_BUDGET = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """One thing to change. `change` makes the question with it, None where it does not apply or has been done already.
+    """One possible change. `change` returns the changed question, or None if it does not apply or was already made.
 
-    `group`: of several with the same one only one can be pulled. `price` orders them: 1 costs nothing, 2 time, 3 precision, 4 what
-    an optimizer does, 5 another task. `cost` says it in words; `code` are the lines of PyTorch that do it.
+    Only one lever of a `group` can be used. `price` orders them: 1 costs nothing, 2 time, 3 precision, 4 changes the
+    optimizer's results, 5 changes the task. `cost` is the text of the price; `code` are the lines of PyTorch.
     """
 
     key: str
@@ -65,13 +65,13 @@ class Lever:
 
 def _with_batch(request: Request, known: Counted) -> Request | None:
     (batch,) = request.batches
-    if is_contrastive(request.objective):  # whose loss compares the texts of a batch
+    if is_contrastive(request.objective):  # its loss compares the texts of a batch
         return None
     return accumulated(request, known.smallest) if batch > known.smallest else None
 
 
 def _with_cached_gradients(request: Request, known: Counted) -> Request | None:
-    """Return the question whose texts are embedded in mini-batches: of 32 texts, or of half a batch if it is small."""
+    """Return the question with texts embedded in mini-batches: of 32 texts, or of half a small batch."""
     texts = min(CACHED, request.batches[0] // 2)
     if not is_contrastive(request.objective) or cached_texts(request.objective) is not None or not texts:
         return None
@@ -79,7 +79,7 @@ def _with_cached_gradients(request: Request, known: Counted) -> Request | None:
 
 
 def accumulated(request: Request, batch: int) -> Request:
-    """The question of a smaller batch size whose step, in training, has as many passes as the samples of the question's step."""
+    """Return the question of a smaller batch size. In training its step accumulates passes, for as many samples as before."""
     samples = request.batches[0] * request.accumulate
     passes = -(-samples // batch) if MODES[request.mode].trains else 1
     return replace(request, batches=(batch,), accumulate=passes)
@@ -137,7 +137,7 @@ def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
     adapted = _with_lora(request, known)
     if request.train == "adapter":
         adapted = request
-        if request.adapter_targets == (SCRIPT,):  # which are others with quantised weights
+        if request.adapter_targets == (SCRIPT,):  # quantised weights have other targets
             adapted = replace(request, adapter_targets=targets_of_script(known.census.class_name, quantized=False))
     return None if adapted is None else replace(adapted, weights="nf4-dq", compute=None)
 
@@ -153,7 +153,7 @@ def _with_weights(weights: str) -> Change:
 
 
 def _last_logits(request: Request, known: Counted) -> Request | None:
-    """The prompt of a generation as long as the sequence, and the one token whose logits come of it."""
+    """Return the question as a generation: the prompt has the sequence's length, and one token's logits are computed."""
     passes_once = not MODES[request.mode].trains and not MODES[request.mode].generates
     if not passes_once or not keeps_last_logits(known.census.class_name):
         return None
@@ -242,7 +242,7 @@ def _half_new(request: Request, known: Counted) -> Request | None:
 
 
 def _without_reference(request: Request, known: Counted) -> Request | None:
-    """Return the question without the frozen model beside the one that trains."""
+    """Return the question without the frozen reference model."""
     if reference_of(request.objective, request.train, request.reference) != MODEL:
         return None
     return replace(request, reference=NONE if request.objective == GRPO else PRECOMPUTED)
@@ -273,14 +273,14 @@ def _batch_title(request: Request) -> str:
 
 
 def _of_weights(lost: str, trained: str) -> Callable[[Request, Counted], str]:
-    """Return what weights in 16 bits cost, and what they cost where they are trained."""
+    """Return the text of the cost of 16-bit weights: `trained` if they are trained, else `lost`."""
     return lambda request, known: trained if MODES[request.mode].trains else lost
 
 
 def row_of(
     key: str, group: str, price: int, title: str | Callable, cost: str | Callable, code: str | Callable, change: Change
 ) -> Lever:
-    """Return a lever whose words are the same for all questions, or functions of one."""
+    """Return a lever with texts that are equal for all questions, or functions of one."""
     return Lever(
         key=key,
         group=group,
@@ -470,8 +470,8 @@ OTHER_WORK = (
     "qlora",
     "head",
     "inference",
-)  # something else is trained, or nothing: no part of what makes the same work fit
+)  # levers that change the trained part, or train nothing: they do not make the same work fit
 ADAPTERS = (
     "lora",
     "qlora",
-)  # what is trained instead where nothing makes the same work fit, in the order in which they are tried
+)  # trained instead if nothing makes the same work fit, in the order of the search

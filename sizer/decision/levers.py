@@ -1,7 +1,7 @@
-"""Levers: what would make the work smaller, each answered by the estimate of the question that it makes.
+"""Levers: changes that would make the work smaller. Each is answered by the estimate of the changed question.
 
-Nothing here is a rule of thumb: what a lever saves is the difference of two estimates, and the smallest set of levers that makes
-the work fit is one whose own trace fits.
+There are no rules of thumb: the saving of a lever is the difference of two estimates, and the smallest set of levers that makes
+the work fit is one with its own trace that fits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ALL = (*LEVERS, *PIPELINE_LEVERS)
 MOVES = ("offloading", "activations", "optimizer_offload")  # fields of a request that take memory of the host
-TRIED_WHOLE = 2  # up to so many levers at once every set is tried; beyond, levers are taken away from all of them
+TRIED_WHOLE = 2  # every set of up to this many levers is tried; for larger sets, levers are removed from the set of all
 
 
 def levers(
@@ -44,11 +44,11 @@ def levers(
     progress: Progress | None = None,
     compiles: bool = False,
 ) -> Iterator[LeverReport]:
-    """Yield what each lever saves for the one dtype and batch size of a request, and the smallest set that makes it fit; it grows.
+    """Yield the growing savings of each lever for the one dtype and batch size of a request, and the smallest sufficient set.
 
-    With `compiles` eager code is compiled, too, after all other levers: its trace takes longest. No set has this lever.
+    With `compiles` eager code is also compiled, after all other levers: its trace takes longest. No set has this lever.
 
-    Raises RequestError for a request of several, and what an estimate raises where the work itself has none.
+    Raises RequestError for a request of several cells, and the errors of an estimate if the work itself has none.
     """
     if MODES[request.mode].serves:
         yield from served_levers(request, config=config, kept=kept, progress=progress)
@@ -58,7 +58,7 @@ def levers(
     report_progress = progress or (lambda text: None)
     base = cells.estimate(request)
     known = cells.counted(request)
-    quantized = cells.tracer(request).loaded.quantization is not None  # what else is made of its weights is larger
+    quantized = cells.tracer(request).loaded.quantization is not None  # other formats of its weights are larger
     offered = [
         (lever, changed)
         for lever in ALL
@@ -114,14 +114,14 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: E
 
 
 def _paid(found: Estimate) -> list[str]:
-    """Return what offloading costs: memory of the host, and bytes that are copied to the device."""
+    """Return the costs of offloading: host memory, and bytes copied to the device."""
     if not found.host_bytes:
         return []
     return [f"{format_bytes(found.host_bytes)} of host memory", *filter(None, [describe_copies(found)])]
 
 
 def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:
-    """The question with a lever pulled; None where it does not apply."""
+    """Return the question changed by a lever; None if it does not apply."""
     changed = lever.change(request, known)
     if changed is None or changed == request:
         return None
@@ -132,13 +132,13 @@ def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:
 
 
 def _largest_fitting(request: Request, cells: Cells, *, of: Request) -> Request:
-    """Return the question at the largest batch size that fits and is smaller than that of the question `of`, whose change it is.
+    """Return the question at the largest batch size that fits and is smaller than that of the question `of`, before its change.
 
-    In training it divides that batch size, so that accumulated passes have as many samples. At the model's smallest batch size if
-    no other is known to fit. Of work that is not affine in the batch, powers of two times the smallest are tried.
+    In training it divides that batch size, so that accumulated passes have as many samples. It is the model's smallest batch
+    size if no other is known to fit. If the work is not affine in the batch, powers of two times the smallest are tried.
     """
     smallest, found, (below,) = cells.counted(request).smallest, 0, of.batches
-    with suppress(*CANNOT):  # what was found before stands
+    with suppress(*CANNOT):  # an error keeps the last result
         found = cells.largest_batch(request).batch or 0
         if found == smallest and not cells.is_affine(request):
             while 2 * found < below and cells.fits(accumulated(request, 2 * found)) is True:
@@ -161,9 +161,9 @@ def _largest_fitting(request: Request, cells: Cells, *, of: Request) -> Request:
 def _search(
     report: LeverReport, offered: list[Lever], request: Request, cells: Cells, progress: Progress
 ) -> LeverReport:
-    """Return the report with the fewest levers that make the work fit for sure; of equal numbers those of the lowest price.
+    """Return the report with the fewest levers that surely make the work fit; of equal numbers those of the lowest price.
 
-    Where none do, an adapter is trained in its place: beside whole weights, if that is not enough beside quantised ones.
+    If no set does, an adapter is trained instead: with the given weights, or with quantised ones if that is not enough.
     """
     if report.base is not None and report.base.fits is True:
         return replace(report, search="It fits as it is.")
@@ -208,19 +208,19 @@ DEAREST = max(lever.price for lever in ALL if lever.key not in OTHER_WORK)  # ha
 
 
 def _order(found: LeverSet) -> tuple[int, int, int]:
-    """Return the order of sets: those that keep the sizes of the work, then fewer changes, then a lower price."""
+    """Return the sort key of sets: those that keep the sizes of the work, then fewer changes, then a lower price."""
     prices = [PRICES[key] for key in found.keys if key not in OTHER_WORK]
     return prices.count(DEAREST), len(prices), sum(prices)
 
 
 class _Sets:
-    """Sets of levers that are pulled together on one question. `fits_alone` are those of which one is enough."""
+    """Sets of levers used together on one question. Each lever of `fits_alone` is sufficient alone."""
 
     def __init__(self, request: Request, cells: Cells, progress: Progress, *, fits_alone: Set[str]) -> None:
         self._request, self._cells, self._progress, self._fits_alone = request, cells, progress, fits_alone
 
     def fewest(self, useful: list[Lever], *first: Lever) -> tuple[LeverSet | None, str]:
-        """The fewest of the useful levers that fit together with the first ones, and how they were found; None where none do.
+        """Return the fewest useful levers that fit together with the first ones, and how they were found; None if none do.
 
         Levers that halve the sequence or the image are in the set only if no set fits without them.
         """
@@ -232,9 +232,10 @@ class _Sets:
         return self._fewest(useful, *first)
 
     def _fewest(self, useful: list[Lever], *first: Lever) -> tuple[LeverSet | None, str]:
-        """The fewest of the levers that fit together with the first ones.
+        """Return the fewest levers that fit together with the first ones.
 
-        Sets of one and two are all tried. For more, levers are taken away, the dearest first, from all of them as long as it fits.
+        All sets of one and two levers are tried. For larger sets, levers are removed from all of them, the most expensive
+        first, as long as the work fits.
         """
         whole = _everything(useful)
         enough = self._fits_alone & {lever.key for lever in first or useful}
@@ -260,7 +261,7 @@ class _Sets:
         return best, f"No two changes are enough; without any one of these {len(kept)} it does not fit."
 
     def least(self, useful: list[Lever], *first: Lever) -> str | None:
-        """Return what the process takes with all useful levers, as a range in words; None where that cannot be traced."""
+        """Return the process's range with all useful levers, as text; None if that cannot be traced."""
         question = self._together((*first, *_everything(useful)))
         try:
             found = None if question is None else self._cells.estimate(question)
@@ -271,7 +272,7 @@ class _Sets:
         return format_range(found.process_low_bytes, found.process_high_bytes)
 
     def _fitting(self, chosen: Sequence[Lever]) -> LeverSet | None:
-        """The set where its work fits for sure, at the largest batch size that does where that is one of its levers."""
+        """Return the set if its work surely fits; if one of its levers is the batch size, at the largest batch that fits."""
         question = self._together(chosen)
         if question is None:
             return None
@@ -286,7 +287,10 @@ class _Sets:
             return None
 
     def _together(self, chosen: Iterable[Lever]) -> Request | None:
-        """The question with all of these levers, at the smallest batch size that the model then takes where that is one of them."""
+        """Return the question with all of these levers.
+
+        If one of them is the batch size, it is the smallest that the model then accepts.
+        """
         request = self._request
         try:
             for lever in sorted(chosen, key=lambda lever: lever.key == "batch"):
@@ -300,18 +304,18 @@ class _Sets:
 
 
 def _sets(offered: list[Lever], size: int) -> Iterator[tuple[Lever, ...]]:
-    """All sets of levers that can be pulled together."""
+    """Yield all sets of levers that can be used together."""
     for chosen in combinations(offered, size):
         if len({lever.group for lever in chosen}) == size:
             yield chosen
 
 
 def _everything(offered: list[Lever]) -> list[Lever]:
-    """One lever of each group, the one that goes furthest."""
+    """Return the lever with the highest price of each group, which has the largest effect."""
     return list({lever.group: lever for lever in sorted(offered, key=lambda lever: lever.price)}.values())
 
 
-# ------------------------------------------------------------------------------------------------- what does not help
+# ------------------------------------------------------------------------------------------------- changes without effect
 
 
 def _useless(request: Request, base: Estimate) -> Iterator[str]:

@@ -1,5 +1,7 @@
-"""Limits of a device: the largest batch, the longest sequence, the largest image. For a generation: the most sequences,
-the longest prompt, the most tokens. All other keys stay as requested."""
+"""Limits of a device: the largest batch, the longest sequence, the largest image.
+
+For a generation these are the most sequences, the longest prompt, and the most tokens. All other keys stay as requested.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,21 @@ from sizer.report.largest_batch import search
 if TYPE_CHECKING:
     from sizer.estimating.model import Progress
 
-LINES = 4  # through two values each, that lead to where a limit is looked for: most memory grows with more than one power of a size
-PIPELINE_SIDE = 64  # pixels by which a pipeline's largest image is searched: every VAE divides it
-CLOSE = 256  # of a value: how near the next one is that needs no other line
-MOST_EVENTS = 3 * 2**15  # of a tape, where each batch size is traced by itself: a trace of some seconds
+LINES = 4  # lines, through two values each, to the start of the search: most memory is a sum of several powers of a size
+PIPELINE_SIDE = 64  # step in pixels of the search for a pipeline's largest image: every VAE divides it
+CLOSE = 256  # the fraction of a value within which the next value needs no other line
+MOST_EVENTS = 3 * 2**15  # of a tape, if each batch size is traced separately: a trace of some seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
-    another value, and the value that the question has by now; None where the model, or the mode, has no such size. Its values are
-    multiples of `step` after `offset`, which `smallest` and `largest` count; it is looked for by at most so many `lines`, and
-    `bound` says why larger ones are not looked at."""
+    """A size of a sample to solve for, by its key in the query.
+
+    It has a title, the smallest and largest value, a function that returns the question with another value, and one that
+    returns the question's current value. That is None if the model, or the mode, has no such size. The values are multiples of
+    `step` after `offset`, which `smallest` and `largest` count. The search starts from at most `lines` lines. `bound` says why
+    larger values are not tried.
+    """
 
     key: str
     title: str
@@ -57,8 +62,11 @@ class Size:
         return value * self.step + self.offset
 
     def in_steps(self, request: Request) -> Size:
-        """The size as a question can have it: sequences that lie over ranks divide among them, those of context parallel in whole
-        blocks of attention; a pipeline's images have sides that its VAE divides."""
+        """Return the size in the steps that a question allows.
+
+        Sequences sharded over ranks are divisible by them; those of context parallel have whole blocks of attention. The sides
+        of a pipeline's images are divisible by its VAE.
+        """
         if self.key == "image" and request.is_pipeline:
             return replace(self, smallest=1, step=PIPELINE_SIDE, largest=self.largest // PIPELINE_SIDE)
         if self.key != "seq" or not (request.sp or request.cp > 1):
@@ -99,7 +107,7 @@ BATCH = Size(
     largest=MAX_BATCH,
     with_value=lambda request, batch: replace(request, batches=(batch,)),
     value=_batch_size,
-    lines=1,  # samples are alike
+    lines=1,  # all samples are equal
 )
 
 SIZES = (
@@ -155,11 +163,11 @@ def limits(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Iterator[LimitReport]:
-    """The largest batch, sequence and image of the one dtype and batch size of a request, on its device; it grows.
+    """Yield the growing limits of the one dtype and batch size of a request, on its device: batch, sequence and image.
 
-    A limit fits for sure by its own trace, and with one more it does not; it is the same whatever else was asked. It assumes that
-    what fits at one size fits at every smaller one. Raises RequestError for a request of several dtypes or batch sizes, and what an
-    estimate raises where the work itself has none.
+    A limit surely fits by its own trace, and with one more it does not. It does not depend on earlier questions. It assumes
+    that work that fits at one size fits at every smaller one. Raises RequestError for a request of several dtypes or batch
+    sizes, and the errors of an estimate if the work itself has none.
     """
     request = one_cell(request)
     check_eager(request, "the largest sizes that fit")
@@ -193,7 +201,7 @@ def _batch(request: Request, cells: Cells) -> Limit:
 
 
 def _traced_batches(request: Request, cells: Cells) -> Size:
-    """The batch size of work of which each one is traced by itself, as far as that takes some seconds."""
+    """Return the batch size as a size of separately traced work, limited to traces of some seconds."""
     step = request.batch_step
     smallest, now = cells.counted(request).smallest // step, request.batches[0] // step
     size = replace(BATCH, smallest=smallest, largest=MAX_BATCH // step, step=step)
@@ -207,7 +215,10 @@ def _traced_batches(request: Request, cells: Cells) -> Size:
 
 
 def _solve(size: Size, request: Request, cells: Cells) -> Limit:
-    """The limit of one size, found by traces: a few say where to look, then steps that double and bisection say where it is."""
+    """Return the limit of one size, found by traces.
+
+    A few traces give the start of the search. Then steps that double, and bisection, find the limit.
+    """
     refused: dict[int, SizerError] = {}
     verdicts: dict[int, Fits] = {}
 
@@ -248,9 +259,9 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
 
 
 def _reach(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> tuple[int, int]:
-    """The values at which the tensors alone would take what the device has beside its largest context, and beside its smallest.
+    """Return two values: with these, tensors alone fill the device next to its largest context, and next to its smallest.
 
-    A line through two values leads to the next, until they lie close; where one is refused, it is the answer.
+    A line through two values gives the next, until they are close. A refused value is the answer.
     """
     if size.key == "new" and (tokens := _tokens_before_failure(at(size.largest), cells)) is not None:
         return tokens, tokens
@@ -283,9 +294,9 @@ def _reach(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> 
 
 
 def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
-    """Return the tokens that a generation reaches before memory runs out, or None if its last loop does not say.
+    """Return the number of tokens that a generation reaches before memory runs out; None if its last loop does not tell.
 
-    A growing cache holds what it has by then, however many tokens are to come.
+    A growing cache has the same size at a token, for any number of tokens to come.
     """
     if request.cache != "dynamic":
         return None
@@ -302,7 +313,10 @@ def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
 
 
 def _most(size: Size, possible: int, refused: dict[int, SizerError]) -> int | None:
-    """Return the largest value that can fit, 0 if not even the smallest can, None if the search ended before one that cannot."""
+    """Return the largest value that can fit; 0 if not even the smallest can.
+
+    None if the search ended before a value that cannot fit.
+    """
     if possible >= size.largest and possible + 1 not in refused:
         return None
     return size.of(possible) if possible >= size.smallest else 0

@@ -37,10 +37,10 @@ def peak(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Iterator[PeakReport]:
-    """Yield what is alive at the peak of the one dtype and batch size of a request; then with the script that does the work.
+    """Yield the blocks alive at the peak of the one dtype and batch size of a request; then again with a script for the work.
 
-    The report of a pipeline names the part that has the peak, with its remedies. Raises RequestError for a request of
-    several, and what an estimate raises where the work itself has none.
+    The report of a pipeline names the part with the peak, and its remedies. Raises RequestError for a request of several cells,
+    and the errors of an estimate if the work itself has none.
     """
     request = one_cell(request)
     check_one_rank(request, "every tensor alive at the peak")
@@ -79,7 +79,7 @@ def describe_logits(report: PeakReport, known: Counted) -> str:
 
 
 def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterator[PeakReport]:
-    """Yield the report of a pipeline with the part that has the peak, and what each of its remedies makes of the peak."""
+    """Yield the report of a pipeline with the part that has the peak, and the peak after each of its remedies."""
     sentences = [describe_part(report)]
     for lever in remedies(report.phase):
         changed = lever.change(request, cells.counted(request))
@@ -109,9 +109,10 @@ def script(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> str:
-    """The PyTorch program that does and measures the one dtype and batch size of a request (sizer.decision.script).
+    """Return the PyTorch program that runs and measures the one dtype and batch size of a request (sizer.decision.script).
 
-    It prints the estimate too. The program of several ranks is for `torchrun`. Raises as `peak`, and BuildError without one.
+    It prints the estimate too. The program of several ranks is for `torchrun`. Raises as `peak`, and BuildError if there is
+    none.
     """
     request = one_cell(request)
     check_scripted(request)
@@ -128,9 +129,9 @@ def snapshot(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> bytes:
-    """The peak as a pickled memory snapshot (sizer.allocator.snapshot).
+    """Return the peak as a pickled memory snapshot (sizer.allocator.snapshot).
 
-    Raises as `peak`, and RequestError for a device whose allocator has none.
+    Raises as `peak`, and RequestError for a device with an allocator without snapshots.
     """
     request = one_cell(request)
     check_one_rank(request, "a memory snapshot")

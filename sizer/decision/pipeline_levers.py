@@ -87,7 +87,7 @@ def _shorter(request: Request, known: Counted) -> Request | None:
 
 
 def _denoisers(request: Request) -> list[str]:
-    """Return the denoisers whose weights a lever has changed."""
+    """Return the denoisers with weights changed by a lever."""
     return [part for part, _ in request.part_weights if part in (*DENOISERS, SECOND_DENOISER)]
 
 

@@ -1,4 +1,4 @@
-"""One question on one GPU and on several: by which way of training it fits on how many, and what each rank holds."""
+"""One question on one GPU and on several: which parallelism fits on how many GPUs, and the memory of each rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIPELINES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way of training on so many GPUs: the question that asks for it."""
+    """One parallelism on a number of GPUs, with its question."""
 
     title: str
     gpus: int
@@ -45,26 +45,26 @@ def ranks(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Iterator[RankReport]:
-    """The one dtype and batch size of a request on 1 to 64 GPUs of its kind, by every way of training; it grows.
+    """Yield the growing table of the one dtype and batch size of a request on 1 to 64 GPUs, by every parallelism.
 
-    The batch is that of each rank; a pipeline works on as many microbatches of it as it has stages, so that all GPUs together have
-    as many samples as by FSDP2. Where no pipeline can be made of so many stages, none is asked for of more. Last comes the largest
-    batch on the fewest GPUs on which it surely fits. What does not depend on how many ranks there are is traced once.
+    The batch is that of each rank. A pipeline has as many microbatches of it as stages, so that all GPUs together have as many
+    samples as with FSDP2. If no pipeline can have some number of stages, larger numbers are not tried. The last result is the
+    largest batch on the fewest GPUs on which it surely fits. Work that does not depend on the number of ranks is traced once. A
+    server is planned by each split of `sizer.decision.serving`.
 
-    A server is planned by each split of `sizer.decision.serving`.
-
-    Raises RequestError for a request of several dtypes or batch sizes, and for one that ranks cannot share: a generation, say; and
-    what an estimate raises where the work itself has none.
+    Raises RequestError for a request of several dtypes or batch sizes, and for work that ranks cannot share, such as a
+    generation.
+    Raises the errors of an estimate if the work itself has none.
     """
     if MODES[request.mode].serves:
         yield from served_ranks(request, config=config, kept=kept, progress=progress)
         return
     request = one_cell(request)
     check_eager(request, "ways to train on several GPUs")
-    checked(ways(request)[1].request)  # refused here where no ranks can share it
+    checked(ways(request)[1].request)  # refused here if no ranks can share it
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
-    cells.counted(request)  # refused here where the architecture itself is
+    cells.counted(request)  # refused here if the architecture itself is
     asked = ways(request)
     report = RankReport(query=format_query(request, complete=True), pending=_queries(asked))
     yield report
@@ -108,9 +108,9 @@ def _fits(row: RankRow) -> bool:
 def _with_checkpointing(
     report: RankReport, gpus: int, request: Request, cells: Cells, progress: Progress
 ) -> Iterator[RankReport]:
-    """Yield the report with the row of one way on so many GPUs with checkpointing, where no way fits without it.
+    """Yield the report with a row with checkpointing on `gpus` GPUs, if nothing fits without it.
 
-    On several GPUs the way is FSDP2. This comes before more GPUs are tried, which may take longer than a job may.
+    On several GPUs the row is FSDP2. It comes before more GPUs are tried, which may exceed a job's time limit.
     """
     first = next(changes(request, cells), None)
     if first is None or first.title != CHECKPOINTING:
@@ -164,10 +164,10 @@ def _in_other_precision(report: RankReport, cells: Cells, progress: Progress) ->
 
 
 def ways(request: Request) -> list[Way]:
-    """Every way of training on every number of GPUs, the fewest first.
+    """Return every parallelism on every number of GPUs, the fewest GPUs first.
 
-    HSDP shards within hosts of 8 and replicates over them; of a pipeline, on 64 GPUs, each host is a stage, within which FSDP2
-    shards. Tensor parallel stays within one. transformers has plans for both, of some models.
+    HSDP shards within hosts of 8 and replicates over them. In a pipeline on 64 GPUs, each host is a stage, and FSDP2 shards
+    within it. Tensor parallel stays within one host. transformers has plans for both, for some models.
     """
     degrees: dict[str, Any] = {"ranks": 8, "replicate": 1, "reshard": 1, "tp": 1, "cp": 1, "pp": 1, "microbatch": 1}
     plain: dict[str, Any] = {"offload": False, "sp": False, "lp": False, "schedule": "1f1b", "rank": None}
@@ -197,7 +197,7 @@ def ways(request: Request) -> list[Way]:
 
 
 def _microbatches(request: Request, stages: int) -> dict[str, Any]:
-    """Return what a pipeline of so many stages works on: what the question says, where that is of a pipeline."""
+    """Return the options of a pipeline with this number of stages: the question's, if it has a pipeline."""
     if request.pp > 1:
         return {"schedule": request.schedule, "microbatch": request.microbatch}
     (batch,) = request.batches
@@ -215,8 +215,11 @@ def _untraced(way: Way) -> RankRow:
 
 
 def hopeless(way: Way, rows: Iterable[RankRow]) -> RankRow | None:
-    """Return the row of a way that surely does not fit, as on fewer GPUs each rank holds more than its device has of what the way
-    does not share; None if that is not known. It takes seconds to trace a deep model for each number of GPUs."""
+    """Return the row of a parallelism that surely does not fit; None if that is not known.
+
+    It does not fit if each rank of fewer GPUs holds more unsharded bytes than its device has. A trace of a deep model takes
+    seconds for each number of GPUs, and is avoided.
+    """
     fewer = next((row for row in rows if row.parallel == way.request.parallel and row.at_peak and not row.change), None)
     if way.request.parallel != "zero1" or fewer is None:
         return None

@@ -1,4 +1,4 @@
-"""A PyTorch program that does the very work of a question on a real device, and prints what it took. It needs no Sizer."""
+"""A PyTorch program that runs a question's work on a real device, and prints its memory. It needs no Sizer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ MAX_LETTERS = 60_000
 
 
 def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None = None) -> str:
-    """The program for the one dtype and batch size of a request, whose model `tracer` has built.
+    """Return the program for the one dtype and batch size of a request; `tracer` has built its model.
 
-    It prints the `estimate` next to what the device has held. Raises BuildError where a plain program cannot make the
-    model or its inputs.
+    It prints the `estimate` next to the measured memory. Raises BuildError if a plain program cannot make the model or its
+    inputs.
     """
     if request.compile is not None:
         raise BuildError(
@@ -86,7 +86,7 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
 
 
 def _beside(request: Request, estimate: Estimate) -> str:
-    """Return the end of the script, which prints what the device has held and what was estimated."""
+    """Return the end of the script, which prints the measured and the estimated memory."""
     if request.parallel != "none":
         return main_lines(request, estimate)
     gpu = find_gpu(request.gpu)
@@ -110,7 +110,7 @@ def _head(request: Request, parts: Parts, example: Example, class_name: str) -> 
         query=_short(format_query(request)),
         imports="\n".join(sorted(imports, key=lambda line: line.split()[1])),
         command=command(request) if _spread(request) else "python this_file.py [cuda | cpu | mps]",
-        arguments="os\nimport sys" if _spread(request) else "sys",  # what says on which device to work
+        arguments="os\nimport sys" if _spread(request) else "sys",  # needed to select the device
         device=(DEVICE if _spread(request) else alone) + ("\n" + BENCHMARK if request.cudnn_benchmark else ""),
         weights="float32" if dtype.startswith("amp-") else dtype,
         build=parts.build,
@@ -129,7 +129,7 @@ def _kwargs(example: Example) -> str:
 
 
 def _short(query: str) -> str:
-    """A query in one line that no quotes end, a config's text left out."""
+    """Return a query in one line without a config's text, so that it ends no quotes."""
     return query if len(query) <= 400 else f"{query[:400]}..."
 
 
@@ -145,7 +145,7 @@ def _spread(request: Request) -> bool:
 
 def _training(request: Request, parts: Parts, module: nn.Module, *, placed: str) -> str:
     (dtype,) = request.dtypes
-    shards = PARALLELS[request.parallel].shards  # FSDP2 casts by a policy of its own
+    shards = PARALLELS[request.parallel].shards  # FSDP2 casts by its own policy
     scales, mixed = dtype == "amp-float16", dtype.startswith("amp-") and not shards
     lines = _optimizers(request)
     forward = "loss = loss_of(model, *batch)"
@@ -208,7 +208,7 @@ def _inference_step(request: Request) -> str:
 
 
 def _optimizers(request: Request) -> list[str]:
-    """The lines that make the optimizers; none where nothing steps."""
+    """Return the lines that make the optimizers; empty without an optimizer."""
     if OPTIMIZERS[request.optimizer].class_name is None:
         return []
     how = {None: "", "loop": ", foreach=False", "foreach": ", foreach=True", "fused": ", fused=True"}[

@@ -1,4 +1,4 @@
-"""The parts of a script that differ by where a model comes from: how it is built, and what it is trained for."""
+"""Parts of a script that depend on the source of a model: its construction and its training task."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ STAND_IN = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Lines of Python: what is imported, the bodies of `build_model` (up to `return model`) and of `loss_of`."""
+    """Lines of Python: imports, and the bodies of `build_model` (up to `return model`) and of `loss_of`."""
 
     imports: tuple[str, ...]
     build: str
@@ -79,7 +79,7 @@ class Parts:
 
 
 def parts_of(request: Request, blueprint: Blueprint, module: nn.Module, example: Example) -> Parts:
-    """The parts for a request's model, which `module` is on meta. Raises BuildError where there is no script for it."""
+    """Return the parts for a request's model, which `module` is on meta. Raises BuildError if it has no script."""
     package = SOURCES[request.source].package
     if package == "torchvision":
         return _torchvision(request, blueprint)
@@ -105,7 +105,7 @@ def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
         build += "    model.transform.torch_choice = max  # the largest size to which it resizes images, every time\n"
     if request.checkpointing:
         imports += ("from torch.utils.checkpoint import checkpoint",)
-        plain = trace.build(replace(blueprint, limit=None))  # checkpointed already, every block has a class of its own
+        plain = trace.build(replace(blueprint, limit=None))  # in a checkpointed model every block has a separate class
         blocks = {id(block) for block in repeated_blocks(plain)}
         build += CHECKPOINTED.format(names=[name for name, child in plain.named_modules() if id(child) in blocks])
     weight = auxiliary_weight_of(class_name_of(request.name))
@@ -160,9 +160,9 @@ def _transformers(request: Request, blueprint: Blueprint, module: nn.Module, exa
 
 
 def _fields(config: transformers.PreTrainedConfig) -> str:
-    """The keyword arguments that make a config, one a line; not those that say nothing of the architecture."""
+    """Return the keyword arguments of a config, one a line, without those that do not describe the architecture."""
     fields = config.to_diff_dict()
-    if fields.pop("id2label", None) is not None:  # the names of classes, of which their number counts
+    if fields.pop("id2label", None) is not None:  # names of classes: only their number counts
         fields["num_labels"] = config.num_labels
     unused = ("label2id", "transformers_version", "architectures", "model_type", "dtype", "quantization_config")
     lines = []

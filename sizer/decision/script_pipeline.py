@@ -1,4 +1,4 @@
-"""The work of a script whose ranks are the stages of a pipeline, cut as the trace cuts them (sizer/distributed/pipeline.py)."""
+"""Script of ranks that are the stages of a pipeline, cut as the trace cuts them (sizer/distributed/pipeline.py)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ REPLICATED = """\
 
 
 def pipeline_imports(request: Request) -> tuple[str, ...]:
-    """Return what such a script imports for its stages and its schedule."""
+    """Return the script's imports for its stages and its schedule."""
     return (
         "from torch import nn",
         f"from torch.distributed.pipelining import PipelineStage, {SCHEDULES[request.schedule].class_name}",
@@ -110,7 +110,10 @@ def pipeline_imports(request: Request) -> tuple[str, ...]:
 def pipeline_lines(
     request: Request, module: nn.Module, example: Example, *, context: str, optimizers: str, step: str
 ) -> str:
-    """The work of such a script on a model that is on meta: `context` is autocast's, `step` the lines at a step's end."""
+    """Return the work of the script for a model on meta.
+
+    `context` is autocast's, `step` the lines at a step's end.
+    """
     plan = plan_of(request)
     assert plan is not None, "pipelines have a plan"
     config, row = module.config.get_text_config(), SCHEDULES[request.schedule]
@@ -123,7 +126,7 @@ def pipeline_lines(
     first, stack, last = parts_at_ends(module)
 
     def within(line: str) -> str:
-        """A line of a function, in autocast where FSDP2 does not cast."""
+        """Return a line of a function, in autocast if FSDP2 does not cast."""
         return f"        with {context}:\n            {line}" if mixed and not plan.shards else f"        {line}"
 
     return WORK.format(

@@ -1,4 +1,4 @@
-"""The lines of a script that `torchrun` starts on every rank: how they meet, what each has of the model, what each held."""
+"""Lines of a script that `torchrun` starts on every rank: process group, the rank's part of the model, and its memory."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def command(request: Request) -> str:
 
 
 def rank_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
-    """Return what such a script imports for the model, which `module` is on meta."""
+    """Return the script's imports for the model, which `module` is on meta."""
     imports = ["import torch.distributed as dist", *tensor_imports(request, module)]
     if splits(request):
         imports += ["from torch.distributed.device_mesh import init_device_mesh"]
@@ -114,7 +114,10 @@ def splits(request: Request) -> bool:
 
 
 def model_lines(request: Request, module: nn.Module, cast: str) -> str:
-    """The lines that make what a rank has of the model, which `module` is on meta; `cast` is the call that gives it its dtype."""
+    """Return the lines that make a rank's part of the model, which `module` is on meta.
+
+    `cast` is the call that sets its dtype.
+    """
     if not splits(request):
         return REPLICATED.format(cast=cast)
     shards = PARALLELS[request.parallel].shards
@@ -148,7 +151,7 @@ def _sharded(request: Request, module: nn.Module, mesh: str) -> str:
 
 
 def main_lines(request: Request, estimate: Estimate) -> str:
-    """The end of the script, which prints what each rank held beside the estimate."""
+    """Return the end of the script, which prints each rank's memory next to the estimate."""
     sizes = {"allocated": estimate.peak_allocated_bytes, "reserved": estimate.peak_reserved_bytes}
     return MAIN.format(
         gpu=find_gpu(request.gpu).name,

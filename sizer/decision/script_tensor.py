@@ -1,5 +1,7 @@
-"""The lines of a script that split a model's matrices among ranks: transformers' plan, written in PyTorch's own styles, which hold
-as much (tests/distributed/test_sequence_parallel.py)."""
+"""Lines of a script that split a model's matrices among ranks: transformers' plan, in PyTorch's own parallel styles.
+
+These hold the same memory (tests/distributed/test_sequence_parallel.py).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ TIED = """\
 
 
 def tensor_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
-    """Return what a script imports that splits matrices of a model."""
+    """Return the imports of a script that splits matrices of a model."""
     if request.tp == 1:
         return ()
     plan = _plan(request, module)
@@ -39,7 +41,7 @@ def tensor_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
 
 
 def tensor_lines(request: Request, module: nn.Module) -> str:
-    """The lines that split the matrices of a model that is on meta; none where it asks for no such thing."""
+    """Return the lines that split the matrices of a model on meta; empty without tensor parallel."""
     if request.tp == 1:
         return ""
     rules = "".join(f"        {name!r}: {style},\n" for name, style in _plan(request, module).items())

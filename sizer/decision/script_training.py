@@ -1,4 +1,4 @@
-"""The lines of a script that say what of a model is trained: its head, all but its towers, or an adapter of PEFT's."""
+"""Lines of a script that select the trained part of a model: its head, all but its towers, or an adapter of PEFT."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADAPTER = """\
 
 
 def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
-    """Return what a script imports to limit what is trained, beside weights that may be quantised."""
+    """Return the imports of a script to limit the trained part, for weights that may be quantised."""
     if request.train != "adapter":
         return ()
     prepares = ", prepare_model_for_kbit_training" if quantized and request.prepare else ""
@@ -46,7 +46,7 @@ def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
 
 
 def training_lines(request: Request, module: nn.Module, *, quantized: bool) -> str:
-    """The end of `build_model`, which `module` is on meta, with weights that may be quantised."""
+    """Return the end of `build_model` for the model that `module` is on meta, with weights that may be quantised."""
     if request.train == "all":
         return ""
     if request.train == "head":

@@ -8,13 +8,13 @@ from torch import Tensor
 from sizer.base.errors import BuildError
 
 LITERAL = 64  # elements of a tensor that is written out
-RUN = 8  # equal tokens in a row from which on they mean something: placeholders of an image
+RUN = 8  # from this many equal tokens in a row on, they have a meaning: placeholders of an image
 
 
 def value_code(value: object, *, cast: bool = False) -> str:
-    """An expression that makes a value anew; with `cast` floating-point tensors get the `dtype` of the script.
+    """Return an expression that makes a value anew; with `cast` floating-point tensors get the `dtype` of the script.
 
-    Raises BuildError where random values would not do, or for objects of a library's own.
+    Raises BuildError if random values would not do, or for a library's own objects.
     """
     if isinstance(value, Tensor):
         code = _tensor_code(value)
@@ -56,7 +56,7 @@ def _tensor_code(tensor: Tensor) -> str:
 
 
 def _integers_code(tensor: Tensor, low: int, high: int, shape: str, dtype: str) -> str:
-    """Random integers of the same range; what is hidden from the loss and the runs of one token stay where they are."""
+    """Return random integers of the same range; positions hidden from the loss and runs of one token are kept."""
     if low < 0:
         every = _every(tensor, low)
         kept = tensor[tensor != low]
@@ -75,7 +75,7 @@ def _integers_code(tensor: Tensor, low: int, high: int, shape: str, dtype: str) 
 
 
 def _every(tensor: Tensor, hidden: int) -> int:
-    """The step of the places along the last dimension that are not hidden. Raises BuildError where there is none."""
+    """Return the step of the visible places along the last dimension. Raises BuildError if they are not evenly spaced."""
     seen = (tensor != hidden).reshape(-1, tensor.shape[-1])
     places = seen[0].nonzero().flatten().tolist()
     step = places[1] - places[0] if len(places) > 1 else tensor.shape[-1]

@@ -30,9 +30,10 @@ def is_quantized(blueprint: Blueprint) -> bool:
 
 
 def quantized_lines(request: Request, model: str) -> str:
-    """The lines that make `model`, by the name of its class, of its config.
+    """Return the lines that make `model`, by the name of its class, from its config.
 
-    Raises BuildError where its weights are not quantised by bitsandbytes, but arrive quantised, or by kernels of the hub.
+    Raises BuildError if its weights are quantised by other means than bitsandbytes: by their checkpoint, or by kernels of the
+    hub.
     """
     row = WEIGHTS[request.weights]
     if row.package != BITSANDBYTES:

@@ -1,4 +1,4 @@
-"""A server's question on every device, on several numbers of GPUs, and with other flags: each row is a plan of its own."""
+"""A server's question on every device, on several numbers of GPUs, and with other flags: each row is a separate plan."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class _Asked:
 def served_devices(
     request: Request, *, gpus: Sequence[Gpu], config: dict | None, kept: Kept | None, progress: Progress | None
 ) -> Iterator[DeviceReport]:
-    """Yield what a server does with each device, those first that hold what is wanted, the smallest memory first; it grows.
+    """Yield the growing table of a server on each device: those that hold the wanted requests first, then by memory.
 
-    The ranks are those of the request, all on devices of one kind. Flags that it leaves open are the server's own for the device.
-
-    Raises what `Planner` raises.
+    The ranks are those of the request, all on devices of one kind. Flags that are left out have the server's defaults for the
+    device.
+    Raises the errors of `Planner`.
     """
     asked = _Asked.of(request, config, kept, progress)
     rows: list[DeviceRow] = []
@@ -92,11 +92,11 @@ def _device_row(gpu: Gpu, asked: _Asked) -> DeviceRow:
 def served_ranks(
     request: Request, *, config: dict | None, kept: Kept | None, progress: Progress | None
 ) -> Iterator[RankReport]:
-    """Yield what a server does with 1 to 64 GPUs of a kind, split in the ways of `ways`; it grows.
+    """Yield the growing table of a server on 1 to 64 GPUs of a kind, split as in `ways`.
 
-    The ranks of the request do not count. `fewest` is the least number of GPUs on which it surely starts and holds what is wanted.
-
-    Raises RequestError for an engine that has no ranks, and what `Planner` raises.
+    The ranks of the request are ignored. `fewest` is the least number of GPUs on which it surely starts and holds the wanted
+    requests.
+    Raises RequestError for an engine without ranks, and the errors of `Planner`.
     """
     engine = ENGINES[request.engine]
     if not {"tp", "pp", "dp"} <= {*engine.takes}:
@@ -135,9 +135,9 @@ def _rank_row(way: Request, asked: _Asked) -> RankRow:
 def ways(request: Request, heads: int) -> list[Request]:
     """Return the questions that split a server over 1 to 64 GPUs as tp × pp × dp, the fewest GPUs first.
 
-    In a host of 8 all splits into powers of two whose tp divides the heads. Over several hosts tensor parallel stays in a host and
-    takes the most of it that divides the heads; pipeline and data parallel share the rest. vLLM's documentation recommends tp as
-    large as a node and pp for the nodes (docs/serving/parallelism_scaling.md).
+    In a host of 8 GPUs these are all splits into powers of two with a tp that divides the heads. Over several hosts tensor
+    parallel stays within a host, with the largest tp that divides the heads. Pipeline and data parallel share the rest. vLLM's
+    documentation recommends tp as large as a node and pp for the nodes (docs/serving/parallelism_scaling.md).
     """
     splits = [tp for tp in (1, 2, 4, 8) if heads % tp == 0]
     found = []
@@ -152,9 +152,9 @@ def ways(request: Request, heads: int) -> list[Request]:
 def served_levers(
     request: Request, *, config: dict | None, kept: Kept | None, progress: Progress | None
 ) -> Iterator[LeverReport]:
-    """Yield what to change so that a server starts or holds more requests: the levers of its estimate, each a plan of its own.
+    """Yield changes with which a server starts or holds more requests: the levers of its estimate, each a separate plan.
 
-    Raises what `Planner` raises, and RequestError for a flag that does not fit the model.
+    Raises the errors of `Planner`, and RequestError for a flag that does not fit the model.
     """
     asked = _Asked.of(request, config, kept, progress)
     asked.progress("planning the server")
