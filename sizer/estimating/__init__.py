@@ -1,8 +1,8 @@
 """From a request, or from your own code, to a report. Imports torch, except `scopes`.
 
     Request ─► model ─► work ─► tracer ─► estimator ─► Report         server_model, server_profile ─► server_report
-                                  │                                   custom: a module or a step of your own
-                                kept: under which names results are kept, and which devices share them; scopes: which questions do
+                                  │                                   custom: your own module or step
+                                kept: names of cached results, and devices that share them; scopes: questions that share them
 
-`cautions` are the notes of a report. A change of what is traced for a mode belongs to `tracer`, of what is said to `estimator`.
+`cautions` are the notes of a report. A change to the traced work of a mode belongs to `tracer`, to its texts to `estimator`.
 """

@@ -21,7 +21,7 @@ from sizer.tracing.device import Device
 
 
 def versions() -> dict[str, str]:
-    """The versions that an answer depends on."""
+    """Return the versions that an answer depends on."""
     return dict(_read_versions())
 
 
@@ -33,20 +33,23 @@ def _read_versions() -> dict[str, str]:
 
 
 def target(device: Device) -> dict[str, str]:
-    """The versions whose rules an answer follows."""
+    """Return the versions of the rules that an answer follows."""
     return {"torch": pytorch.format_version(device.version)}
 
 
 def cautions(device: Device, gpu: Gpu, built_for: tuple[str, ...] | None = None) -> tuple[str, ...]:
-    """Return what to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
-    differs from those that the rules are for. `built_for` are the flags of the installed PyTorch, if they are known."""
+    """Return the cautions to read before the figures.
+
+    They name the rules in use, their differences from the installed PyTorch, and whether PyTorch runs on this GPU at all.
+    `built_for` are the flags of the installed PyTorch, if they are known.
+    """
     unsupported = builds.caution(gpu, device.version, built_for)
     said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
     return (*said, *([unsupported] if unsupported else []))
 
 
 def of_each_rank(request: Request) -> Iterator[str]:
-    """Yield what to know of figures that are those of one of several ranks."""
+    """Yield notes on figures that are those of one of several ranks."""
     if request.parallel == "none":
         return
     title, data_ranks = PARALLELS[request.parallel].title, request.data_ranks
@@ -80,7 +83,7 @@ def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
 
 
 def on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[str]:
-    """Yield what to know of caches of which a part is on the host."""
+    """Yield a note on caches with a part on the host."""
     held = max((cache.host_bytes for cache in kv_caches), default=0)
     if held:
         batch = request.batches[0]

@@ -73,13 +73,15 @@ def size_module(
     steps: int = 2,
     torch: str | None = None,
 ) -> Report:
-    """The report (bytes) of one step of a module of yours, at the batch size that `inputs` have.
+    """Return the report (bytes) of one step of your module, at the batch size of `inputs`.
 
     `factory` returns the module and is called under `torch.device("meta")`. `inputs` are its arguments, a tuple or a dict of
-    tensors on the CPU; values matter only where control flow reads them. `loss` maps the module's output to a scalar; without
-    it the sum of every floating-point output stands for one. The dtype is the one of the module's own parameters.
-    `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None.
-    Raises RequestError for arguments that are not allowed, TraceError where the step cannot be traced.
+    tensors on the CPU; values matter only if control flow reads them. `loss` maps the module's output to a scalar. The default
+    is the sum of every floating-point output. The dtype is that of the module's own parameters.
+
+    `torch` is the PyTorch version ("2.11") of the rules; None is the installed one.
+
+    Raises RequestError for arguments that are not allowed, TraceError if the step cannot be traced.
 
     *Known limitations*: `steps` is 2, the number after which memory repeats itself.
     """
@@ -121,24 +123,25 @@ def size_step(
     rank: int = 0,
     expandable_segments: bool = False,
 ) -> Report:
-    """The report (bytes) of a step of yours, whatever it does, written as for a real device.
+    """Return the report (bytes) of your own step, written as for a real device.
 
-    `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
-    arguments that does one step. What names no device is on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put it on the
-    device. `torch.autocast("cuda", …)` acts as on the device, and torch.cuda reports one GPU. Phases are marked by
+    `setup` is called once under `torch.device("meta")`. It makes models, optimizers and batches and returns a function without
+    arguments that does one step. Tensors without a device are on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put
+    them on the device. `torch.autocast("cuda", …)` acts as on the device, and torch.cuda reports one GPU. Phases are marked by
     autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
-    `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
-    that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the
-    allocator's setting of that name, which CUDA devices alone have.
 
-    With a `world` of so many ranks the step is that of the one with number `rank`, as torchrun would start it: torch.distributed is
-    initialized, torch.cuda answers as on a host with eight GPUs, and DDP, FSDP1 and 2 and DTensor run as they are
-    (sizer.distributed). Where ranks tell each other by an all-to-all how much they will send, as expert parallel does, `setup` is
-    called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
+    `torch` is the PyTorch version ("2.11") of the rules; None is the installed one. `expandable_segments` is the allocator's
+    setting of that name, which only CUDA devices have. Raises RequestError for arguments that are not allowed, TraceError if
+    the step cannot be traced, with the operator and module.
 
-    *Known limitations*: torch.cuda's statistics of memory are 0 while a step is traced. What NCCL holds is not counted: its
-    buffers, and inputs of asynchronous collectives until they are waited for; what other ranks would send is otherwise unknown.
-    Tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several
+    `world` is the world size. The step is then that of rank `rank`, as started by torchrun: torch.distributed is initialized,
+    torch.cuda reports a host with eight GPUs, and DDP, FSDP1 and 2 and DTensor run unchanged (sizer.distributed). If ranks
+    exchange the sizes of later messages by an all-to-all, as expert parallel does, `setup` is called a second time. The
+    estimate is then for even counts, and its range ends where all other ranks send everything to this one.
+
+    *Known limitations*: torch.cuda's memory statistics are 0 while a step is traced. Memory of NCCL is not counted: its
+    buffers, and inputs of asynchronous collectives until they are waited for. Other data that ranks would send is unknown.
+    Tensors that live after `setup` and are neither parameter, buffer, gradient nor optimizer state count as input. With several
     optimizers "backward" ends at the first one's step.
     """
     check_function("setup", setup, allowed="a function that returns the step, without arguments", todo=_SETUP)
@@ -186,7 +189,7 @@ def _trace_step(
     world: Callable[[Recorder], AbstractContextManager[None]],
     crowded: bool = False,
 ) -> tuple[Recorder, list[nn.Module], CompiledCode | None]:
-    """Return what has recorded the steps, the modules that no other one holds, and what was compiled.
+    """Return the recorder of the steps, the top-level modules, and the compiled code.
 
     `crowded` is as the recorder takes it.
     """
@@ -254,7 +257,10 @@ def _report(
     crowded: Tape | None = None,
     compiled: CompiledCode | None = None,
 ) -> Report:
-    """The report of a tape; `crowded` is the one where all other ranks send this one all they have, and ends its range."""
+    """Return the report of a tape.
+
+    `crowded` is the tape with all other ranks' data sent to this one; it gives the end of the range.
+    """
     family, oracle = TapeFamily(exact=(tape,)), size_oracle_of(gpu)
     columns = read_columns(
         {dtype: family}, [tape.batch], gpu=gpu, mode=mode, oracle=oracle, expandable_segments=expandable_segments

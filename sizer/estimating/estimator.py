@@ -1,4 +1,4 @@
-"""The estimate: request → counts and tapes → report. Runs in a process of its own, which imports torch if something is missing."""
+"""The estimate: request → counts and tapes → report. Runs in a separate process, which imports torch if a result is missing."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def estimate(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """The report (bytes) of a request: every dtype and batch size that it asks for.
+    """Return the report (bytes) of a request, for every requested dtype and batch size.
 
-    `config` is the parsed config.json for the sources "hub" and "config", `gpu` a device to estimate for in the place of the
-    request's, `kept` what was counted and traced of the architecture before. Raises RequestError, ConfigError and BuildError. A
-    step that cannot be traced is not an error here: the report then holds the counts and says why in `failures`.
+    `config` is the parsed config.json for the sources "hub" and "config". `gpu` replaces the request's device. `kept` has
+    earlier counts and traces of the architecture. Raises RequestError, ConfigError and BuildError. A step that cannot be traced
+    is not an error here: the report then has the counts, and the reason in `failures`.
     """
     reports = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress).reports()
     return list(reports)[-1].focused(request.focus)
@@ -66,9 +66,9 @@ def estimate_cell(
     kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> tuple[Report, Tape]:
-    """The report (bytes) of a request for one dtype and one batch size, and the tape that it was made from.
+    """Return the report (bytes) of a request for one dtype and one batch size, and its tape.
 
-    Raises what `estimate` raises, and TraceError where the step cannot be traced.
+    Raises the errors of `estimate`, and TraceError if the step cannot be traced.
     """
     estimator = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress)
     report = list(estimator.reports())[-1]
@@ -109,17 +109,19 @@ class Estimator:
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
         self._left_out: dict[str, str] = {}  # by dtype, why an answer on all dtypes leaves it out
-        self._growth: str | None = None  # the dtype of which batch sizes are being traced one by one
+        self._growth: str | None = None  # dtype with batch sizes that are traced one by one at the moment
         self._versions = versions()
 
     def reports(self) -> Iterator[Report]:
-        """The report as it grows: the counts, of the first dtype the first batch size, all of them, and the largest that fits, the
-        batch sizes of the others, dtype by dtype, and the largest of each.
+        """Yield the growing report.
 
-        If a batch of 1 is asked for, it is there before anything else is traced, unless another batch size is in focus.
+        It begins with the counts. The first dtype follows: the first batch size, all of them, and the largest that fits. Then
+        come the batch sizes of the other dtypes, one dtype at a time, and the largest of each.
 
-        The dtype in focus comes first, and what a report proposes to look at is its own choice, so that whoever asks the same with
-        another focus can share it. The last report is whole. Raises what `estimate` raises.
+        A requested batch of 1 comes before anything else is traced, unless another batch size is in focus.
+
+        The dtype in focus comes first. A report proposes its focus independently, so that the same query with another focus can
+        share it. The last report is complete. Raises the errors of `estimate`.
         """
         if self._serves:
             from sizer.estimating.server_report import serve
@@ -170,8 +172,10 @@ class Estimator:
         self._tracer.keep_replays()
 
     def _growing(self, dtype: str, batches: tuple[int, ...], pending: list[str]) -> Iterator[Report]:
-        """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
-        in focus first."""
+        """Yield the report with the cells of a dtype as they come.
+
+        Batch sizes that are traced separately come one by one, the one in focus first.
+        """
         begun, shown = self._columns.get(dtype), None  # `begun` has one batch size
         focus = self.request.focus
         in_turn = sorted(batches, key=lambda batch: focus is not None and focus[0] == dtype and batch != focus[1])
@@ -224,24 +228,24 @@ class Estimator:
         self._left_out[dtype] = f"{dtype} is left out: {missing}"
 
     def tape(self, dtype: str, batch: int) -> Tape:
-        """The tape that the estimate of one dtype and batch size was made from; `reports` has come upon it."""
+        """Return the tape behind the estimate of one dtype and batch size, after `reports` has reached it."""
         return self._traced[dtype].family.at(batch, self._oracle)
 
     def _in_order(self) -> list[str]:
-        """The dtypes as they are traced: the one in focus first, then those with float32 weights."""
+        """Return the dtypes in the order of tracing: the one in focus first, then those with float32 weights."""
         first = self.request.focus[0] if self.request.focus is not None else self._preferred_dtype()
         return sorted(cheapest_first(self.request.dtypes), key=lambda dtype: dtype != first)
 
     def _preferred_dtype(self) -> str:
-        """The dtype to look at first: language models are trained and served in bfloat16."""
+        """Return the dtype to look at first: language models are trained and served in bfloat16."""
         counted, dtypes = self._tracer.counted, self.request.dtypes
         language = counted.sequence_length is not None and counted.image_size is None
         return "bfloat16" if language and "bfloat16" in dtypes else dtypes[0]
 
     def _first_batch(self, dtype: str, batches: tuple[int, ...]) -> int | None:
-        """Return the batch size that is traced before the lines over the batch, which use its trace; None to begin with them.
+        """Return the batch size to trace before the lines over the batch, which use its trace; None to begin with them.
 
-        That is 1, or the smallest of a generation, whose line is checked at it.
+        It is 1, or the smallest of a generation, since its line is checked there.
         """
         if 1 not in batches and not MODES[self.request.mode].generates:
             return None
@@ -249,25 +253,25 @@ class Estimator:
         return first if self.request.focus in (None, (dtype, first)) else None
 
     def _begin(self, dtype: str, first: int, batches: tuple[int, ...]) -> Traced | None:
-        """Return the tape at the first batch size: the only one, if that is 1, all that was asked for, and will not fit."""
+        """Return the tape at the first batch size. It is the only one if 1 is all that was requested and will not fit."""
         gradients = MODES[self.request.mode].trains and self.request.train == "all"
         least_bytes = self._weights_bytes(dtype) * (2 if gradients else 1)
         ends = batches == (1,) and self.request.dtypes == (dtype,) and least_bytes > self.gpu.total_bytes
         return self._tracer.begin(dtype, first, ends=ends)
 
     def _weights_bytes(self, dtype: str) -> int:
-        """Return what the parameters take in a dtype, whole and not quantised."""
+        """Return the bytes of the parameters in a dtype, unsharded and unquantised."""
         return self._tracer.counted.census.parameters * (2 if dtype in ("bfloat16", "float16") else 4)
 
     def _is_answered_by_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
-        """Return True if a batch of 1 is all that was asked for, and does not fit: no line over the batch says more then."""
-        fits = [row.fits for row in self._columns[dtype].estimates]  # none where it cannot be replayed
+        """Return True if a batch of 1 is all that was requested, and does not fit: a line over the batch adds nothing then."""
+        fits = [row.fits for row in self._columns[dtype].estimates]  # none if it cannot be replayed
         return batches == (1,) and self.request.dtypes == (dtype,) and fits == [False]
 
     def _ends_with_two(self, dtype: str, begun: Traced, batches: tuple[int, ...]) -> bool:
-        """Return True if the dtype ends with the first two batch sizes, neither of which fits, and add the second one.
+        """Return True if neither of the first two batch sizes fits, which ends the dtype, and add the second one.
 
-        No line over the batch says more then.
+        A line over the batch adds nothing then.
         """
         fits = [row.fits for row in self._columns[dtype].estimates]
         is_alone = self.request.dtypes == (dtype,) and not MODES[self.request.mode].generates
@@ -282,7 +286,7 @@ class Estimator:
         return True
 
     def _cells(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
-        """The batch sizes of a dtype as they come; float16 has those of bfloat16 where it has its tapes."""
+        """Yield the batch sizes of a dtype as they come; float16 reuses bfloat16's results if both share tapes."""
         if self._is_like_bfloat16(dtype):
             yield self._columns["bfloat16"].with_dtype(dtype)
             return
@@ -317,7 +321,7 @@ class Estimator:
         )
 
     def _is_like_bfloat16(self, dtype: str) -> bool:
-        """Return whether a dtype is float16 and has the tapes of bfloat16, whose column is there."""
+        """Return True for float16 if it has the tapes of bfloat16, and bfloat16's column is there."""
         there = dtype == "float16" and "bfloat16" in self._columns
         return there and self._traced[dtype].family is self._traced["bfloat16"].family
 
@@ -329,7 +333,7 @@ class Estimator:
         return () if others else likely_largest(traced.family, batches, self.gpu, self._oracle)
 
     def _possible_batches(self) -> tuple[int, ...]:
-        """The batch sizes asked for, without 1 where the model refuses it. Raises the model's RequestError where none is left."""
+        """Return the requested batch sizes, without 1 if the model refuses it. Raises the model's RequestError if none is left."""
         batches = self.request.batches
         if self._tracer.counted.smallest == 1:
             return batches
@@ -394,7 +398,7 @@ class Estimator:
         )
 
     def _loop(self, focus: Focus) -> Iterator[LoopDecision]:
-        """Yield what other training loops would take at the estimate in focus, or the one that the request looks at first."""
+        """Yield the memory of other training loops at the estimate in focus, or at the request's own focus."""
         request = self.request
         if not MODES[request.mode].trains:
             return
@@ -409,11 +413,11 @@ class Estimator:
             expandable_segments=request.expandable_segments,
             replays=self._tracer.replays,
         )
-        if request.accumulate > 1 and request.pp == 1 and request.objective != GRPO:  # whose trainer has one way
+        if request.accumulate > 1 and request.pp == 1 and request.objective != GRPO:  # GRPO's trainer accumulates in one way only
             yield from self._accumulation_decisions(estimate)
 
     def _accumulation_decisions(self, estimate: Estimate) -> Iterator[LoopDecision]:
-        """Yield what other ways to accumulate would take: each is a trace of its own."""
+        """Yield the memory of other ways to accumulate; each is a separate trace."""
         request, dtype, batch = self.request, estimate.dtype, estimate.batch
 
         def tape(accumulates: str) -> Tape:
@@ -427,7 +431,7 @@ class Estimator:
                 more = reserved - estimate.peak_reserved_bytes
                 yield decision("passes are accumulated under no_sync: gradients stay whole until the last", more, estimate)
         except TraceError:
-            return  # the question's own step was traced: what differs is no part of the answer
+            return  # the question's own step was traced: an error of a variant is no part of the answer
 
     def _open_tape(self, dtype: str, batch: int) -> Tape:
         """Return the tape of an estimate that leaves open whether the loop keeps outputs."""
@@ -435,7 +439,7 @@ class Estimator:
             return self.tape(dtype, batch)
         tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
         tracer.share_model(self._tracer)
-        if self._traced[dtype].family.lines:  # which are kept, of float16 perhaps those of bfloat16
+        if self._traced[dtype].family.lines:  # lines are kept, and float16 may use those of bfloat16
             return tracer.trace(dtype, (batch,)).family.at(batch, self._oracle)
         return tracer.trace_cell(dtype, batch).resolve(self._oracle)
 
@@ -449,7 +453,7 @@ class Estimator:
         return formulas(self._tracer.device(), self.gpu, texts=self._tracer.installed.texts)
 
     def _kv_caches(self, columns: Mapping[str, Column]) -> tuple[KvCache, ...]:
-        """The caches of a generation, by dtype."""
+        """Return the caches of a generation, by dtype."""
         if not MODES[self.request.mode].generates:
             return ()
         tokens = (
@@ -463,7 +467,7 @@ class Estimator:
         )
 
     def _focus(self, columns: Mapping[str, Column]) -> Focus | None:
-        """Return what to look at first where the request does not say: the smallest batch size of a dtype that is still growing."""
+        """Return the default focus: for a dtype that still grows, its smallest batch size."""
         first = self._preferred_dtype()
         for dtype in sorted(columns, key=lambda dtype: dtype != first):
             rows = columns[dtype].estimates
@@ -472,7 +476,7 @@ class Estimator:
         return None
 
     def _explain(self, traced: dict[str, Traced]):
-        """The kernels and rules behind the tapes; dtypes may share one."""
+        """Return the kernels and rules behind the tapes; dtypes may share one."""
         request = self.request
         return explain(
             self._tracer.device(),
@@ -486,7 +490,7 @@ class Estimator:
         )
 
     def _answered(self) -> bool:
-        """Return whether cuDNN answered a question about convolutions, where one was asked."""
+        """Return False if cuDNN was queried about convolutions and answered none of the queries."""
         tapes = [column.first for column in self._columns.values() if column.first is not None]
         asked = [(tape, query) for tape in tapes for query in tape.size_queries if query.kind == CUDNN]
         return not asked or any(not tape.resolved.isdisjoint(query.blocks) for tape, query in asked)

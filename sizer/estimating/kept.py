@@ -29,7 +29,7 @@ class Kept(Protocol):
     """Storage of the counts and traces of one architecture. Names say everything else that a result depends on."""
 
     def get(self, name: str) -> bytes | None:
-        """Return what was put under a name, None where there is nothing."""
+        """Return the bytes stored under a name, None if there are none."""
 
     def put(self, name: str, data: bytes) -> None:
         """Keep something under a name."""
@@ -74,17 +74,19 @@ def digest_name(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """Facts that an answer takes from the installed PyTorch beyond its traces. These are the texts of a device's rules,
-    and the GPUs that it was built for (`sizer.tracing.cuda.builds`)."""
+    """Facts on the installed PyTorch that an answer needs besides its traces.
+
+    These are the texts of a device's rules, and the GPUs that it was built for (`sizer.tracing.cuda.builds`).
+    """
 
     texts: RuleTexts
     built_for: tuple[str, ...]
 
 
 class KeptTapes:
-    """The tapes of one request's work, by dtype, for one kind of device; they are unpacked once for all requests on a module.
+    """Cached tapes of one request's work, by dtype, for one kind of device, unpacked once for all requests on a module.
 
-    What is kept is what devices of several capabilities share, and loops that keep or free outputs; `sized` makes it this
+    A cached tape is shared by devices of several capabilities, and by loops that keep or free outputs. `sized` makes it this
     request's.
     """
 
@@ -93,7 +95,7 @@ class KeptTapes:
         self._kept, self._device, self._choices = kept, device, choices_of(request)
         self._capability = device.capability.plain if device.kind == "cuda" else None
         self._outputs = request.outputs
-        # By the identity of what is shared: that, and what it is here
+        # By the identity of the shared result: that result, and its form for this request
         self._sized: dict[int, tuple[Traced, Traced]] = {}
 
     def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
@@ -106,8 +108,7 @@ class KeptTapes:
         return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
 
     def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
-        """Return what was traced for this device's capability, or for one that answered all that its rules asked as this one
-        does."""
+        """Return the result traced for this device's capability, or for one with equal answers to all comparisons of its rules."""
         own = self._capability
         if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None:
             return found
@@ -126,7 +127,7 @@ class KeptTapes:
         self._kept.put(name, pack(traced))
 
     def sized(self, traced: Traced) -> Traced:
-        """Return what was traced, with the sizes that go by this device's capability and the loop that the request asks for."""
+        """Return a result with the sizes of this device's capability and the loop of the request."""
         if self._capability is None and self._outputs is None:
             return traced
         if id(traced) not in self._sized:
@@ -137,9 +138,9 @@ class KeptTapes:
         return self._sized[id(traced)][1]
 
     def _read(self, name: str) -> Traced | None:
-        """Return what is kept under a name, unpacked once."""
+        """Return the result stored under a name, unpacked once."""
         if name not in self.unpacked and (data := self._kept.get(name)) is not None:
-            with contextlib.suppress(DecodeError):  # what another version has kept is traced again
+            with contextlib.suppress(DecodeError):  # bytes that another version stored are traced again
                 self.unpacked[name] = unpack(data)
         return self.unpacked.get(name)
 
@@ -151,7 +152,7 @@ def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
 
 
 def read_depths(kept: Kept, name: str) -> Depths | None:
-    """The depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
+    """Return the depths that `keep_depths` stored; None without any, or from another version."""
     from sizer.tracing.depth import Depths, Repeated  # import torch
 
     if (data := kept.get(name)) is None:
@@ -170,7 +171,7 @@ def keep_tape(kept: Kept, name: str, tape: Tape) -> None:
 
 
 def read_tape(kept: Kept, name: str) -> Tape | None:
-    """A tape that was kept by `keep_tape`; None where there is none, or another version has kept it."""
+    """Return a tape that `keep_tape` stored; None without one, or from another version."""
     if (data := kept.get(name)) is not None:
         with contextlib.suppress(DecodeError, ValueError):
             (tape,) = unpack(data).family.exact
@@ -179,7 +180,7 @@ def read_tape(kept: Kept, name: str) -> Tape | None:
 
 
 def read_kept(kept: Kept, name: str, kind: type[T], path: str) -> T | None:
-    """A value of a type that the codec knows, kept by `keep`; None where there is none, or another version has kept it."""
+    """Return a value that `keep` stored, of a type of the codec; None without one, or from another version."""
     if (data := kept.get(name)) is not None:
         with contextlib.suppress(DecodeError, ValueError):
             return decode(kind, json.loads(data), path)

@@ -35,7 +35,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build, build_loaded
 
-COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
+COUNTED_IN = "bfloat16"  # dtype to count quantised modules in; their other weights have the requested dtype
 
 Progress = Callable[[str], None]
 
@@ -64,16 +64,16 @@ class Model:
         return blueprint_of(self._request, self._config, self._loaded)
 
     def module(self, dtype: str) -> nn.Module:
-        """The module for the traces of a dtype."""
+        """Return the module for the traces of a dtype."""
         return self.built(dtype)[0]
 
     def built(self, dtype: str) -> tuple[nn.Module, Loading | None]:
-        """The module for the traces of a dtype, and how it was loaded, where it is quantised."""
+        """Return the module for the traces of a dtype; for a quantised one, also how it was loaded."""
         blueprint, checkpointing = self.blueprint, self._request.checkpointing
         key = "" if blueprint.replace_layers is None else dtype
         if key not in self._modules:
             if blueprint.replace_layers is None or PARALLELS[self._request.parallel].splits_fp8:
-                # Tensor parallel splits weights before they arrive: each rank's come to the device as they stay there.
+                # Tensor parallel splits weights before they are on the device: each rank's part arrives unchanged.
                 self._modules[key] = build(blueprint, checkpointing=checkpointing, dtype=dtype), None
             else:
                 self._modules[key] = build_loaded(
@@ -86,7 +86,7 @@ class Model:
         return self._modules[key]
 
     def count(self, request: Request) -> Counted:
-        """The counts for a request on this model. Raises RequestError, ConfigError and BuildError."""
+        """Return the counts for a request on this model. Raises RequestError, ConfigError and BuildError."""
         blueprint, whole = self.blueprint, self.module(COUNTED_IN)
         module = policy_of(whole)
         if (plan := plan_of(request)) is not None:
@@ -115,18 +115,18 @@ class Model:
         return counted
 
     def check_batch_of_one(self, mode: str) -> None:
-        """Raise the model's own RequestError where it refuses a batch of 1 (batch norm over a single value, say)."""
+        """Raise the model's own RequestError if it refuses a batch of 1 (for example batch norm over a single value)."""
         try:
             self.blueprint.example(1, MODES[mode].trains)
         except TraceError:
             return  # there are no inputs at all: each dtype's trace says why
 
     def deep_traces(self, plan: Plan | None) -> DeepTraces:
-        """Return what traces fewer layers of the module than it has, where that is possible.
+        """Return the traces of fewer layers of the module, empty if that is not possible.
 
-        A quantised module was loaded as a whole: whatever its layers, each of its traces begins with all that was loaded. A stage
-        of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1 gives each rank, end where they are full, in the
-        middle of layers: those of few layers do not tell where.
+        A quantised module was loaded completely: each of its traces begins with all loaded weights. A stage of a pipeline has
+        few layers. DDP's buckets, and the parameters that ZeRO-1 assigns to each rank, end when they are full, in the middle of
+        layers. A module with few layers does not show where.
         """
         kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
         if kind not in self._deep_traces:

@@ -1,7 +1,7 @@
-"""Scopes of kept results: what a result depends on, so that a server can tell which questions may share it.
+"""Scopes of cached results: the inputs of a result, so that a server knows which questions may share it.
 
-A job server derives a question's scopes from its query alone. A job may write results under its own scopes only, so that code that
-one question runs never answers a question with other choices.
+A job server derives a question's scopes from its query alone. A job may write results only under its own scopes. Code that one
+question runs can therefore never answer a question with other choices.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ DIGEST_LENGTH = 32  # characters
 
 
 def as_traced(request: Request) -> Request:
-    """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
-    DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
+    """Return the request with the fewest passes and ranks that have its tapes.
+
+    From the second pass on all passes are equal. A rank of DDP, or of a group of HSDP, has the same memory for any number of
+    them (tests/distributed/test_alike.py).
+    """
     rolls_out = request.objective == GRPO  # the completions of all passes at once
     passes = request.accumulate if rolls_out else min(request.accumulate, TRACED_PASSES)
     fewest: dict[str, Any] = {"accumulate": passes, "replicate": min(request.replicate, 2)}
@@ -38,7 +41,7 @@ def as_traced(request: Request) -> Request:
 
 
 def served_module(request: Request) -> Request:
-    """Return the request whose module a server's plan is about: the same architecture, unquantised."""
+    """Return the request for the module of a server's plan: the same architecture, unquantised."""
     same = {name: getattr(request, name) for name in ("source", "name", "revision", "config", "head", "gpu", "torch")}
     return Request(**same, mode="inference", weights="full", dtypes=("bfloat16",), batches=(1,))
 

@@ -1,6 +1,6 @@
-"""A language model on meta as a server sees it: the tensors of its checkpoint and what each layer keeps of a request.
+"""A language model on meta from a server's view: the tensors of its checkpoint and the bytes of a request in each layer.
 
-The names of parameters are transformers'. What a config does not say is read from the shapes of its parameters.
+The names of parameters are transformers'. Values missing in a config are read from the shapes of its parameters.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GROUPED = re.compile(r"\.(?:experts)\.")
 _IN_FLOAT = re.compile(r"\.(?:attn_hc|ffn_hc|hc_head)\.|\.compressor\..*position_bias$")
 SERVED_ITEMSIZE = 2  # vllm/config/model.py, dtype="auto": float32 checkpoints are served in a 16-bit dtype
 POOLERS = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta-v2", "modernbert", "mpnet")
-EXPERT_DTYPES = {"fp4"}  # of DeepSeek V4: experts in MXFP4 beside other matrices in FP8
-IMAGE_ROPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # model types whose rotations have sections for images
+EXPERT_DTYPES = {"fp4"}  # of DeepSeek V4: experts in MXFP4 next to other matrices in FP8
+IMAGE_ROPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # model types with sections for images in their rotations
 ENCODER_DECODERS = ("t5", "bart", "mt5", "umt5", "mbart", "pegasus", "marian")
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -117,9 +117,10 @@ LARGEST_PIXELS = {
 
 
 def read_tower(config: Any, hidden: int) -> Tower | None:
-    """Return the encoder of images of a Qwen-VL model; None for a model whose encoder vLLM's dummy run is not written for here.
+    """Return the image encoder of a Qwen-VL model; None for a model without an implementation of vLLM's dummy run here.
 
-    Source: vllm/model_executor/models/qwen2_vl.py, get_image_size_with_most_features, and preprocessor_config.json of the models.
+    Source: vllm/model_executor/models/qwen2_vl.py, get_image_size_with_most_features, and preprocessor_config.json of the
+    models.
     """
     vision, pixels = getattr(config, "vision_config", None), LARGEST_PIXELS.get(str(config.model_type))
     if vision is None or pixels is None:
@@ -142,15 +143,14 @@ def read_tower(config: Any, hidden: int) -> Tower | None:
 
 
 def _deepstack(config: Any) -> int:
-    """Return how many layers of the decoder get features of images of their own (Qwen3-VL)."""
+    """Return the number of decoder layers with separate image features (Qwen3-VL)."""
     return len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ())
 
 
 def _vision(config: Any) -> tuple[int, int] | None:
-    """Return the layers and the hidden size of a config's vision part, with SGLang's defaults for what it does not name.
+    """Return the layers and the hidden size of a config's vision part, with SGLang's defaults for missing ones.
 
-    Names are those of the installed transformers, whose classes map `depth` and the like.
-
+    Names are those of the installed transformers, with classes that map `depth` and similar names.
     Source: sglang/srt/server_args.py, adjust_mem_fraction_for_vlm, 0.5.12.
     """
     vision = getattr(config, "vision_config", None)
@@ -160,13 +160,16 @@ def _vision(config: Any) -> tuple[int, int] | None:
 
 
 def _own(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a checkpoint's text config, of which transformers' class may not know all."""
+    """Return the keys of a checkpoint's text config; transformers' class may not know all of them."""
     nested = checkpoint.get("text_config")
     return {**checkpoint, **(nested if isinstance(nested, Mapping) else {})}
 
 
 def _facts(text: Any) -> dict[str, Any]:
-    """Return a text config as a dict, with what its class computes. An attribute that layers differ in has no single value."""
+    """Return a text config as a dict, with the attributes that its class computes.
+
+    An attribute with a different value for each layer is left out.
+    """
     found = dict(text.to_dict())
     for key in _READ:
         try:
@@ -201,10 +204,9 @@ def _weights(module: nn.Module) -> list[Weight]:
 
 
 def _idle_weights(weights: tuple[Weight, ...], facts: Mapping[str, Any]) -> Iterator[Weight]:
-    """Yield the matrices that vLLM makes beside a checkpoint's.
+    """Yield the matrices that vLLM makes in addition to a checkpoint's.
 
-    They are keys and values of layers that use the cache of others, and values of layers whose keys are their values.
-
+    They are keys and values of layers that use the cache of other layers, and values of layers that use their keys as values.
     Source: vllm/model_executor/models/gemma3n.py and gemma4.py, QKVParallelLinear of each layer, and logs of Gemma 4 in
     docs/serving.md.
     """
@@ -244,10 +246,9 @@ def _step_buffers(config: Any, facts: Mapping[str, Any], hidden: int) -> Iterato
 def _rotary_widths(
     ropes: Mapping[str, Any], weights: tuple[Weight, ...], facts: Mapping[str, Any], head: int
 ) -> Iterator[int]:
-    """Yield the elements of a row of each table of rotations if layers of each kind have a table: those of its heads.
+    """Yield the elements of a row of each table of rotations, if layers of each kind have a separate table for their heads.
 
-    A norm over all heads together, as in OLMo 2 and 3, does not say the elements of one.
-
+    A norm over all heads together, as in OLMo 2 and 3, does not give the elements of one head.
     Source: vllm/model_executor/layers/rotary_embedding/gemma4_rope.py: a proportional one has all elements of a head.
     """
     kinds, heads = list(facts.get("layer_types") or ()), {}
@@ -314,7 +315,7 @@ def _layers(
             shapes.setdefault(int(found[1]), {})[found[2]] = weight.shape
     kinds = list(facts.get("layer_types") or ())
     window = int(facts.get("sliding_window") or 0) if facts.get("use_sliding_window", True) else 0
-    # vllm/model_executor/models/gemma3n.py and gemma4.py, kv_sharing_target_layer_name: the last layers use the cache of others
+    # vllm/model_executor/models/gemma3n.py and gemma4.py, kv_sharing_target_layer_name: the last layers use other layers' cache
     own = len(shapes) - int(facts.get("num_kv_shared_layers") or 0)
     layers = []
     for position, number in enumerate(sorted(shapes)):
@@ -327,7 +328,7 @@ def _layers(
 
 
 def _lent(layers: tuple[Layer, ...], facts: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Return what the last layers would keep, which use the cache of the last earlier layer of their kind."""
+    """Return the cache that the last layers would have; they use that of the last earlier layer of their kind."""
     kinds, own = list(facts.get("layer_types") or ()), len(layers) - int(facts.get("num_kv_shared_layers") or 0)
     if own == len(layers) or len(kinds) != len(layers):
         return ()
@@ -349,7 +350,7 @@ def _index_bytes(facts: Mapping[str, Any]) -> int:
 def _layer(
     own: Mapping[str, tuple[int, ...]], kind: str, facts: Mapping[str, Any], window: int, sizes: tuple[int, int, int]
 ) -> list[Layer]:
-    """Return what one layer keeps: its attention, its state, or both; a layer without any keeps nothing."""
+    """Return the cache of one layer: of its attention, its state, or both; empty for a layer without any."""
     kv_heads, head, heads = sizes
     norm = own.get("self_attn.q_norm.weight", (head,))[0]  # of one head, or of all: layers of Gemma 4 have heads of two sizes
     own_head = head if norm == head * heads else norm

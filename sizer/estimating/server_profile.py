@@ -1,7 +1,7 @@
-"""The profile run of a server, traced on meta: an encoder of images, one layer's forward pass, and the sampler of its version.
+"""The profile run of a server, traced on meta: an image encoder, one layer's forward pass, and the sampler of its version.
 
-The modules allocate what vLLM's layers and sampler allocate, in the same order. Custom kernels that write into a given tensor have
-none of their own. Source: vllm/model_executor/models/llama.py, layers/fused_moe/fused_moe.py, v1/sample/sampler.py and
+The modules make the same allocations as vLLM's layers and sampler, in the same order. Custom kernels that write into a given
+tensor allocate nothing. Source: vllm/model_executor/models/llama.py, layers/fused_moe/fused_moe.py, v1/sample/sampler.py and
 v1/sample/ops/topk_topp_sampler.py; vLLM 0.33, and 0.9.2 for the sort.
 """
 
@@ -84,11 +84,11 @@ class Sampler(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The tensors of one decoder layer on one rank, for a step of so many tokens.
+    """Tensors of one decoder layer on one rank, for a step of a given number of tokens.
 
     Without graphs the caller holds the input of each part while the part runs; compiled code drops it after its last use. With
-    adapters that is after the first matrix, beside whose output are products with the matrices A, in float32 for each of `slices`
-    (vllm/lora/punica_wrapper/punica_gpu.py, add_lora_linear; vLLM 0.33). Those of experts are not counted.
+    adapters that is after the first matrix. Its output then lives together with products with the matrices A, in float32 for
+    each of `slices` (vllm/lora/punica_wrapper/punica_gpu.py, add_lora_linear; vLLM 0.33). Products of experts are not counted.
     """
 
     def __init__(self, architecture: Architecture, flags: Flags) -> None:
@@ -124,7 +124,7 @@ class DecoderLayer(nn.Module):
         return hidden.add_(residual)
 
     def _then(self, hidden: Tensor, held: list[Tensor], part) -> Tensor:
-        """Return what a part makes of its input, which is held meanwhile if nothing is compiled."""
+        """Return the output of a part; its input is held meanwhile if nothing is compiled."""
         if self.eager:
             held[:] = [hidden]
         del hidden
@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
         return self._project(out, made)
 
     def _adapt(self, made, slices: int) -> None:
-        """Allocate and release what adapters take beside a merged matrix's output: products in float32, and its input."""
+        """Allocate and release the tensors of adapters next to a merged matrix's output: products in float32, and its input."""
         if self.rank:
             held = None if self.eager else made(self.hidden)
             products = [made(2 * self.rank) for _ in range(slices)]
@@ -168,7 +168,7 @@ class DecoderLayer(nn.Module):
         return out
 
     def _feed_marlin(self, made: Callable[..., Tensor], size: int) -> Tensor:
-        """Allocate Marlin's two caches for all tokens at once, and beside them float32 sums while each product runs."""
+        """Allocate Marlin's two caches for all tokens at once, and float32 sums while each product runs."""
         rows = size * self.chosen
         block = next((block for block in MARLIN_BLOCKS if rows / self.own_experts / block < 0.9), MARLIN_BLOCKS[-1])
         partial_sums = self.processors * MARLIN_PER_PROCESSOR * block * MARLIN_WIDTH
@@ -185,10 +185,9 @@ class DecoderLayer(nn.Module):
 
 
 class TowerBlock(nn.Module):
-    """The tensors of the encoder of images on one rank, up to the end of its first block.
+    """Tensors of the image encoder on one rank, up to the end of its first block.
 
-    A caller holds what it gives a part while the part runs: nothing here is compiled. Attention writes into one tensor.
-
+    A caller holds the input of a part while the part runs: nothing here is compiled. Attention writes into one tensor.
     Source: vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py, 0.11 and 0.33; layers/rotary_embedding/common.py.
     """
 
@@ -241,7 +240,7 @@ class TowerBlock(nn.Module):
 
 
 def trace_encoder(tower: Tower, flags: Flags, items: int, gpu: Gpu) -> int:
-    """Return the bytes of the encoder's dummy run on so many of the largest images, with their patches.
+    """Return the bytes of the encoder's dummy run on `items` of the largest images, with their patches.
 
     Raises:
         TraceError: It cannot be traced.
@@ -273,16 +272,16 @@ def trace_profile(architecture: Architecture, flags: Flags, gpu: Gpu) -> Profile
 
 
 def trace_sampler(path: str, rows: int, vocabulary: int, programs: int, gpu: Gpu) -> int:
-    """Return the bytes of the sampler by one of its paths on so many rows of logits.
+    """Return the bytes of the sampler by one of its paths on `rows` rows of logits.
 
-    The hidden size is 1: the plan adds what rows of hidden states take.
+    The hidden size is 1: the plan adds the rows of hidden states.
     """
     hidden = torch.zeros(rows, 1, dtype=DTYPE)
     return _peak(lambda: Sampler(path, 1, vocabulary, programs), hidden, gpu, "sampler")
 
 
 def _peak(factory, inputs: Tensor, gpu: Gpu, name: str) -> int:
-    """Return the bytes that a module's forward pass allocates at its peak, beside its parameters and inputs."""
+    """Return the peak bytes that a module's forward pass allocates, without its parameters and inputs."""
     example = Example(args=(inputs,))
     blueprint = Blueprint(
         name=name,

@@ -1,7 +1,7 @@
 """From a request with mode=serve to its report: the architecture is counted on meta, the profile run traced. Imports torch.
 
-The plan itself is arithmetic (`sizer.serving`). What was counted and traced is kept, so that other flags need no torch but the
-import.
+The plan itself is arithmetic (`sizer.serving`). Counts and traces are cached, so that other flags need only the import of
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sizer.serving.sglang import answer_sglang, resolve_sglang
 from sizer.serving.words import headline
 from sizer.tracing.device import Device
 
-USUAL_PROCESSORS = 108  # of a device whose number is not known
+USUAL_PROCESSORS = 108  # of a device with an unknown number
 
 
 def serve(
@@ -53,10 +53,10 @@ def serve(
     """Return the report of a request with mode=serve: its `serve` has the figures, in bytes.
 
     Args:
-        request: What is asked for.
+        request: The request.
         gpu: The device.
         config: The parsed config.json for the sources "hub" and "config".
-        kept: What was counted and traced before.
+        kept: Earlier counts and traces.
         progress: Called with each line of progress.
         echo: The request's values as understood.
 
@@ -95,7 +95,7 @@ class Planner:
         request: A request for the architecture; its flags do not matter.
         gpu: A device of the backend on which the architecture is built.
         config: The parsed config.json for the sources "hub" and "config".
-        kept: What was counted and traced before.
+        kept: Earlier counts and traces.
         progress: Called with each line of progress.
 
     Raises:
@@ -119,7 +119,7 @@ class Planner:
         self.architecture, self.census = _count(request, gpu, config, self._store, show)
 
     def plan(self, request: Request, gpu: Gpu, *, with_levers: bool = True) -> Served:
-        """Return what a server does with a device, in bytes; without levers fewer plans are made.
+        """Return the memory of a server on a device, in bytes; without levers fewer plans are made.
 
         Raises:
             RequestError: A flag does not fit the model.
@@ -196,13 +196,13 @@ def profiled_flags(flags: Flags, architecture: Architecture) -> Flags:
 
 
 def processors_of(gpu: Gpu) -> int:
-    """Return the multiprocessors of a device, of which the Triton sampler keeps a row each."""
+    """Return the number of multiprocessors of a device; the Triton sampler keeps a row for each."""
     found = next((row["multiprocessors"] for row in read_rows() if row["key"] == gpu.key), "")
     return int(found) if found else USUAL_PROCESSORS
 
 
 def _model_name(request: Request) -> str:
-    """Return what a server's command calls the model."""
+    """Return the model's name in a server's command."""
     if request.source == "hf":
         return find_preset(request.name).hub_id
     return request.name or "MODEL"

@@ -1,7 +1,7 @@
-"""From a request to what is counted and traced of it. Runs in a process of its own, which imports torch if something is missing.
+"""From a request to its counts and traces. Runs in a separate process, which imports torch if a result is missing.
 
-What was counted or traced once is kept, where there is somewhere to keep it, and not done again: all that is left is a replay.
-The model that is traced is that of `sizer.estimating.model`.
+Counts and traces are cached, if there is a cache, and not repeated: only a replay remains. The traced model is that of
+`sizer.estimating.model`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ BY_ITSELF = "traced at each batch size by itself, because "  # begins the note o
 class Tracer:
     """The work of one request on one kind of device, traced when first needed.
 
-    `config` is the parsed config.json for the sources "hub" and "config". `request` is the one that was asked for with the weights
-    that it comes to on the device, of which `loaded` tells.
+    `config` is the parsed config.json for the sources "hub" and "config". `request` is the given one with its resolved weights
+    on the device, which `loaded` describes.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Tracer:
         return StageTraces()
 
     def share_model(self, other: Tracer) -> bool:
-        """Use another tracer's model, and what it has found out, where this one's would be the same; whether it is."""
+        """Use another tracer's model, and its findings, if this one's would be equal. Return whether it did."""
         if self._module_choices != other._module_choices:
             return False
         self._lender, self._tapes.unpacked = other, other._tapes.unpacked
@@ -123,7 +123,7 @@ class Tracer:
         return True
 
     def device(self, *, shared: bool = False) -> Device:
-        """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
+        """Return the facts of the device, for the traces of one dtype; devices of other capabilities may share them."""
         version = None if self.request.torch is None else parse_version(self.request.torch)
         answers_for = self.gpu if self.request.compile is not None or self.request.liger else None
         # stages are compared by their bytes, and packages read the capability by themselves
@@ -135,7 +135,7 @@ class Tracer:
 
     @cached_property
     def installed(self) -> Installed:
-        """Return what answers on this kind of device take from the installed PyTorch."""
+        """Return the facts of the installed PyTorch that answers on this kind of device need."""
         device = self.device()
         name = f"installed {device.kind} {'.'.join(map(str, device.version))}"
         if (found := read_kept(self._of_module, name, Installed, "installed")) is None:
@@ -157,7 +157,7 @@ class Tracer:
         return counted
 
     def _count_parts(self) -> Counted:
-        """Return the counts of a source whose work is that of several modules."""
+        """Return the counts of a source with work of several modules."""
         self._progress("building the pipeline on meta")
         assert self._source.count is not None, "pipelines have functions of their own"
         census, notes, sizes = import_function(self._source.count)(self.request, self._config)
@@ -165,28 +165,29 @@ class Tracer:
 
     @cached_property
     def replays(self) -> Replays:
-        """Return what was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules
-        of each."""
+        """Return the results of replays of this work's tapes.
+
+        Devices of other rules share them, but they are stored by the rules of each.
+        """
         return Replays(self._kept.get(self._replayed), shared=None if self._alike is None else self._alike.replays)
 
     def keep_replays(self) -> None:
-        """Keep what was replayed."""
+        """Store the results of replays."""
         if (packed := self.replays.pack()) is not None:
             self._kept.put(self._replayed, packed)
 
     @property
     def _replayed(self) -> str:
-        """Return what replays are kept under: jobs on devices of other rules, which may run beside this one, keep theirs apart."""
+        """Return the cache name of replays. Jobs on devices of other rules, which may run at the same time, have other names."""
         return f"replayed {self.gpu.backend} {self.gpu.capability} {self._choices}"
 
     def trace(self, dtype: str, batches: Collection[int]) -> Traced:
-        """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
+        """Return the tapes of one dtype at every batch size; if the work is not affine in it, at the requested ones."""
         *_, whole = self.traces(dtype, batches)
         return whole
 
     def traces(self, dtype: str, batches: Collection[int]) -> Iterator[Traced]:
-        """Yield what `trace` returns, as it grows where each batch size is traced by itself: one after the other, as they are
-        given."""
+        """Yield partial results of `trace`, one per batch size in the given order, if each is traced separately."""
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
             yield stand_in
             return
@@ -199,9 +200,9 @@ class Tracer:
             yield self._tapes.sized(traced)
 
     def begin(self, dtype: str, batch: int, *, ends: bool) -> Traced | None:
-        """The tape at one batch size, before `trace` goes on from it; None where something is kept, or it cannot be traced there.
+        """Return the tape at one batch size, before `trace` continues from it.
 
-        With `ends` it probably is all that is traced.
+        None if something is cached, or it cannot be traced there. With `ends` it probably is the only trace.
         """
         if dtype == "float16" or self.counted.smallest > batch or self._tapes.find(dtype) is not None:
             return None  # float16 may have bfloat16's tapes
@@ -216,9 +217,9 @@ class Tracer:
         return self._tapes.sized(_alone(device, tape))
 
     def add_batch(self, dtype: str, begun: Traced, batch: int) -> Traced | None:
-        """Return what `begin` returned with the tape at a second batch size.
+        """Return the result of `begin` with the tape at a second batch size.
 
-        None if it cannot be traced there, or if `trace` traces each batch size by itself and says so.
+        None if it cannot be traced there, or if `trace` traces each batch size separately and gives the reason.
         """
         if self._reason_without_line():
             return None
@@ -246,14 +247,14 @@ class Tracer:
         )
 
     def keep_begun(self, dtype: str) -> None:
-        """Keep the tape of `begin` where no other is traced."""
+        """Keep the tape of `begin` if no other one is traced."""
         if (begun := self._begun.get(dtype)) is not None:
             self._tapes.keep(dtype, _alone(*begun), at_batch=begun[1].batch)
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
-        """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
+        """Return the tape at one batch size with unresolved size queries; it is traced separately if no line is cached.
 
-        Raises TraceError where the step cannot be traced.
+        Raises TraceError if the step cannot be traced.
         """
         found = self._tapes.find(dtype)
         if found is not None and _covers(found, (batch,)):
@@ -281,14 +282,14 @@ class Tracer:
         return self._tapes.sized(alone).family.at(batch)
 
     def compiled(self, dtype: str, batch: int) -> CompiledCode | None:
-        """Return what torch.compile did of the code of a cell that was traced; None if it compiled nothing, or nothing is kept."""
+        """Return the result of torch.compile for a traced cell; None if nothing was compiled or cached."""
         found = self._tapes.find(dtype) or self._tapes.find(dtype, at_batch=batch)
         return None if found is None else found.compiled
 
     def trace_noted(self, dtype: str, batch: int) -> tuple[Tape, BlockNotes]:
-        """The tape at one batch size, its size queries not resolved, with what it does not hold of its blocks: always a new trace.
+        """Return the tape at one batch size with unresolved size queries and notes on its blocks: always a new trace.
 
-        Raises TraceError where the step cannot be traced.
+        Raises TraceError if the step cannot be traced.
         """
         notes = BlockNotes()
         tape = self._run(dtype, batch, self.device(), block_notes=notes)
@@ -307,8 +308,10 @@ class Tracer:
         return tape
 
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
-        """Return what one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more
-        than text."""
+        """Return the bytes of one sequence's cache by its length.
+
+        Empty if its generation cannot be traced, or is of more than text.
+        """
         name = f"kv cache {self._tapes.name(dtype)}"
         if (found := read_kept(self._kept, name, tuple[KvSegment, ...], "segments")) is not None:
             return found
@@ -331,11 +334,11 @@ class Tracer:
         return found
 
     def built(self) -> tuple[Blueprint, nn.Module]:
-        """The architecture as it is traced: its blueprint, and its module on meta."""
+        """Return the traced architecture: its blueprint, and its module on meta."""
         return self._model.blueprint, self._model.module(self.request.dtypes[0])
 
     def check_batch_of_one(self) -> None:
-        """As `Model.check_batch_of_one`."""
+        """Raise RequestError if the model refuses a batch of one, as `Model.check_batch_of_one`."""
         self._model.check_batch_of_one(self.request.mode)
 
     def _run(
@@ -397,7 +400,7 @@ class Tracer:
         return self.request.pp > 1 and self.request.rank is None
 
     def _run_stages(self, dtype: str, batch: int, device: Device, block_notes: BlockNotes | None) -> Tape:
-        """The tape of the rank of a pipeline that needs most."""
+        """Return the tape of the pipeline rank with the most memory."""
         from sizer.estimating.work import work_of
         from sizer.tracing.trace import trace
 
@@ -467,7 +470,7 @@ class Tracer:
             yield traced(family, failure=failure)
 
     def _reason_without_line(self) -> str:
-        """Return why the work of the request is on no line over the batch size, whatever the model; empty if it may be on one."""
+        """Return why the request's work has no line over the batch size, for any model; empty if it may have one."""
         request = self.request
         if request.is_pipeline:
             return "a pipeline's call is traced as a whole"
@@ -482,7 +485,7 @@ class Tracer:
         return ""
 
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
-        """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
+        """Return bfloat16's tapes if float16 takes the same kernels: tensor cores treat both alike since capability 8.0."""
         modern = self.gpu.backend == "cuda" and self.gpu.capability is not None and self.gpu.capability >= (8, 0)
         if not modern or ("bfloat16" not in self.request.dtypes and self._tapes.find("bfloat16") is None):
             return None
@@ -502,7 +505,7 @@ def check_kernels(failure: str, dtype: str) -> None:
 
 
 def answers_of(gpu: Gpu) -> str:
-    """Whose answers the size oracle of a GPU gives in this process, and why not all of them, in words."""
+    """Return the source of the size oracle's answers for a GPU in this process, and why some are missing, in words."""
     name = oracle_name(gpu)
     return f"{name}, {without_cublaslt() or 'all of them'}" if name else "models"
 
@@ -519,11 +522,11 @@ def _alone(device: Device, tape: Tape | None = None, *, failure: str = "") -> Tr
 
 
 def _covers(traced: Traced, batches: Collection[int]) -> bool:
-    """Return whether nothing is left to trace for these batch sizes."""
+    """Return True if nothing is left to trace for these batch sizes."""
     there = traced.family.covered(batches)
     return there == tuple(batches) or bool(traced.failure and tuple(batches) != (1,))
 
 
 def cheapest_first(dtypes: Collection[str]) -> list[str]:
-    """The dtypes with float32 weights first: the module is cast in place and back only once."""
+    """Return the dtypes with float32 weights first: the module is cast in place and back only once."""
     return sorted(dtypes, key=lambda d: (not (d == "float32" or d.startswith("amp-")), d == "float16", DTYPES.index(d)))

@@ -30,7 +30,7 @@ def blueprint_of(request: Request, config: dict | None, loaded: Loaded) -> Bluep
 
 
 def work_of(request: Request, dtype: str) -> Work:
-    """Return what a request does in one of its dtypes."""
+    """Return the work of a request in one of its dtypes."""
     return Work(
         mode=request.mode,
         dtype=dtype,
