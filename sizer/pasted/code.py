@@ -80,7 +80,7 @@ def read_command(text: str) -> dict[str, Any]:
 
 
 def _stem(word: str) -> str:
-    """Return what a word says of the trainer: `sft` of `trl/scripts/sft.py` and of `sft`."""
+    """Return a word's hint at the trainer: `sft` of `trl/scripts/sft.py` and of `sft`."""
     name = word.rpartition("/")[2]
     return re.split(r"[_.]", name)[0] if _is_script(word) else name
 
@@ -110,8 +110,8 @@ _PREPARES = "prepare_model_for_kbit_training"
 def read_calls(text: str) -> dict[str, Any]:
     """Return the arguments of known calls in Python code as lines of a config; empty if there is none.
 
-    Known are the arguments of transformers' and TRL's trainers, LoraConfig, BitsAndBytesConfig and `from_pretrained`. A name stands
-    for the text or number that the code assigns to it.
+    Known are the arguments of transformers' and TRL's trainers, LoraConfig, BitsAndBytesConfig and `from_pretrained`. A name is
+    replaced by the text or number that the code assigns to it.
     """
     names = {found[1]: found[2] for found in ASSIGNED.finditer(text)}
     lines: dict[str, Any] = {}

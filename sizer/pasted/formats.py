@@ -1,4 +1,4 @@
-"""The formats of training configs: a row for each, with the lines that it reads and what it means by silence."""
+"""Formats of training configs: a row for each, with the lines that it reads and its defaults for missing lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RANKS = 8  # of a config that shards over all GPUs and does not say how many the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format. A config of it has all lines of one group of `signs`; `finish` reads what several lines mean together.
+    """One format. A config of it has all lines of one group of `signs`; `finish` reads lines that have a joint meaning.
 
-    `joint` are the lines that `finish` reads; it returns those that it has read beside.
+    `joint` are the lines that `finish` reads; it returns further lines that it has read.
     """
 
     key: str
@@ -34,7 +34,10 @@ class Format:
 
 
 def read_config(text: str, gpu: str | None = None) -> Question:
-    """Return the question that a training config asks, without what a device does not take. Raises ConfigError for another text."""
+    """Return the question of a training config, without values that a device does not support.
+
+    Raises ConfigError for other text.
+    """
     config = dict(_flat(read_mapping(text)))
     form = _format_of(config)
     if form is None:
@@ -53,7 +56,7 @@ def read_config(text: str, gpu: str | None = None) -> Question:
         alike = any(map(lines.is_irrelevant, (name, name.rpartition(".")[2])))
         reader = form.lines.get(name) or (nothing if alike else None)
         if reader is None or not reader(draft, name, value):
-            is_off = as_flag(value) is False  # what is switched off has no counterpart to miss
+            is_off = as_flag(value) is False  # a feature that is off needs no counterpart
             if name in _PACKING and as_flag(value):
                 _packed(draft, config, name)
             elif not is_off:
@@ -78,7 +81,7 @@ def _packed(draft: Draft, config: Config, name: str) -> None:
 
 
 def _format_of(config: Config) -> Format | None:
-    """Return the format of a config: that of the class whose arguments code or a command has, else the first with its lines."""
+    """Return the format of a config: by the class of code or a command, else the first format with its lines."""
     called = next((name for name in config if name.startswith(CALL)), None)
     groups = ((row, group) for row in FORMATS for group in row.signs)
     for row, group in groups:
@@ -104,7 +107,7 @@ def _has(config: Config, sign: str) -> bool:
 
 
 def _processes(draft: Draft, config: Config) -> None:
-    """Read the processes that a launcher starts: of what shards, or else of DDP."""
+    """Read the number of processes of a launcher, for a sharding parallelism or else for DDP."""
     count = as_number(config.get(PROCESSES)) or 1
     if count > 1 and f"{CALL}diffusers" in config:
         draft.unmatched.append(f"{count} processes: pipelines are counted on one GPU")
@@ -115,7 +118,7 @@ def _processes(draft: Draft, config: Config) -> None:
 
 
 def _sharded(draft: Draft, config: Config, given: str, prefix: str, why: str) -> tuple[str, ...]:
-    """Read what FSDP does, by accelerate's names of its options behind a prefix; return the lines that are read."""
+    """Read the options of FSDP, by accelerate's names after a prefix; return the lines that were read."""
     draft.take(given, parallel="fsdp")
     draft.assume(why, ranks=RANKS)
     done = []
@@ -149,7 +152,7 @@ def _compiled(draft: Draft, config: Config, name: str = "torch_compile") -> None
 
 
 def _silent(draft: Draft, config: Config, optimizer: str = "optim", batch: int = 8) -> None:
-    """Take what transformers' Trainer does where a config does not say it: the optimizer and the batch."""
+    """Assume transformers' Trainer's defaults for a missing optimizer and batch."""
     if config.get(optimizer) is None:
         draft.assume("transformers' default", optimizer="adamw")
         draft.assume("transformers' default", optimizer_impl="fused")
@@ -338,7 +341,7 @@ def _trl(draft: Draft, config: Config) -> Collection[str]:
 
 
 _DTYPES = ("dtype", "torch_dtype", "model_init_kwargs.torch_dtype", "model_init_kwargs.dtype")
-# Lines that only one of TRL's trainers has; DPO's last, since others have `beta`, too.
+# Lines that only one of TRL's trainers has; DPO's last, since other trainers also have `beta`.
 _SIGNS_OF_TRAINERS = {
     "grpo": ("num_generations", "max_completion_length", "reward_funcs", "vllm_mode", "num_iterations"),
     "kto": ("desirable_weight", "undesirable_weight"),
@@ -446,7 +449,7 @@ def _torchtune(draft: Draft, config: Config) -> None:
 
 
 def _tune_targets(draft: Draft, config: Config, attention: object) -> None:
-    """Read which layers torchtune adapts: its names are those of transformers but for the MLP and the output."""
+    """Read the layers that torchtune adapts: its names are transformers', except for the MLP and the output."""
     names = [
         {"output_proj": "o_proj"}.get(as_text(one), as_text(one))
         for one in (attention if isinstance(attention, list) else [attention])

@@ -19,7 +19,7 @@ from sizer.pasted.code import ASSIGNED, MAX_CALLS, call_at, value_of
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Draft, Question
 
-# Names have bounded lengths, so that no text takes long.
+# Names have bounded lengths, so that every text is searched quickly.
 _NAME = r"\w{1,64}"
 _PIPELINE = r"(?:\w{0,64}Pipeline\w{0,64}|AutoPipelineFor\w{1,64})\.from_pretrained"
 _OF_PIPELINES = rf"{_NAME}(?:\.{_NAME})?\.(?:enable|set|load)_{_NAME}|apply_group_offloading"

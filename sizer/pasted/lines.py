@@ -74,7 +74,7 @@ def number(key: str, *, least: int = 1) -> Reader:
 
 
 def switch(**items: str | int) -> Reader:
-    """Return the reader of a switch; one that is off changes nothing."""
+    """Return the reader of a switch; a switch that is off changes nothing."""
 
     def read(draft: Draft, name: str, value: object) -> bool:
         on = as_flag(value)
@@ -113,7 +113,7 @@ def targets(draft: Draft, name: str, value: object) -> bool:
 
 
 def saved_modules(draft: Draft, name: str, value: object) -> bool:
-    """Read the modules of which a copy trains as a whole beside an adapter."""
+    """Read the modules that train as complete copies next to an adapter."""
     names = value if isinstance(value, list) else as_text(value).split(",")
     texts = [as_text(one).strip() for one in names]
     if not texts or not all(re.fullmatch(r"[\w.-]+", one) for one in texts):
@@ -135,7 +135,7 @@ def dropout(draft: Draft, name: str, value: object) -> bool:
 
 
 def compute(draft: Draft, name: str, value: object) -> bool:
-    """Read the dtype in which quantised weights are multiplied."""
+    """Read the dtype of products with quantised weights."""
     found = DTYPES.get(as_text(value).strip().lower())
     if found is None or draft.items.get("weights", "").partition("-")[0] not in ("nf4", "fp4"):
         return False

@@ -1,8 +1,9 @@
-"""An out-of-memory message of PyTorch as a diagnosis: what was allocated, cached, outside PyTorch, free and requested.
+"""Diagnosis of PyTorch's out-of-memory messages: bytes allocated, cached, outside PyTorch, free and requested.
 
-Formats: c10/cuda/CUDACachingAllocator.cpp (1.7 to 2.15) and CUDAMallocAsyncAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm (2.0 to
-2.15).
-Errors of CUDA, cuBLAS and cuDNN state no sizes: PyTorch's allocator took no part in the request.
+Formats: c10/cuda/CUDACachingAllocator.cpp (1.7 to 2.15) and CUDAMallocAsyncAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm
+(2.0 to 2.15).
+
+Errors of CUDA, cuBLAS and cuDNN state no sizes: the request did not go through PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _SIGN = re.compile(r"out of memory|tried to allocate", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The figures of a message in bytes, to its three digits; None for what it leaves out.
+    """Figures of a message in bytes, to its three digits; None for missing ones.
 
-    `outside_bytes` are all outside of PyTorch's allocator, `others_bytes` those of other processes among them; `pools_bytes` are
-    allocated in private pools. `error` is one of CUDA or a library of it, which states no sizes.
+    `outside_bytes` are all outside of PyTorch's allocator, `others_bytes` those of other processes among them. `pools_bytes`
+    are allocated in private pools. `error` is an error of CUDA or one of its libraries, which states no sizes.
     """
 
     requested_bytes: int | None
@@ -43,7 +44,7 @@ class Diagnosis:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return what the allocator held: allocated and cached."""
+        """Return the allocator's reserved bytes: allocated and cached."""
         if self.allocated_bytes is None or self.cached_bytes is None:
             return None
         return self.allocated_bytes + self.cached_bytes

@@ -26,7 +26,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_plain(data: bytes) -> Any:
-    """Return the plain value of a pickle. Raises ConfigError for a pickle of anything else, or one that is damaged."""
+    """Return the plain value of a pickle. Raises ConfigError for a pickle of other objects, or a damaged one."""
     if len(data) > MAX_BYTES:
         raise ConfigError("this pickle is too large", given=f"{len(data):,} bytes", allowed=f"at most {MAX_BYTES:,}")
     stack: list[Any] = []
@@ -52,7 +52,7 @@ def _only(stack: list[Any]) -> Any:
 
 
 def _follow(name: str, argument: Any, position: int | None, stack: list[Any], memo: dict[int, Any]) -> None:
-    """Follow one opcode. Raises ConfigError for one that could import or call something."""
+    """Execute one opcode. Raises ConfigError for an opcode that could import or call something."""
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:

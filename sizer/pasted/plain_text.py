@@ -70,7 +70,7 @@ ALLOWED = (
 
 _FILE = "the command names a file that is not in the text"
 _SERVE = "choose the model and the task Serving"
-# Programs whose commands are not read: a sign of the text, the fault, and the remedy.
+# Programs with commands that are not read: a sign of the text, the fault, and the remedy.
 _OTHER_PROGRAMS = (
     (r"^\s*(?:\$ )?ollama\s", "a command of Ollama names no repository", f"{_SERVE} with the engine llama.cpp, which Ollama runs"),
     (r"\btext-generation-launcher\b|text-generation-inference", "the scheduler of TGI is not planned", _SERVE),

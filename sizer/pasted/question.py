@@ -1,4 +1,4 @@
-"""Question of a training config: the keys of a query, each with its line, and the lines that are left."""
+"""Question of a training config: the keys of a query, each with its line, and the remaining lines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Draft:
             )
 
     def take_or_assume(self, name: str, value: int | None, key: str, default: int, why: str) -> None:
-        """Note the number of a line, or the one that the trainer has without it."""
+        """Note the number of a line, or the trainer's default without that line."""
         if value is None:
             self.assume(why, **{key: default})
         else:

@@ -15,7 +15,7 @@ def read_question(text: str, gpu: str | None) -> Question:
 
     Args:
         text: The text, such as the content of a file.
-        gpu: Key of the device; values that it does not take are left out.
+        gpu: Key of the device; values that it does not support are left out.
 
     Raises:
         ConfigError: The text is none of them.

@@ -1,4 +1,4 @@
-"""Training recipes of configs: objective, loss, offloading and compiled code; and what of them cannot be asked here.
+"""Training recipes of configs: objective, loss, offloading and compiled code, and their parts that no query can state.
 
 Sources as in sizer.pasted.lines.
 """
@@ -17,8 +17,8 @@ from sizer.pasted.question import Draft
 from sizer.query.text import parse_query
 
 Config = Mapping[str, Any]  # dotted names of lines with their values
-_OF_GRPO = ("reference", "group", "rollout", "new")  # keys that a question has beside objective=grpo
-# By key, the module and the package that its values need; those of `loss` are in the catalogue.
+_OF_GRPO = ("reference", "group", "rollout", "new")  # keys of a question with objective=grpo
+# The module and the package that the values of a key need; those of `loss` are in the catalogue.
 _PACKAGES = {
     "activations": ("trl", "trl"),
     "liger": ("liger_kernel", "liger-kernel"),
@@ -28,7 +28,7 @@ _PACKAGES = {
 
 
 def take_objective(draft: Draft, given: str, name: str) -> bool:
-    """Note what is trained for, by the name that a trainer has for it; return False if it is none that is counted here."""
+    """Note the objective, by the trainer's name of it; return False if it is not supported."""
     objective = {"rloo": GRPO, "rm": "reward"}.get(name, name)
     if objective not in OBJECTIVES or objective == LM:
         return name in ("sft", "pt", LM)
@@ -37,7 +37,7 @@ def take_objective(draft: Draft, given: str, name: str) -> bool:
 
 
 def take_groups(draft: Draft, config: Config, prefix: str = "") -> tuple[str, ...]:
-    """Read what GRPO's trainer says of its completions, by TRL's names; return the lines that are read."""
+    """Read the options of GRPO's trainer for completions, by TRL's names; return the lines that were read."""
     names = ("num_generations", "max_completion_length", "max_prompt_length", "beta", "use_vllm", "vllm_mode")
     lines = tuple(f"{prefix}{name}" for name in (*names, "vllm_gpu_memory_utilization"))
     group, new, prompt, beta, server, mode, share = (config.get(line) for line in lines)
@@ -74,10 +74,10 @@ def _as_float(value: object) -> float:
 
 
 def leave_out(draft: Draft, gpu: str | None) -> None:
-    """Leave out of a question what it cannot have: packages that are missing here, and parts that exclude each other or a device.
+    """Leave out unsupported parts of a question: missing packages, and parts that exclude each other or a device.
 
-    The reasons join the lines that are not counted. A loss, an objective and offloading go before the way of parallel training and
-    the rest, without which the question would be another.
+    The reasons join the lines that are not counted. A loss, an objective and offloading are dropped before the parallelism and
+    the other keys, since without those the question would be another.
     """
     shards = PARALLELS[draft.items.get("parallel", "none")].shards
     if draft.items.get("autocast") == "1" and shards and draft.items.get("train") != "adapter":

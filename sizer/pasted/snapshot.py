@@ -1,10 +1,10 @@
 """A memory snapshot of PyTorch as a curve: allocated and reserved bytes over its events. No torch.
 
 Format: torch/cuda/memory.py (_snapshot), read in PyTorch 2.15. `device_traces` holds the last events of each device, `segments`
-what was there at the end: levels are counted back from the end, because a trace may have lost its beginning.
+the state at the end. Levels are counted back from the end, because a trace may have lost its beginning.
 
-*Known limitation*: events state what was requested. Sizes are rounded to 512 bytes here, as the allocator rounds most of them. A
-large block that was not split is counted without its rest.
+*Known limitation*: events state the requested bytes. Sizes are rounded to 512 bytes here, as the allocator rounds most of them.
+A large block that was not split is counted without its remainder.
 """
 
 from __future__ import annotations
