@@ -22,17 +22,14 @@ def is_hidden(frame: FrameType) -> bool:
 
 
 def line_of(frame: FrameType | None) -> str | None:
-    """ "file:line in function" of the innermost frame that is the model's, from `frame` outwards.
-
-    None where there is no such frame.
-    """
+    """Return "file:line in function" of the innermost frame of the model's code, from `frame` outwards; None without one."""
     while frame is not None and is_hidden(frame):
         frame = frame.f_back
     return frame and f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def drops_result(frame: FrameType) -> bool:
-    """Return whether the call at which a frame stands is a statement of its own: its next instruction drops the result.
+    """Return whether the call of a frame is a separate statement: its next instruction drops the result.
 
     *Known limitations*: reads CPython's byte code; elsewhere nothing is found. Tried on 3.11.
     """
@@ -41,9 +38,9 @@ def drops_result(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _dropping_calls(code: CodeType) -> frozenset[int]:
-    """The offsets of the calls in a code object whose result the next instruction pops off the stack.
+    """Return the offsets of the calls in a code object with a result that the next instruction pops off the stack.
 
-    A frame may stand at the call or at one of the inline caches behind it, which `dis` leaves out.
+    A frame may be at the call or at one of the inline caches after it, which `dis` leaves out.
     """
     return frozenset(
         offset
@@ -55,7 +52,7 @@ def _dropping_calls(code: CodeType) -> frozenset[int]:
 
 @functools.lru_cache(maxsize=4096)
 def _short(filename: str) -> str:
-    """A file's name from its package on, or from the current folder."""
+    """Return a file's name from its package on, or from the current folder."""
     path = Path(filename)
     for folder in ("site-packages", "dist-packages"):
         if folder in path.parts:

@@ -1,4 +1,4 @@
-"""Placement checked by a forward pass: weights are on meta, what `.to()` would leave behind on the CPU. Imports torch."""
+"""Check of placement by a forward pass: weights are on meta, tensors that `.to()` would leave behind on the CPU. Imports torch."""
 
 from __future__ import annotations
 
@@ -27,49 +27,58 @@ from sizer.query.request import Request, check_traced
 from sizer.tracing.steps import autocast, place, weight_dtype
 from sizer.tracing.trace import build, explained, recording, repeatable
 
-BATCH = 2  # of built-in sources: batch norm refuses one sample, and 1 broadcasts where nothing else does
+BATCH = 2  # of built-in sources: batch norm refuses one sample, and only a size of 1 broadcasts
 
 Progress = Callable[[str], None]
 Unregistered = list[tuple[str, Tensor]]
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:
-    """The tensors of a module and a batch by device and dtype (sizes in bytes), and the placement mistakes among them.
+    """Return a module's and a batch's tensors by device and dtype (sizes in bytes), and their placement mistakes.
 
         found = sizer.check_placement(model, (images,))
         for finding in found.findings:
             print(finding.what, finding.where, finding.todo, sep="\\n")
 
-    `inputs` are the forward pass's arguments, a tuple or a dict. Found are: weights on several devices; inputs on another
-    device than the weights; floating-point tensors of two dtypes in one matrix product or convolution; tensors that `forward`
-    makes on the CPU (a factory call without `device=`) and uses with the model's own; attributes that are neither parameter nor
-    buffer, so that `.to()` leaves them behind; devices named in the code; and `x.to(device)` for a tensor `x` as a statement,
-    whose result is lost.
+    `inputs` are the forward pass's arguments, a tuple or a dict. These mistakes are found:
 
-    The forward pass runs on meta tensors, on a copy of the module whose weights are on the meta device, which stands for the
-    device of the weights. Your module, its gradients, buffers and random numbers are not touched, no accelerator is needed,
-    and what only a GPU would refuse is found on a CPU. A module that was built on meta can be checked with inputs anywhere.
-    Raises BuildError where a lazy parameter has no shape yet, RequestError for other arguments.
+    - weights on several devices
+    - inputs on another device than the weights
+    - floating-point tensors of two dtypes in one matrix product or convolution
+    - tensors that `forward` makes on the CPU (a factory call without `device=`) and uses with the model's own
+    - attributes that are neither parameter nor buffer, which `.to()` leaves behind
+    - devices named in the code
+    - `x.to(device)` for a tensor `x` as a statement, which drops the result
 
-    *Known limitations*: only code that this forward pass reaches is checked, backward hooks and the training loop around it
-    are not; kernels of other libraries (Triton, CUDA extensions) do not run on meta; where control flow reads values that
-    come from weights, stand-ins are taken and noted; dropped results are read from CPython's byte code; several accelerators in
-    one model (pipeline parallelism) are told as weights on several devices; the module's own hooks run too.
+    The forward pass runs on meta tensors, on a copy of the module with weights on the meta device. Meta represents the device
+    of the weights. Your module, its gradients, buffers and random numbers are not changed, and no accelerator is needed: errors
+    that only a GPU would raise are found on a CPU. A module that was built on meta can be checked with inputs anywhere.
+
+    Raises BuildError if a lazy parameter has no shape yet, RequestError for other arguments.
+
+    *Known limitations*:
+
+    - Only code that this forward pass reaches is checked, not backward hooks and the training loop around it.
+    - Kernels of other libraries (Triton, CUDA extensions) do not run on meta.
+    - If control flow reads values that come from weights, stand-ins are used and noted.
+    - Dropped results are read from CPython's byte code.
+    - Several accelerators in one model (pipeline parallelism) are reported as weights on several devices.
+    - The module's own hooks run too.
     """
     args, kwargs = arguments_of(inputs)
     if not isinstance(module, nn.Module):
         raise RequestError("module", given=describe(module), allowed="an nn.Module", todo="pass MyModel()")
-    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    module = getattr(module, "_orig_mod", module)  # wrapped by torch.compile
     return _check(module, (args, kwargs, None), lambda copied, given: copied(*given[0], **given[1]))
 
 
 def check_request(
     request: Request, *, config: dict | None = None, report_progress: Progress | None = None
 ) -> PlacementReport:
-    """The placement of a built-in source's model and batch, over one step of its work up to the loss (inference: the output).
+    """Return the placement of a built-in source's model and batch, over one step of its work up to the loss or output.
 
-    The dtype is the first that the request names; the batch is of `BATCH` samples, since placement does not depend on it.
-    `config` is the parsed config.json for the sources "hub" and "config". Raises RequestError, ConfigError and BuildError.
+    The dtype is the first of the request; the batch is of `BATCH` samples, since placement does not depend on it. `config` is
+    the parsed config.json for the sources "hub" and "config". Raises RequestError, ConfigError and BuildError.
     """
     check_traced(request)
     progress = report_progress or (lambda text: None)
@@ -100,9 +109,9 @@ def check_request(
 def _check(
     module: nn.Module, given: tuple, run: Callable[[nn.Module, tuple], object], *, name: str | None = None
 ) -> PlacementReport:
-    """The placement of a module and of the tensors in `given`, (args, kwargs, targets); `run` is the pass, on a copy of both.
+    """Return the placement of a module and of the tensors in `given`, (args, kwargs, targets).
 
-    Raises BuildError where a lazy parameter has no shape yet.
+    `run` is the pass, on a copy of both. Raises BuildError if a lazy parameter has no shape yet.
     """
     census = take_census(module, name=name or type(module).__name__)
     device, unregistered = _device_of_weights(module, given), unregistered_tensors(module)
@@ -122,10 +131,10 @@ def _check(
 
 
 def _run(mode: PlacementMode, module: nn.Module, unregistered: Unregistered, given: tuple, run: Callable) -> str | None:
-    """Runs the pass; why it did not come to its end, None where it did."""
+    """Run the pass and return why it did not finish, None if it did."""
     try:
         copied = _copy_to_meta(mode, module, unregistered)
-    except Exception as error:  # whatever the parts of a module do when they are copied
+    except Exception as error:  # the parts of a module may raise anything when they are copied
         return f"the module cannot be copied ({type(error).__name__}: {str(error)[:200]})"
     given = pytree.tree_map_with_path(
         lambda path, leaf: mode.place_input(_input_name(path), leaf) if isinstance(leaf, Tensor) else leaf, given
@@ -141,7 +150,7 @@ def _run(mode: PlacementMode, module: nn.Module, unregistered: Unregistered, giv
 
 
 def _copy_to_meta(mode: PlacementMode, module: nn.Module, unregistered: Unregistered) -> nn.Module:
-    """A copy of the module: on meta what is registered, with the values of small buffers; the rest as `.to()` leaves it."""
+    """Return a copy of the module: registered tensors on meta, with the values of small buffers; others as `.to()` leaves them."""
     memo: dict[int, Any] = {id(buffer): mode.to_meta(buffer) for buffer in module.buffers()}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(on_meta(parameter), requires_grad=parameter.requires_grad)
@@ -155,7 +164,7 @@ def _copy_to_meta(mode: PlacementMode, module: nn.Module, unregistered: Unregist
 
 
 def _device_of_weights(module: nn.Module, given: tuple) -> torch.device:
-    """The device with most of the weights' bytes; of a module without any, the first input's."""
+    """Return the device with most of the weights' bytes; for a module without weights, the first input's."""
     sizes: Counter[torch.device] = Counter()
     for tensor in [*module.parameters(), *module.buffers()]:
         sizes[tensor.device] += tensor.numel() * tensor.element_size()
@@ -165,7 +174,7 @@ def _device_of_weights(module: nn.Module, given: tuple) -> torch.device:
 
 
 def _dtype_of_weights(module: nn.Module) -> torch.dtype:
-    """The floating-point dtype with most of the parameters' bytes; float32 of a module without any."""
+    """Return the floating-point dtype with most of the parameters' bytes; float32 for a module without any."""
     sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -195,7 +204,7 @@ def _groups(module: nn.Module, unregistered: Unregistered, given: tuple) -> Iter
 
 
 def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unregistered) -> Iterator[Finding]:
-    """Yield what needs no forward pass to be found."""
+    """Yield the findings that need no forward pass."""
     named = [*module.named_parameters(), *module.named_buffers()]
     elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
     if elsewhere:

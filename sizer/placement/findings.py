@@ -1,4 +1,4 @@
-"""The classic placement mistakes in words: what it is, where, why it matters, what to do. No torch."""
+"""Texts of the classic placement mistakes: the mistake, its place, why it matters, and how to fix it. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sizer.placement.report import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The texts of a kind of finding, with names in braces for what differs; see `Finding` for each."""
+    """Texts of a kind of finding, with names in braces for variable parts; see `Finding` for each."""
 
     problem: str
     breaks: bool = True
@@ -19,7 +19,7 @@ class Mistake:
     todo: str
 
     def at(self, where: str, **names: object) -> Finding:
-        """The finding at a place of the code, its texts filled in. Raises KeyError where a name is missing."""
+        """Return the finding at a place of the code, its texts filled in. Raises KeyError if a name is missing."""
         what, why, todo = (text.format(**names) for text in (self.what, self.why, self.todo))
         return Finding(problem=self.problem, breaks=self.breaks, what=what, where=where, why=why, todo=todo)
 
@@ -90,7 +90,7 @@ DROPPED = Mistake(
 
 
 def join(names: Iterable[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of further ones."""
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return f"{', '.join(listed[:most])}{more}"

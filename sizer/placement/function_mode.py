@@ -1,6 +1,6 @@
-"""A mode that watches a forward pass for what only Python shows: devices that are named in the code, results that are dropped.
+"""A function mode that finds in a forward pass what only Python shows: devices named in the code, and dropped results.
 
-It adds what it finds to `sizer.placement.placement_mode`.
+It adds its findings to `sizer.placement.placement_mode`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _IS_CUDA = Tensor.is_cuda.__get__
 
 
 class PlacementFunctionMode(TorchFunctionMode):
-    """A function mode that adds to `mode` what it alone can see: devices that are named in the code, results that are dropped."""
+    """Function mode that adds findings to `mode` that only it can see: devices named in the code, and dropped results."""
 
     def __init__(self, mode: PlacementMode):
         super().__init__()
         self._mode = mode
-        self._asks = False  # code that asks whether a tensor is on CUDA may name CUDA
+        self._asks = False  # code that checks whether a tensor is on CUDA may name CUDA
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, caller = kwargs or {}, sys._getframe(1)
@@ -40,7 +40,7 @@ class PlacementFunctionMode(TorchFunctionMode):
             self._mode.add(findings.DROPPED.at(line_of(caller) or "the model", method=_MOVERS[func]))
         if func == _IS_CUDA and args[0].device.type == "meta":
             self._asks = True
-            return self._mode.device.type in ("cuda", "cpu", "meta")  # what will be on CUDA counts as there
+            return self._mode.device.type in ("cuda", "cpu", "meta")  # tensors that will be on CUDA count as on CUDA
         if func in _BY_NAME:
             self._name(_BY_NAME[func], caller)
             return args[0].to("meta")

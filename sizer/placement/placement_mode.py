@@ -1,7 +1,7 @@
-"""A mode that watches a forward pass on meta tensors for those of other devices and dtypes.
+"""A mode that watches a forward pass on meta tensors for tensors of other devices and dtypes.
 
-The pass runs with everything that is on the device of the weights on meta, and everything that is not on the CPU. An operator that
-gets tensors of both would raise on an accelerator; here it is a finding, the tensor is moved to meta, and the pass goes on.
+In the pass, all tensors on the device of the weights are on meta, and all others on the CPU. An operator with tensors of both
+would raise on an accelerator. Here it is a finding, the tensor is moved to meta, and the pass continues.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ ACCELERATORS = ("cuda", "mps", "xpu")
 
 _aten = torch.ops.aten
 
-# Operators that take tensors of the CPU beside those of a device: copies between them, indices (TensorAdvancedIndexing.cpp
-# moves them), lengths and sizes that must be on the CPU (PackedSequence.cpp, LossCTC.cpp, TensorShape.cpp, RNN.cpp).
+# Operators that accept tensors of the CPU together with those of a device: copies between them, indices
+# (TensorAdvancedIndexing.cpp moves them), lengths and sizes that must be on the CPU (PackedSequence.cpp, LossCTC.cpp,
+# TensorShape.cpp, RNN.cpp).
 _TAKES_BOTH = frozenset((
     _aten.copy_, _aten._to_copy, _aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index,
     _aten._pack_padded_sequence, _aten._ctc_loss, _aten.tensor_split, _aten._cudnn_rnn, _aten.lstm, _aten.gru, _aten.rnn_tanh,
     _aten.rnn_relu, _aten.is_same_size, _aten._has_same_storage_numel, _aten.set_,
 ))  # fmt: skip
-# Operators whose floating-point tensors must have one dtype.
+# Operators that need one dtype for all their floating-point tensors.
 _ONE_DTYPE = frozenset((
     _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv, _aten.dot, _aten.linear, _aten.convolution,
     _aten._convolution, _aten._scaled_dot_product_flash_attention, _aten._scaled_dot_product_efficient_attention,
@@ -53,14 +54,15 @@ class Origin:
 
 
 def on_meta(tensor: Tensor) -> Tensor:
-    """A meta tensor of the same shape, strides and dtype."""
+    """Return a meta tensor of the same shape, strides and dtype."""
     return torch.empty_like(tensor.detach(), device="meta")
 
 
 class PlacementMode(TorchDispatchMode):
-    """A dispatch mode that sees every operator before `recorder` does; `sizer.placement.function_mode` sees what only Python shows.
+    """Dispatch mode that sees every operator before `recorder` does.
 
-    `device` is that of the weights, for which meta stands, and `dtype` their dtype.
+    `sizer.placement.function_mode` sees what only Python shows. `device` is that of the weights, represented by meta, and
+    `dtype` their dtype.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
@@ -77,7 +79,7 @@ class PlacementMode(TorchDispatchMode):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return what was found, in the order of the pass; each mistake once."""
+        """Return the findings in the order of the pass; each mistake once."""
         return tuple(self._found.values())
 
     def add(self, finding: Finding, name: str = "") -> None:
@@ -93,9 +95,9 @@ class PlacementMode(TorchDispatchMode):
     # ---------------------------------------------------------------------------------------------------- before the pass
 
     def place_input(self, name: str, tensor: Tensor) -> Tensor:
-        """An input as the pass has it: on meta if it is on the weights' device, else on the CPU.
+        """Return an input for the pass: on meta if it is on the weights' device, else on the CPU.
 
-        Where the weights are on meta, so is every input: both will be moved to a device later.
+        If the weights are on meta, so is every input: both will be moved to a device later.
         """
         if tensor.dtype.is_floating_point:
             self._input_dtypes.setdefault(tensor.dtype, []).append(name)
@@ -104,14 +106,14 @@ class PlacementMode(TorchDispatchMode):
         return self.to_meta(tensor)
 
     def attribute_on_cpu(self, path: str, tensor: Tensor) -> Tensor:
-        """An attribute as `.to()` leaves it: on meta only if it is on an accelerator with the weights already."""
+        """Return an attribute as `.to()` leaves it: on meta only if it is already on an accelerator with the weights."""
         if tensor.device == self.device and self.device.type in ACCELERATORS:
             return on_meta(tensor)
         left = self._copy_on_cpu(tensor, Origin(kind="attribute", name=path, device=str(tensor.device)))
         return nn.Parameter(left, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else left
 
     def to_meta(self, tensor: Tensor) -> Tensor:
-        """A meta tensor in the place of another one; control flow may read its values where it is small."""
+        """Return a meta tensor in place of another one; control flow may read the values of a small one."""
         made = on_meta(tensor)
         if tensor.device.type != "meta" and tensor.layout == torch.strided and is_small(tensor):
             values = tensor.detach().to("cpu", copy=True)  # its own: operators in place change it as they go
@@ -119,7 +121,7 @@ class PlacementMode(TorchDispatchMode):
         return made
 
     def _copy_on_cpu(self, tensor: Tensor, origin: Origin) -> Tensor:
-        if tensor.device.type == "meta":  # it has no values: one zero stands for all of them
+        if tensor.device.type == "meta":  # it has no values: a single zero, expanded, replaces them
             left = torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
         else:
             left = tensor.detach().to("cpu", copy=True)
@@ -137,7 +139,7 @@ class PlacementMode(TorchDispatchMode):
         elif misplaced := self.misplaced(tensors):
             self.add_misplaced(func, misplaced)
             if func._schema.is_mutable and any(args[0] is tensor for tensor in misplaced):
-                return args[0]  # what a device would refuse to write into a tensor of the CPU
+                return args[0]  # a device would refuse to write into a tensor of the CPU
             args, kwargs = self.move_to_meta(args, kwargs)
         if packet in _ONE_DTYPE:
             args = self._unify_dtypes(packet, args)
@@ -148,13 +150,13 @@ class PlacementMode(TorchDispatchMode):
         return out
 
     def misplaced(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors that a device would refuse beside the others: those of the CPU, but scalars, which it takes."""
+        """Return the tensors that a device would refuse with the others: those of the CPU, except scalars."""
         if all(tensor.device.type != "meta" for tensor in tensors):
             return []
         return [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.dim()]
 
     def add_misplaced(self, func: Any, tensors: Iterable[Tensor]) -> None:
-        """Add a finding for tensors that an operator would refuse, each by where it came from."""
+        """Add a finding for tensors that an operator would refuse, each with its origin."""
         here, operator = self._current_line() or "the model", func.overloadpacket.__name__
         for tensor in tensors:
             origin = self._origin(tensor) or Origin(kind="made", line=here)

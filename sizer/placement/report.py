@@ -27,10 +27,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One mistake: what it is, where in the code or the model, why it matters, what to do.
+    """One mistake: its kind, its place in the code or the model, why it matters, and how to fix it.
 
-    `problem` is one of the names in `sizer.placement.findings`. `breaks` is whether the step raises an error as soon
-    as the model is on an accelerator (or does so already); else it costs time, or goes wrong in silence.
+    `problem` is one of the names in `sizer.placement.findings`. `breaks` is True if the step raises an error as soon as the
+    model is on an accelerator (or already does); otherwise the mistake costs time, or gives silently wrong results.
     """
 
     problem: str
@@ -43,11 +43,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementReport:
-    """A module and its inputs by device and dtype, and what is wrong with them.
+    """A module and its inputs by device and dtype, and their placement mistakes.
 
-    `device` is where the weights are (most of their bytes). `stray` are tensors that are neither parameter nor buffer. `ran`
-    is whether the forward pass was followed to its end; `reason` says why not, and `findings` then lack what comes after.
-    `notes` say which values were assumed on the way. Without findings nothing was found to be wrong.
+    `device` is that of the weights (most of their bytes). `stray` are tensors that are neither parameter nor buffer. `ran` is
+    True if the forward pass was followed to its end; otherwise `reason` says why not, and `findings` lack later ones. `notes`
+    list the assumed values. Empty `findings` mean that no mistake was found.
     """
 
     schema: int = SCHEMA
@@ -67,5 +67,5 @@ class PlacementReport:
 
     @classmethod
     def from_dict(cls, data: object) -> PlacementReport:
-        """The placement that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        """Return the placement from the data of `to_dict`. Raises DecodeError for any other data."""
         return decode(cls, data, "placement")
