@@ -26,7 +26,7 @@ class Addresses:
     failed_at: int | None = None
 
     def peak(self, tape: Tape) -> tuple[int, int]:
-        """The number of events after which most bytes were allocated, the first of several, and how many these were."""
+        """Return the number of events up to the allocated peak (the first of several), and the bytes allocated there."""
         allocated = running_bytes(tape.order[: len(self.reserved)], self.taken)
         most = max(allocated)
         return allocated.index(most), most

@@ -1,4 +1,4 @@
-"""Replay of a tape through a device's allocator: what each block really takes, and what is reserved around it."""
+"""Replay of a tape through a device's allocator: the bytes that each block takes, and the reserved bytes around it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sizer.tape.tape import Tape
 def replay(
     tape: Tape, *, backend: Backend, capacity_bytes: int | None = None, expandable_segments: bool = False
 ) -> Timeline:
-    """The memory of a tape in bytes, phase by phase, as the allocator of `backend` would count it.
+    """Return the memory of a tape in bytes, phase by phase, as the allocator of `backend` would count it.
 
-    `capacity_bytes` is what the allocator may reserve (the device's memory less the context); None is without bound.
-    Where the work does not fit, the timeline's `out_of_memory` says at which request: that is a value, not an error.
-    `expandable_segments` is PyTorch's option of that name, for CUDA only. A tensor of 0 bytes takes nothing. Raises
-    ValueError for an unknown backend.
+    `capacity_bytes` is the limit of reserved memory (the device's memory less the context); None is no limit. If the work does
+    not fit, the timeline's `out_of_memory` names the failing request: that is a value, not an error. `expandable_segments` is
+    PyTorch's option of that name, for CUDA only. A tensor of 0 bytes takes nothing. Raises ValueError for an unknown backend.
+    Source: see sizer.allocator.cuda, .expandable and .mps. The CPU's allocator has no cache and does not round, so its reserved
+    bytes are the allocated bytes.
 
-    Source: see sizer.allocator.cuda, .expandable and .mps. The CPU's allocator keeps no cache and does not round, so there
-    reserved is allocated.
-    *Known limitations*: one process, default allocator settings; other streams have always done what a block waits for.
+    *Known limitations*: one process, default allocator settings; other streams have always reached the events that a block
+    waits for.
     """
     return read_timeline(tape, replay_events(tape, backend, capacity_bytes, expandable_segments))
 
@@ -35,7 +35,7 @@ def replay(
 def replay_events(
     tape: Tape, backend: Backend, capacity_bytes: int | None = None, expandable_segments: bool = False
 ) -> Replay:
-    """Bytes taken by every block of a tape and reserved after every event; `replay` reads the timeline from it."""
+    """Return the bytes taken by every block of a tape and reserved after every event; `replay` reads the timeline from it."""
     if expandable_segments and backend != "cuda":
         raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
     return place(tape, allocator_of(backend, capacity_bytes, expandable_segments, by_address=tape.by_address))
@@ -44,7 +44,7 @@ def replay_events(
 def allocator_of(
     backend: Backend, capacity: int | None, expandable_segments: bool, *, by_address: bool = False
 ) -> Pools:
-    """The allocator of a device that may reserve `capacity` bytes, without bound where that is None; `by_address`: see Tape."""
+    """Return the allocator of a device with a limit of `capacity` reserved bytes, None for no limit; `by_address`: see Tape."""
     if backend == "cuda" and expandable_segments:
         from sizer.allocator.expandable_cache import ExpandableCache  # not before: it brings Numba
 
@@ -74,7 +74,7 @@ def describe(backend: Backend, *, expandable_segments: bool = False) -> tuple[st
 
 
 class PlainMemory:
-    """The CPU's allocator: no rounding and no cache (c10/core/impl/alloc_cpu.cpp), so reserved is what is in use."""
+    """The CPU's allocator: no rounding and no cache (c10/core/impl/alloc_cpu.cpp), so reserved bytes are bytes in use."""
 
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
@@ -97,7 +97,7 @@ class PlainMemory:
 
 
 class OnePool:
-    """An allocator that is asked event by event, as one of pools is."""
+    """Adapter of an allocator that is called event by event, with the interface of one with pools."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -117,7 +117,7 @@ class OnePool:
         return self.cache.retries
 
     def allocate(self, size: int) -> tuple[int, int] | None:
-        """Return what the cache gives."""
+        """Return the address and size that the cache allocates."""
         return self.cache.allocate(size)
 
     def release(self, address: int, size: int) -> None:
@@ -125,12 +125,12 @@ class OnePool:
         self.cache.release(address, size)
 
     def release_cached(self, stream: int = 0) -> None:
-        """Give back what no block uses."""
+        """Return unused memory to the device."""
         self.given_back.append(self.started + self.position)
         self.cache.release_cached()
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
-        """The bytes as they are: the cache rounds them itself."""
+        """Return the bytes unchanged: the cache rounds them itself."""
         return np.asarray(sizes, np.int64)
 
     def use(self, stream: int) -> None:

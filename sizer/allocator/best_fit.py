@@ -1,8 +1,8 @@
 """Free blocks in pools, best fit and merging of neighbours: the inner loop of the CUDA allocator's replay, compiled by Numba.
 
-A pool is an array of int64, [4, room]: in the first two rows the bytes and addresses of its free blocks by (bytes, address), in
-the last two the addresses and bytes of the same blocks by address; how many there are stands beside it. All is compiled when this
-module is imported.
+A pool is an array of int64, [4, room]. The first two rows are the bytes and addresses of its free blocks by (bytes, address),
+the last two the addresses and bytes of the same blocks by address. The number of blocks is a separate value. All functions are
+compiled when this module is imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def delete_by_address(pool: np.ndarray, count: int, at: int) -> None:
 
 @compiled("void(int64[:, ::1], int64, int64, int64)")
 def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
-    """Put a free block of `size` bytes that touches no other into a pool of `count` blocks, for which it has room."""
+    """Add a free block of `size` bytes that touches no other to a pool of `count` blocks, which has room for it."""
     insert_by_size(pool, count, size, address)
     at = find(pool[2], count, address)
     insert_at(pool[2], count, at, address)
@@ -43,7 +43,7 @@ def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
 
 @compiled("int64(int64[:, ::1], int64, int64, int64)")
 def merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
-    """Put a free block into a pool of `count`, joined with those that it touches (try_merge_blocks); how many there are then."""
+    """Add a free block to a pool of `count`, merged with adjacent ones (try_merge_blocks). Return the new number of blocks."""
     at = find(pool[2], count, start)
     if at < count and pool[2, at] == start + size:
         after = pool[3, at]
@@ -66,7 +66,10 @@ def merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
 
 @compiled("int64(int64[::1], int64)")
 def _give(state: np.ndarray, size: int) -> int:
-    """The address of a new segment, by the state of a driver; a gap keeps it apart from others, whose blocks never merge."""
+    """Return the address of a new segment, by the state of a driver.
+
+    A gap separates it from other segments, so that their blocks never merge.
+    """
     state[RESERVED] += size
     if size <= state[RISING]:
         state[ABOVE] += size + MIN_BLOCK
@@ -82,13 +85,15 @@ def run(
     events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
     small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
 ) -> int:  # fmt: skip
-    """The position of the first of the events from `begin` on that cannot be done here; their number where all were done.
+    """Return the position of the first event from `begin` on that cannot be done here; the number of events if all were done.
 
-    events, taken, addresses: as in CudaCache.run. small, large: the pools, with `counts` blocks in them. state: of the driver the
-    bytes RESERVED and those up to which segments are made here (LIMIT), up to how many bytes a segment lies above those before it
-    (RISING), where addresses are given upwards (ABOVE) and downwards (BELOW), how many segments were MADE; ASKED becomes the bytes
-    of the segment that the limit forbids, 0 where a pool has no room for another block. made: [3, events], of each segment
-    position, address, bytes.
+    Args:
+        events, taken, addresses: as in CudaCache.run.
+        small, large: the pools, with `counts` blocks in them.
+        state: of the driver: RESERVED bytes; LIMIT, up to which segments are made here; RISING, the largest segment placed
+            above earlier ones; ABOVE and BELOW, the next addresses upwards and downwards; MADE, the number of new segments.
+            ASKED is set to the bytes of the segment that the limit forbids, 0 if a pool has no room for another block.
+        made: [3, events], position, address and bytes of each segment.
     """
     for position in range(begin, len(events)):
         event = events[position]
@@ -139,7 +144,7 @@ def run_on_lists(
     events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
     small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
 ) -> int:  # fmt: skip
-    """Do what `run` does on lists, and return its position: without Numba the items of an array cost several times as much."""
+    """Do the work of `run` on lists, and return its position: without Numba, items of an array are several times slower."""
     sizes, places, position = taken.tolist(), addresses.tolist(), begin
     pools = [_Lists(pool, int(count)) for pool, count in zip((small, large), counts, strict=True)]
     reserved, limit = state[RESERVED].item(), state[LIMIT].item()
@@ -197,7 +202,7 @@ class _Lists:
         self.starts, self.sizes = rows[2], rows[3]
 
     def merge(self, start: int, size: int) -> None:
-        """Put in a free block, joined with those that it touches (try_merge_blocks)."""
+        """Add a free block, merged with adjacent ones (try_merge_blocks)."""
         by_size, starts, sizes = self.by_size, self.starts, self.sizes
         at = bisect_left(starts, start)
         if at < len(starts) and starts[at] == start + size:
@@ -227,10 +232,10 @@ _run: Callable[..., int] = run if COMPILED else run_on_lists
 
 
 class Driver:
-    """The device's memory: `reserved` bytes are held, up to `capacity` (without bound where that is None).
+    """The device's memory: `reserved` bytes are held, up to `capacity` (None for no limit).
 
-    Each segment lies above those before it, so that the lowest address is the oldest segment's; with `by_address` it lies where a
-    driver puts it (sizer.allocator.cuda).
+    Each segment is above earlier ones, so that the lowest address is the oldest segment's. With `by_address` it has the place
+    that a driver chooses (sizer.allocator.cuda).
     """
 
     def __init__(self, capacity: int | None, *, by_address: bool) -> None:
@@ -243,7 +248,7 @@ class Driver:
         return int(self.state[RESERVED])
 
     def give(self, size: int) -> int:
-        """The address of a new segment."""
+        """Return the address of a new segment."""
         return int(_give(self.state, size))
 
     def take_back(self, size: int) -> None:
@@ -261,8 +266,10 @@ class Pools:
     def run(
         self, events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, driver: Driver
     ) -> tuple[int, int, list[list[int]]]:
-        """Up to which of the events (see CudaCache.run) from `begin` on all found room, the bytes of the segment that the driver
-        then has no room for, and of each new segment position, address and bytes."""
+        """Return the number of events done, the bytes of a refused segment, and position, address and bytes of new segments.
+
+        The events (see CudaCache.run) are done from `begin` on until the driver refuses a segment.
+        """
         made, state = np.empty((3, len(events)), np.int64), driver.state
         state[MADE], position = 0, begin
         while True:
@@ -272,13 +279,13 @@ class Pools:
             self._pools = [np.concatenate([pool, np.empty_like(pool)], axis=1) for pool in self._pools]
 
     def insert(self, address: int, size: int) -> None:
-        """Put in a new segment, of small blocks where it is of the size that these have."""
+        """Add a new segment; it is for small blocks if it has their segments' size."""
         which = int(size != SMALL_SEGMENT)
         insert(self._pools[which], self._counts[which], address, size)
         self._counts[which] += 1
 
     def take_out(self, segments: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """Take out the blocks that are whole segments, whose sizes are given by address; (address, size) of each."""
+        """Remove the blocks that are complete segments, and yield (address, size) of each. `segments` has sizes by address."""
         for which, (pool, count) in enumerate(zip(self._pools, self._counts.tolist(), strict=True)):
             _, addresses, starts, sizes = pool[:, :count]
             blocks = zip(starts.tolist(), sizes.tolist(), strict=True)

@@ -1,17 +1,18 @@
-"""The rules of the CUDA caching allocator with segments of its default kind; sizer.allocator.cuda_cache follows them.
+"""Rules of the CUDA caching allocator with segments of its default kind; sizer.allocator.cuda_cache follows them.
 
-Rules and constants: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, alloc_found_block, should_split,
-free_block, try_merge_blocks, release_blocks), read in PyTorch 2.6 and 2.9; c10/core/AllocatorConfig.h, read in
-PyTorch 2.15.
+Rules and constants: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, alloc_found_block, should_split, free_block,
+try_merge_blocks, release_blocks), read in PyTorch 2.6 and 2.9; c10/core/AllocatorConfig.h, read in PyTorch 2.15.
 
-Of free blocks of equal size the one of the oldest segment is taken, and within a segment the one at the lowest address
-(BlockComparatorSizeCounterAddress, pull request 183591). Up to PyTorch 2.11 the lowest address decides alone (`by_address`), and so
-where the driver puts new segments: those of more than LARGE_SEGMENT below those before them, others above. No source tells that;
-20 published runs on a Tesla T4 reserve to the MiB what comes of it (tests/measured/published/README.md).
+Of free blocks of equal size the allocator takes that of the oldest segment, and within a segment that at the lowest address
+(BlockComparatorSizeCounterAddress, pull request 183591). Up to PyTorch 2.11 only the lowest address decides (`by_address`), so
+the driver's placement of new segments matters: those of more than LARGE_SEGMENT are below earlier ones, others above. No source
+documents this. 20 published runs on a Tesla T4 agree with it to the MiB in reserved memory
+(tests/measured/published/README.md).
 
 Assumptions: default settings (no max_split_size, no garbage collection, no rounding to powers of two).
-*Known limitations*: PyTorch 2.12 goes by the age of the block instead of its segment's (pull request 178362); it is taken to do as
-2.13.
+
+*Known limitations*: PyTorch 2.12 orders by the age of the block instead of its segment's (pull request 178362); it is treated
+like 2.13.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to a multiple
 SMALL_SIZE = 2**20  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
 LARGE_SEGMENT = 20 * 2**20  # large_segment_size: for requests of the large pool below MIN_LARGE
-MIN_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request gets a segment of its own size,
+MIN_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request gets its own segment,
 ROUND_LARGE = 2 * 2**20  # kRoundLarge: rounded up to a multiple of this
 
 
 def rounded(sizes: Sequence[int]) -> np.ndarray:
-    """Bytes rounded up to a multiple of MIN_BLOCK."""
+    """Return bytes rounded up to a multiple of MIN_BLOCK."""
     return (np.asarray(sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK
 
 
 def segment_size(size: int) -> int:
-    """Bytes asked of the driver when no cached block holds a rounded request of `size` bytes (get_allocation_size)."""
+    """Return the bytes requested from the driver if no cached block holds a rounded request of `size` bytes.
+
+    Source: get_allocation_size.
+    """
     if size <= SMALL_SIZE:
         return SMALL_SEGMENT
     if size < MIN_LARGE:
@@ -52,7 +56,7 @@ class PrivatePools:
         self._deleted: set[int] = set()
 
     def given_back(self, streams: Iterable[int], deleted: int) -> list[int]:
-        """Return the streams whose cached memory goes back: the pool that is deleted here; for 0 all except for pools in use."""
+        """Return the streams to release the cached memory of: the deleted pool; for 0 all except pools in use."""
         if deleted >= PRIVATE:
             self._deleted.add(deleted)
             return [stream for stream in streams if stream == deleted]

@@ -1,6 +1,6 @@
 """The CUDA caching allocator with segments of its default kind, by the rules of sizer.allocator.cuda.
 
-It brings Numba (sizer.allocator.best_fit), which whoever replays nothing does without: it is imported where one is made.
+It imports Numba (sizer.allocator.best_fit), so this module is imported only when an allocator is made.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sizer.allocator.cuda import PrivatePools, rounded
 class CudaCache:
     """Segments and the free blocks of both pools of each stream; `reserved` is the bytes held from the driver.
 
-    A segment belongs to one pool of one stream, and a gap of addresses keeps it apart from the next. `by_address`: see Tape.
-    `grown` says of the last run after how many events how much was reserved, `position` is that of the event for which a segment
-    was asked that the capacity forbade at first; `started` is where in a tape the run began. `given_back` are the positions in the
-    tape of the events at which cached memory went back.
+    A segment belongs to one pool of one stream, and a gap of addresses separates it from the next. `by_address`: see Tape.
+    `grown` lists of the last run the number of events done and the reserved bytes then. `position` is the event with a segment
+    that the capacity forbade at first. `started` is the position in a tape at which the run began. `given_back` are the
+    positions in the tape of the events that released cached memory.
     """
 
     def __init__(self, capacity: int | None = None, *, by_address: bool = False):
@@ -41,18 +41,18 @@ class CudaCache:
         return self._driver.reserved
 
     def use(self, stream: int) -> None:
-        """From here on all that is asked for and released is of this stream."""
+        """Allocate and release on this stream from now on."""
         self._used = self._pools[stream]
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
-        """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
+        """Return bytes rounded as requests are (round_size); 0 stays 0 and needs no request."""
         return rounded(sizes)
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Return whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded, which become those
-        really taken.
+        """Return whether events (see Tape) found room.
 
-        All three are of int64. If the capacity forbids no segment this is compiled code (best_fit).
+        `taken` has the requested bytes of each block, rounded, and is overwritten with the bytes taken. All three are of int64.
+        If the capacity forbids no segment, this is compiled code (best_fit).
         """
         self.grown = [(0, self.reserved)]
         position = 0
@@ -82,8 +82,10 @@ class CudaCache:
         return address, size
 
     def release_cached(self, stream: int = 0) -> None:
-        """Hand every segment that is free as a whole back to the driver, except for those of private pools that are in use, or only
-        those of a private pool that is deleted (release_cached_blocks, releasePool)."""
+        """Release every completely free segment to the driver (release_cached_blocks, releasePool).
+
+        Private pools in use are kept. For a deleted private pool only its segments are released.
+        """
         self.given_back.append(self.started + self.position)
         for given_back in self._private.given_back(self._pools, stream):
             for address, size in self._pools[given_back].take_out(self._segments):

@@ -1,13 +1,11 @@
-"""The rules of the CUDA caching allocator with PYTORCH_ALLOC_CONF=expandable_segments:True.
+"""Rules of the CUDA caching allocator with PYTORCH_ALLOC_CONF=expandable_segments:True.
 
-sizer.allocator.expandable_cache follows them.
+sizer.allocator.expandable_cache follows them. There is one range of addresses per pool and stream. Its pages (2 MiB for small,
+20 MiB for large requests) are mapped as they are needed. Rules: c10/cuda/CUDACachingAllocator.cpp (find_expandable_block,
+map_block, try_allocate_expandable_block, get_free_block, unmap_block), read in PyTorch 2.6 and 2.9.
 
-One range of addresses per pool and stream, of which pages (2 MiB for small, 20 MiB for large requests) are mapped as they are
-needed. Rules: c10/cuda/CUDACachingAllocator.cpp (find_expandable_block, map_block, try_allocate_expandable_block,
-get_free_block, unmap_block), read in PyTorch 2.6 and 2.9.
-
-Assumptions: default settings otherwise, and addresses that never run out (PyTorch reserves 1 1/8 of the
-device's memory for each range).
+Assumptions: default settings otherwise, and addresses that never run out (PyTorch reserves 1 1/8 of the device's memory for
+each range).
 """
 
 from __future__ import annotations

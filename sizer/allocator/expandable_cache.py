@@ -20,13 +20,13 @@ from sizer.allocator.compiled import compiled
 from sizer.allocator.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, rounded
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
-_RESERVED, _LIMIT, _HELD, _GROWN = range(4)  # places in the state: bytes mapped, allowed, told last, rows of `grown`
+_RESERVED, _LIMIT, _HELD, _GROWN = range(4)  # places in the state: bytes mapped, allowed, last recorded, rows of `grown`
 _FREE, _GAPS, _TOP, _PAGE = range(4)  # places in the numbers of a range
 
 
 @compiled("int64(int64[::1], int64[:, ::1], int64)")
 def _gap_at(numbers: np.ndarray, gaps: np.ndarray, address: int) -> int:
-    """Bytes of the gap that begins at an address, without end at the top; 0 where none begins."""
+    """Return the bytes of the gap that begins at an address, ENDLESS at the top; 0 if none begins there."""
     if address == numbers[_TOP]:
         return ENDLESS
     at = find(gaps[0], numbers[_GAPS], address)
@@ -35,7 +35,7 @@ def _gap_at(numbers: np.ndarray, gaps: np.ndarray, address: int) -> int:
 
 @compiled("int64(int64[::1], int64[:, ::1], int64)")
 def _free_at(numbers: np.ndarray, free: np.ndarray, address: int) -> int:
-    """Bytes of the free block that begins at an address; 0 where none does."""
+    """Return the bytes of the free block that begins at an address; 0 if none does."""
     at = find(free[2], numbers[_FREE], address)
     return free[3, at] if at < numbers[_FREE] and free[2, at] == address else 0
 
@@ -49,8 +49,10 @@ def _start_before(numbers: np.ndarray, free: np.ndarray, address: int) -> int:
 
 @compiled("int64(int64[::1], int64[:, ::1], int64[:, ::1], int64)")
 def _best_fit(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, size: int) -> int:
-    """The place by size of a free block for `size` bytes, where one before unmapped pages counts as large as it can grow
-    (get_free_block); -1 where there is none."""
+    """Return the index, by size, of a free block for `size` bytes (get_free_block); -1 if there is none.
+
+    A block before unmapped pages counts as large as it can grow.
+    """
     chosen, able = -1, 0
     for at in range(by_size(free, numbers[_FREE], size, 0), numbers[_FREE]):
         have, gap = free[0, at], _gap_at(numbers, gaps, free[1, at] + free[0, at])
@@ -65,8 +67,10 @@ def _best_fit(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, size: int
 
 @compiled("int64(int64[::1], int64[:, ::1], int64[:, ::1], int64)")
 def _lowest_room(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, size: int) -> int:
-    """The address of the first gap, or of the free block before it, from which `size` bytes are free or unmapped
-    (find_expandable_block)."""
+    """Return the lowest address from which `size` bytes are free or unmapped (find_expandable_block).
+
+    It is the first gap, or the free block before it.
+    """
     for at in range(numbers[_GAPS]):
         start = _start_before(numbers, free, gaps[0, at])
         end = start
@@ -86,8 +90,10 @@ def _lowest_room(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, size: 
 def _map(
     numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, state: np.ndarray, start: int, wanted: int
 ) -> bool:  # fmt: skip
-    """Map the pages that hold `wanted` bytes of the gap at `start`, or all of it; False, and nothing mapped, without room
-    (map_block)."""
+    """Map the pages that hold `wanted` bytes of the gap at `start`, or all of it (map_block).
+
+    Return False, and map nothing, if there is no room.
+    """
     page = numbers[_PAGE]
     size = (min(wanted, _gap_at(numbers, gaps, start)) + page - 1) // page * page
     if size > state[_LIMIT] - state[_RESERVED]:
@@ -109,8 +115,10 @@ def _map(
 
 @compiled("int64(int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64)")
 def _expand(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, state: np.ndarray, size: int) -> int:
-    """The place by size of a free block of at least `size` bytes, once pages are mapped at the lowest address with the room
-    (try_allocate_expandable_block); -1 where the limit forbids it."""
+    """Return the index, by size, of a free block of at least `size` bytes; -1 if the limit forbids it.
+
+    Maps pages at the lowest address with enough room (try_allocate_expandable_block).
+    """
     start = _lowest_room(numbers, free, gaps, size)
     have = _free_at(numbers, free, start)
     while have < size:
@@ -122,7 +130,7 @@ def _expand(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, state: np.n
 
 @compiled("void(int64[::1], int64[:, ::1], int64, int64)")
 def _add_gap(numbers: np.ndarray, gaps: np.ndarray, start: int, size: int) -> None:
-    """Add unmapped pages, joined with those that they touch; what touches the top is above it."""
+    """Add unmapped pages, merged with adjacent gaps; a gap that touches the top becomes part of it."""
     count = numbers[_GAPS]
     at = find(gaps[0], count, start)
     if at < count and gaps[0, at] == start + size:
@@ -176,10 +184,12 @@ def _run(
     events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, numbers: np.ndarray, free: np.ndarray,
     gaps: np.ndarray, state: np.ndarray, grown: np.ndarray,
 ) -> int:  # fmt: skip
-    """The position of the first of the events from `begin` on that finds no room; their number where all were done.
+    """Return the position of the first event from `begin` on that finds no room; the number of events if all were done.
 
-    events, taken, addresses: as in ExpandableCache.run. numbers, free, gaps: of the ranges for small and large blocks, with room
-    for another free block for each event. grown: [2, ..], positions and the bytes mapped from there on.
+    Args:
+        events, taken, addresses: as in ExpandableCache.run.
+        numbers, free, gaps: of the ranges for small and large blocks, with room for another free block for each event.
+        grown: [2, ..], positions and the bytes mapped from there on.
     """
     for position in range(begin, len(events)):
         event = events[position]
@@ -222,8 +232,10 @@ class _Ranges:
         self.free, self.gaps = np.empty((2, 4, ROOM), np.int64), np.empty((2, 2, ROOM), np.int64)
 
     def make_room(self, blocks: int) -> None:
-        """Room for so many free blocks more in either range, and once pages are unmapped, which may halve each, for all of them and
-        for the gaps between them."""
+        """Make room for this number of further free blocks in either range.
+
+        When pages are unmapped, which may split each block, there is room for all of them and for the gaps between them.
+        """
         free, gaps = self.numbers[:, [_FREE, _GAPS]].max(0).tolist()
         self.free = _with_room(self.free, 2 * (free + blocks))
         self.gaps = _with_room(self.gaps, gaps + free + blocks)
@@ -257,17 +269,17 @@ class ExpandableCache:
         return int(self._state[_RESERVED])
 
     def use(self, stream: int) -> None:
-        """From here on all that is asked for and released is of this stream."""
+        """Allocate and release on this stream from now on."""
         self._used = self._ranges.setdefault(stream, _Ranges())
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
-        """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
+        """Return bytes rounded as requests are (round_size); 0 stays 0 and needs no request."""
         return rounded(sizes)
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Return whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded.
+        """Return whether events (see Tape) found room; `taken` has the requested bytes of each block, rounded.
 
-        All three are of int64. Where the limit forbids a page, free ones are unmapped, and it is tried once more.
+        All three are of int64. If the limit forbids a page, free pages are unmapped, and the request is tried once more.
         """
         held, grown = self.reserved, np.empty((2, len(events) + 1), np.int64)
         self._state[_HELD], self._state[_GROWN], begin, emptied = held, 0, 0, -1
@@ -283,8 +295,10 @@ class ExpandableCache:
             self.release_cached()
 
     def release_cached(self, stream: int = 0) -> None:
-        """Unmap every page that is free as a whole, except for those of private pools that are in use, or only those of a private
-        pool that is deleted (release_cached_blocks, releasePool)."""
+        """Unmap every completely free page (release_cached_blocks, releasePool).
+
+        Private pools in use are kept. For a deleted private pool only its pages are unmapped.
+        """
         self.given_back.append(self.started + self.position)
         for given_back in self._private.given_back(self._ranges, stream):
             ranges = self._ranges[given_back]

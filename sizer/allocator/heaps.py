@@ -1,11 +1,11 @@
-"""The heaps of the MPS allocator and the buffers in them, by the rules of sizer.allocator.mps: compiled, as the CUDA allocator's
-pools are (sizer.allocator.best_fit).
+"""Heaps of the MPS allocator and the buffers in them, by the rules of sizer.allocator.mps.
 
-There are two pools, of small and of large buffers. Each has three arrays of int64, [rows, room], and counts of their columns:
+They are compiled, as the CUDA allocator's pools are (sizer.allocator.best_fit). There are two pools, of small and of large
+buffers. Each has three arrays of int64, [rows, room], and counts of their columns:
 
 * `freed`, the bytes and addresses of its freed buffers by (bytes, address);
-* `ranges`, the addresses and bytes of the free ranges of all its heaps by address; those of two heaps never touch;
-* `heaps` by address: address, bytes, how many buffers are in it and the bytes of its largest free range.
+* `ranges`, the addresses and bytes of the free ranges of all its heaps by address; ranges of two heaps never touch;
+* `heaps` by address: address, bytes, the number of buffers in it and the bytes of its largest free range.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _measure(counts: np.ndarray, ranges: np.ndarray, heaps: np.ndarray, at: int)
 
 @compiled("int64(int64[::1], int64[:, ::1], int64)")
 def _tightest(counts: np.ndarray, heaps: np.ndarray, size: int) -> int:
-    """The heap whose largest free range is the smallest that holds `size` bytes (get_free_heap); -1 where none does."""
+    """Return the heap with the smallest largest free range that holds `size` bytes (get_free_heap); -1 if none does."""
     best = -1
     for at in range(counts[_HEAPS]):
         if heaps[_LARGEST, at] >= size and (best < 0 or heaps[_LARGEST, at] < heaps[_LARGEST, best]):
@@ -51,7 +51,7 @@ def _tightest(counts: np.ndarray, heaps: np.ndarray, size: int) -> int:
 
 @compiled("int64(int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64)")
 def _new_buffer(counts: np.ndarray, ranges: np.ndarray, heaps: np.ndarray, state: np.ndarray, size: int) -> int:
-    """The address of a buffer cut from the tightest heap with room, else from a new heap (alloc_buffer); -1: no room."""
+    """Return the address of a buffer cut from the tightest heap with room, else from a new heap (alloc_buffer); -1: no room."""
     if size > state[_LIMIT] - state[_RESERVED]:
         return -1
     at = _tightest(counts, heaps, size)
@@ -120,7 +120,7 @@ def _release_buffer(
 def _cached(
     counts: np.ndarray, freed: np.ndarray, ranges: np.ndarray, heaps: np.ndarray, state: np.ndarray, size: int
 ) -> int:
-    """The place of a freed buffer to use again; -1 where there is none, of which some may go back for that (get_free_buffer)."""
+    """Return the index of a freed buffer to reuse (get_free_buffer); -1 if there is none. It may release some of them."""
     if size > state[_LIMIT] - state[_RESERVED]:
         return -1
     at, count = by_size(freed, counts[_FREED], size, 0), counts[_FREED]
@@ -169,10 +169,12 @@ def _run(
     events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, counts: np.ndarray, freed: np.ndarray,
     ranges: np.ndarray, heaps: np.ndarray, state: np.ndarray, grown: np.ndarray, emptied: int,
 ) -> int:  # fmt: skip
-    """The position of the first of the events from `begin` on that finds no room; their number where all were done.
+    """Return the position of the first event from `begin` on that finds no room; the number of events if all were done.
 
-    events, taken, addresses: as in MpsHeaps.run. grown: [2, ..], positions and the bytes held from there on. At the position
-    `emptied` no buffer is cached.
+    Args:
+        events, taken, addresses: as in MpsHeaps.run.
+        grown: [2, ..], positions and the bytes held from there on.
+        emptied: position at which no buffer is cached.
     """
     for position in range(begin, len(events)):
         event = events[position]
@@ -229,18 +231,18 @@ class MpsHeaps:
         """Do nothing: its buffers are not kept apart by streams."""
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
-        """Bytes as buffers are made; 0 stays 0, for which nothing is asked."""
+        """Return the bytes of buffers for requests; 0 stays 0 and needs no request."""
         return buffer_sizes(sizes)
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Return whether events (see Tape) found room; by block `taken` are the bytes of the buffer asked for, which become
-        those of the one that was had.
+        """Return whether events (see Tape) found room.
 
-        All three are of int64. Where there is no room, and releasing the nearest buffers made none, all go back and it is tried
-        once more.
+        `taken` has the bytes of each requested buffer, and is overwritten with those of the allocated buffer. All three are of
+        int64. If there is no room, and releasing the nearest buffers made none, all buffers are released and the request is
+        tried once more.
         """
         self._make_room(len(events))
-        # of one event up to three: what was released for it, all that went back, and what it then took
+        # up to three of one event: buffers released for it, the release of all, and its own buffer
         held, grown = self.reserved, np.empty((2, 3 * len(events)), np.int64)
         self._state[_GROWN], begin, emptied = 0, 0, -1
         while True:
@@ -255,12 +257,15 @@ class MpsHeaps:
             self._state[_GROWN] += 1
 
     def release_cached(self, stream: int = 0) -> None:
-        """Give back what no block uses (release_cached_buffers)."""
+        """Return unused buffers to the device (release_cached_buffers)."""
         self.given_back.append(self.started + self.position)
         _release_cached(self._counts, *self._arrays, self._state)
 
     def _make_room(self, events: int) -> None:
-        """Room for what as many events may add: each a buffer, freed or in a heap of its own; a freed one may leave a range."""
+        """Make room for the additions of this number of events.
+
+        Each may add a buffer, freed or in a separate heap; a freed one may leave a range.
+        """
         freed, ranges, heaps = self._counts.max(axis=0).tolist()
         for place, needed in enumerate((freed + events, ranges + freed + events, heaps + events)):
             array = self._arrays[place]

@@ -14,7 +14,7 @@ from sizer.tape.tape import Tape
 
 
 class Pools(Protocol):
-    """An allocator whose free blocks are kept apart by streams. `run` is as in CudaCache, for the stream last named to `use`."""
+    """An allocator with separate free blocks for each stream. `run` is as in CudaCache, for the stream last passed to `use`."""
 
     capacity: int | None
     grown: list[tuple[int, int]]
@@ -31,16 +31,16 @@ class Pools(Protocol):
         """Return how often cached memory was given back."""
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
-        """Bytes as they are asked of the pools, 0 for nothing."""
+        """Return the bytes that the pools are asked for, 0 for no request."""
 
     def use(self, stream: int) -> None:
-        """From here on all that is asked for and released is of this stream."""
+        """Allocate and release on this stream from now on."""
 
     def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether the events found room."""
 
     def release_cached(self, stream: int = 0) -> None:
-        """Give back to the device what no block uses (`torch.cuda.empty_cache()`), or a deleted private pool (see Tape) caches."""
+        """Return unused memory to the device (`torch.cuda.empty_cache()`), or the cache of a deleted private pool (see Tape)."""
 
 
 class LoopRunner:
@@ -50,9 +50,9 @@ class LoopRunner:
         self.pools, self.taken, self.addresses = pools, taken, addresses
 
     def run(self, tape: Tape, again: Repetition, rounded: Iterable[np.ndarray], before: np.ndarray) -> LoopReplay:
-        """Every step of a loop, up to the first request that finds no room.
+        """Run every step of a loop, up to the first request that finds no room.
 
-        `rounded` are the bytes of the step's blocks each time, as they are asked for, `before` the bytes alive by category. The
+        `rounded` has the requested bytes of the step's blocks for each repetition, `before` the bytes alive by category. The
         `position` of the pools is then that of the refused request in its step.
         """
         pools, taken, addresses = self.pools, self.taken, self.addresses

@@ -1,4 +1,4 @@
-"""Steps and bytes of a loop, by category, as an allocator does one step after the other."""
+"""Sums over the steps of a loop: bytes by category, as an allocator does one step after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sums:
         self._signs = np.where(again.events >= 0, 1, -1)
         self.categories = np.frombuffer(tape.categories, np.uint8)[blocks]
         self._level = before.astype(np.int64)
-        # by block what it took, in the last step and those before
+        # bytes taken by block, in the last step and earlier ones
         self._history = [np.zeros(made, np.int64) for _ in range(DEPTH)]
         self._history[0][:] = taken[again.blocks]
         successor = dict(again.moves.tolist())
@@ -36,7 +36,10 @@ class Sums:
         self._refused: tuple[int, int] | None = None
 
     def add(self, taken: np.ndarray, reserved: int, grown: list[tuple[int, int]]) -> None:
-        """Add a step whose blocks took `taken` bytes; `reserved` were so before it, and from places in it on as `grown` says."""
+        """Add a step with blocks of `taken` bytes.
+
+        `reserved` are the reserved bytes before it; `grown` has the positions in it from which they changed.
+        """
         changes = self.changes((taken, *self._history))
         self._history = [taken, *self._history[:-1]]
         levels = np.cumsum(changes)
@@ -52,17 +55,22 @@ class Sums:
         self._refused = int(asked), int(self._level.sum() + self.changes((taken, *self._history))[:place].sum())
 
     def found(self) -> LoopReplay:
-        """Return what was added."""
+        """Return the result of the added steps."""
         return loop_replay(len(self._again.events), self._rows, self._refused)
 
     def changes(self, sizes: Sequence[np.ndarray]) -> np.ndarray:
-        """By how many bytes each event of a step changes what is alive, with the sizes of its blocks and of those before it."""
+        """Return the bytes by which each event of a step changes the bytes alive.
+
+        `sizes` are those of its blocks and of earlier steps' blocks.
+        """
         return self._signs * np.concatenate(sizes)[self._places]
 
 
 def loop_replay(events: int, rows: list[Row], refused: tuple[int, int] | None) -> LoopReplay:
-    """The value of rows (which repetition, after how many events most was allocated, by category then and at the end, reserved then
-    and at the end)."""
+    """Return the result of rows.
+
+    A row has: repetition, events up to the peak, bytes by category then and at the end, reserved bytes then and at the end.
+    """
     none = np.zeros((0, len(CATEGORIES)), np.int64)
     times, at, peaks, levels, at_peak, reserved = zip(*rows, strict=True) if rows else ((),) * 6
     return LoopReplay(

@@ -13,7 +13,7 @@ from sizer.tape.tape import CATEGORIES, Tape
 
 
 def place(tape: Tape, pools: Pools) -> Replay:
-    """Return what becomes of the blocks (bytes) of a tape, up to the first that finds no room."""
+    """Return the placement of a tape's blocks (bytes), up to the first that finds no room."""
     taken, addresses = np.array(pools.rounded(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
     runner = LoopRunner(pools, taken, addresses)
     categories = np.frombuffer(tape.categories, np.uint8)
@@ -66,7 +66,7 @@ def place(tape: Tape, pools: Pools) -> Replay:
 
 
 def _stops(tape: Tape) -> list[tuple[int, Repetition | None]]:
-    """Return where a tape's order is interrupted: a repeated step or the tape ends, or caches are emptied."""
+    """Return the interruptions of a tape's order: the end of a repeated step or of the tape, or emptied caches."""
     stops: list[tuple[int, Repetition | None]] = [(loop.end, again) for loop, again in repetitions(tape)]
     if empties := tape.empties():
         stops += [(position, None) for position, event in enumerate(tape.order) if event in empties]
@@ -75,7 +75,7 @@ def _stops(tape: Tape) -> list[tuple[int, Repetition | None]]:
 
 
 def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
-    """A tape by its tensors' bytes alone, as they are asked for; up to the request that another replay was refused."""
+    """Return a replay of a tape by the requested bytes of its tensors alone; up to the refused request of another replay."""
     failed_at = None if until is None else until.failed_at
     last = len(tape.order) if failed_at is None else failed_at
     loops, taken = [], np.array(tape.sizes, np.int64)
@@ -107,10 +107,9 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
 
 
 def _unplaced_steps(tape: Tape, again: Repetition, times: int, before: np.ndarray) -> LoopReplay:
-    """Return what the first steps of a loop come to by their tensors' bytes: the changes of a step grow by the same bytes each
-    time.
+    """Return the first steps of a loop by their tensors' bytes: the changes of a step grow by the same bytes each time.
 
-    Where what a step leaves does not shrink, most is alive in the first step or in the last: the others have no row.
+    If the bytes left by a step do not shrink, the peak is in the first step or in the last: the other steps have no row.
     """
     growth = again.growth
     sums = Sums(tape, again, before, np.asarray(tape.sizes, np.int64))

@@ -1,4 +1,4 @@
-"""The moments of a replay of which something is known: after each event that the tape holds, two in each step of its loops."""
+"""Moments of a replay with known memory: after each event of the tape, and two in each step of its loops."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from sizer.tape.tape import CATEGORIES, Tape
 class Moments:
     """The start, and the moments after events, in the order of time; all are int64 arrays of one length.
 
-    positions: how many events were done, those of loops each time they came again. events: the last of them, as an index into the
-        order of the tape. levels, reserved: bytes allocated and reserved.
-    sources: the number of events of the tape that were done, or, where that is -1, the row of `rows` that has the bytes by
-        category: of a step that came again the moment of most, or its end.
-    phase_ends: for each phase that was begun the number of its last moment.
+    Args:
+        positions: Number of events done, with those of loops counted in each repetition.
+        events: The last event done, as an index into the order of the tape.
+        levels, reserved: Bytes allocated and reserved.
+        sources: Number of the tape's events done. If negative, `rows[~source]` has the bytes by category at a repeated step's
+            peak or end.
+        phase_ends: Number of the last moment of each phase that was begun.
     """
 
     positions: np.ndarray
@@ -31,7 +33,7 @@ class Moments:
     phase_ends: tuple[int, ...]
 
     def by_category(self, tape: Tape, replayed: Replay, numbers: list[int]) -> np.ndarray:
-        """Bytes allocated by category at some moments, int64 [moments, categories]."""
+        """Return the bytes allocated by category at some moments, int64 [moments, categories]."""
         events = np.asarray(tape.order, np.int64)
         categories = np.frombuffer(tape.categories, np.uint8)[np.where(events >= 0, events, ~events)]
         loops = [*zip((loop.end for loop in tape.loops), replayed.loops, strict=False)]
@@ -42,7 +44,7 @@ class Moments:
         found = np.empty((len(sources), len(CATEGORIES)), np.int64)
         found[~held] = self.rows[~sources[~held]]
         found[held] = sums[np.searchsorted(bounds, sources[held])]
-        more = np.zeros_like(found)  # what sums do not hold: that loops came again
+        more = np.zeros_like(found)  # bytes of repeated loops, which the sums lack
         for end, loop in loops:
             if (after := held & (sources > end)).any():
                 more[after] = loop.levels[-1] - sums[np.searchsorted(bounds, end)]
@@ -50,7 +52,7 @@ class Moments:
 
 
 def read_moments(tape: Tape, replayed: Replay) -> Moments:
-    """The moments of a replay, up to the request that was refused."""
+    """Return the moments of a replay, up to the refused request."""
     parts, phase_at = [_start()], {0: 0}
     count, position, level, begin, rows = 1, 0, 0, 0, 0
     for end, loop in _slices(tape, replayed):
@@ -80,7 +82,7 @@ def read_moments(tape: Tape, replayed: Replay) -> Moments:
 
 
 def _slices(tape: Tape, replayed: Replay) -> Iterator[tuple[int, LoopReplay | None]]:
-    """Up to which event the tape goes before each of its loops, the loop, and up to which event it goes at last."""
+    """Yield the event at which the tape reaches each of its loops, with the loop, and the last event."""
     for loop, found in zip(tape.loops, replayed.loops, strict=False):
         yield loop.end, found
         if found.refused is not None:
@@ -89,7 +91,7 @@ def _slices(tape: Tape, replayed: Replay) -> Iterator[tuple[int, LoopReplay | No
 
 
 def _phase_ends(tape: Tape, phase_at: dict[int, int], last: int) -> Iterator[int]:
-    """The last moment of each phase, up to the one in which the work ended early."""
+    """Yield the last moment of each phase, up to the phase in which the work ended early."""
     for mark, _ in tape.marks:
         yield phase_at.get(mark, last)
         if mark not in phase_at:
@@ -112,7 +114,7 @@ def _events(replayed: Replay, begin: int, end: int, position: int, level: int) -
 
 
 def _steps(loop: LoopReplay, begin: int, end: int, position: int, rows: int) -> tuple[np.ndarray, ...]:
-    """Of each step the moment of most, and its end."""
+    """Return the peak and the end of each step."""
     times = (loop.times - 1) * (end - begin)
     return (
         _alternating(position + times + loop.peak_after, position + times + end - begin),

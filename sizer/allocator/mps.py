@@ -1,14 +1,13 @@
-"""The rules of the MPS heap allocator, which sizer.allocator.heaps follows: heaps from Metal, buffers cut from them, freed buffers
-kept whole for reuse.
+"""Rules of the MPS heap allocator, which sizer.allocator.heaps follows.
 
-Rules and constants: aten/src/ATen/mps/MPSAllocator.mm and MPSAllocator.h (get_allocation_size, get_free_buffer,
-alloc_buffer, get_free_heap, createHeapBlock, release_buffer), read in PyTorch 2.15's header and the main branch of
-that time.
+Heaps come from Metal, buffers are cut from them, and freed buffers are kept unsplit for reuse.
 
-Assumptions: the GPU has finished with a buffer when it is freed (retainCount is 1); no memory pressure, which starts
-at 1.4 times the recommended maximum; Metal places a buffer at the best fitting free range of its heap and rounds its
-size to 256 bytes (believed, Metal does not say). Older versions than 2.15 may not round large buffers into 32 steps
-per power of two.
+Rules and constants: aten/src/ATen/mps/MPSAllocator.mm and MPSAllocator.h (get_allocation_size, get_free_buffer, alloc_buffer,
+get_free_heap, createHeapBlock, release_buffer), read in PyTorch 2.15's header and the main branch of that time.
+
+Assumptions: the GPU has finished with a buffer when it is freed (retainCount is 1); no memory pressure, which starts at 1.4
+times the recommended maximum; Metal places a buffer at the best fitting free range of its heap and rounds its size to 256 bytes
+(believed, Metal does not document it). Versions older than 2.15 may not round large buffers into 32 steps per power of two.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from sizer.base.units import format_bytes
 
-ALIGNMENT = 256  # what heapBufferSizeAndAlignWithLength rounds to (believed)
+ALIGNMENT = 256  # rounding of heapBufferSizeAndAlignWithLength (believed)
 PAGE = 16 * 2**10  # vm_page_size on Apple silicon
 SMALL_SIZE = 2**20  # kMaxSmallAlloc
 MIN_LARGE = 10 * 2**20  # kMinLargeAlloc
@@ -41,7 +40,7 @@ def describe() -> tuple[str, ...]:
 
 
 def heap_size(size: int) -> int:
-    """Bytes of the heap that is made for a buffer of `size` bytes (createHeapBlock)."""
+    """Return the bytes of the heap that is made for a buffer of `size` bytes (createHeapBlock)."""
     if size <= SMALL_SIZE:
         return SMALL_HEAP
     if size < MIN_LARGE:
@@ -52,9 +51,9 @@ def heap_size(size: int) -> int:
 
 
 def buffer_sizes(sizes: Sequence[int]) -> np.ndarray:
-    """Bytes of the buffers made for requests of some bytes, 0 for nothing (get_allocation_size).
+    """Return the bytes of the buffers made for requests of some bytes, 0 for no request (get_allocation_size).
 
-    A large one is rounded into 32 steps per power of two, unless that would put it into a heap of another kind.
+    A large buffer is rounded into 32 steps per power of two, unless that would need a heap of another kind.
     """
     aligned = _round_up(np.asarray(sizes, np.int64), ALIGNMENT)
     exponents = np.frexp(aligned.astype(np.float64))[1] - 1  # exact: below 2**53
@@ -68,5 +67,5 @@ def _round_up(sizes: np.ndarray, multiple: np.ndarray | int) -> np.ndarray:
 
 
 def _tiers(sizes: np.ndarray) -> np.ndarray:
-    """The kinds of heap for buffers of these sizes (getHeapTier)."""
+    """Return the kinds of heap for buffers of these sizes (getHeapTier)."""
     return np.searchsorted([SMALL_SIZE + 1, MIN_LARGE, XLARGE_HEAP // 2], sizes, side="right")

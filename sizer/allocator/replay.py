@@ -12,7 +12,7 @@ from sizer.tape.tape import CATEGORIES
 
 
 class Cache(Protocol):
-    """An allocator that is asked event by event. Requests are of more than 0 bytes; addresses are the allocator's own."""
+    """An allocator that is called event by event. Requests are of more than 0 bytes; addresses are the allocator's own."""
 
     capacity: int | None
 
@@ -31,11 +31,11 @@ class Cache(Protocol):
         """Take back the block at `address` that took `size` bytes."""
 
     def release_cached(self) -> None:
-        """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""
+        """Return unused memory to the device (`torch.cuda.empty_cache()`)."""
 
 
 class RunCache(Cache, Protocol):
-    """A cache that keeps what `run_events` says of its last run."""
+    """A cache that keeps the record of its last run by `run_events`."""
 
     position: int
     grown: list[tuple[int, int]]
@@ -45,10 +45,12 @@ class RunCache(Cache, Protocol):
 class LoopReplay:
     """Result of replaying the steps of a loop, in bytes. Each recorded step has one row and `events` events.
 
-    times: which of the repetitions a row is of, from 1.
-    peak_after: after how many events of the step most was allocated. peaks, levels: allocated then, and at the step's end,
-    [times, categories]. reserved_at_peak, reserved: reserved then. refused: of the first request that could not be met its
-    bytes, and those that were allocated; it came in the step after the last row.
+    Args:
+        times: The repetition of a row, from 1.
+        peak_after: Number of the step's events up to its allocated peak.
+        peaks, levels: Allocated bytes at the peak and at the step's end, [times, categories].
+        reserved_at_peak, reserved: Reserved bytes at the peak and at the step's end.
+        refused: Bytes of the first failed request, and the allocated bytes. It was in the step after the last row.
     """
 
     events: int
@@ -70,12 +72,13 @@ class LoopReplay:
 class Replay:
     """Result of replaying a tape, in bytes: `taken` per block, `reserved` after each event.
 
-    These are arrays of int64. `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
-    `failed_at` is the position of the first request that could not be met, None where all were; the last of
-    `reserved` is then what was still held after every free segment went back.
-    Of a tape with loops all is as the tape holds its steps, but for the blocks of a loop's step, which are those of the last time;
-    `changes` are the bytes by which each event changed what is allocated, `loops` the steps that came again. Where the request
-    that could not be met was in one of these, it is the last of `loops` that says so, and nothing follows it.
+    These are arrays of int64. `addresses` are per block, the allocator's own; those of blocks that took nothing are undefined.
+    `failed_at` is the position of the first failed request, None if all succeeded. The last of `reserved` is then the bytes
+    held after the release of every free segment.
+
+    For a tape with loops all values are for the steps in the tape, except for the blocks of a loop's step, which are those of
+    its last repetition. `changes` are the bytes by which each event changed the allocated bytes, `loops` the repeated steps. If
+    the failed request was in one of these, the last of `loops` records it, and nothing follows it.
     """
 
     taken: np.ndarray
@@ -93,19 +96,19 @@ class Replay:
 
 
 def changes_of(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-    """By how many bytes each event changes what is alive (int64), where block i counts `sizes[i]` bytes."""
+    """Return the bytes by which each event changes the bytes alive (int64); block i counts `sizes[i]` bytes."""
     events, sizes = np.asarray(order, np.int64), np.asarray(sizes, np.int64)
     return np.where(events >= 0, sizes[events], -sizes[~events])
 
 
 def sums_by_category(changes: np.ndarray, categories: np.ndarray) -> np.ndarray:
-    """Bytes together by category, in the order of CATEGORIES."""
+    """Return the sum of bytes by category, in the order of CATEGORIES."""
     # whole numbers below 2**53, which float64 holds
     return np.bincount(categories, weights=changes, minlength=len(CATEGORIES)).astype(np.int64)
 
 
 def sums_up_to(bounds: np.ndarray, changes: np.ndarray, categories: np.ndarray) -> np.ndarray:
-    """Bytes together by category of the events before each of some bounds, which ascend from 0: [bounds, categories]."""
+    """Return the sum of bytes by category of the events before each bound: [bounds, categories]. Bounds ascend from 0."""
     parts, kinds = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[: len(changes)], len(CATEGORIES)
     places = parts * kinds + categories[: len(parts)]
     sums = np.bincount(places, weights=changes[: len(parts)], minlength=(len(bounds) - 1) * kinds)  # as above
@@ -113,16 +116,16 @@ def sums_up_to(bounds: np.ndarray, changes: np.ndarray, categories: np.ndarray) 
 
 
 def fill_reserved(reserved: np.ndarray, grown: Sequence[tuple[int, int]]) -> None:
-    """Fill in the bytes reserved after each event, where from the event at a position on so many were, as `grown` says."""
+    """Fill in the bytes reserved after each event; `grown` has the positions from which they changed, and the new bytes."""
     positions, held = np.asarray(grown, np.int64).T
     reserved[:] = np.repeat(held, np.diff(positions, append=len(reserved)))
 
 
 def run_events(cache: RunCache, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-    """Return whether events (see Tape) found room; by block `taken` are the bytes asked for, which become those really taken.
+    """Return whether events (see Tape) found room.
 
-    All three are of int64. `grown` of the cache then says after how many events how much was reserved, `position` which event found
-    no room.
+    `taken` has the requested bytes of each block, and is overwritten with the bytes taken. All three are of int64. `grown` of
+    the cache then has the numbers of events at which the reserved bytes changed, `position` the event that found no room.
     """
     blocks, places = np.unique(np.where(events >= 0, events, ~events), return_inverse=True)
     sizes, starts = taken[blocks].tolist(), addresses[blocks].tolist()

@@ -1,7 +1,7 @@
-"""The segments that a CUDA allocator holds around the blocks of a tape, read off the blocks' addresses.
+"""Segments that a CUDA allocator holds around the blocks of a tape, derived from the blocks' addresses.
 
-A segment is one cudaMalloc, with expandable segments a run of mapped pages. Which there are follows from where the blocks are:
-one begins where a block lies in none; those without a block go back to the driver where the allocator tries again.
+A segment is one cudaMalloc, or with expandable segments a run of mapped pages. A new segment begins if a block is in no known
+one. Segments without a block are released to the driver when the allocator retries.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Segments:
         self._private = PrivatePools()
 
     def address_of(self, address: int, size: int, stream: int) -> int:
-        """The address in one space for all blocks of a block of a stream that takes `size` bytes."""
+        """Return the address, in one space for all blocks, of a block of a stream that takes `size` bytes."""
         return address
 
     def stream_at(self, address: int) -> int:
-        """The stream of the segment at an address."""
+        """Return the stream of the segment at an address."""
         return self._streams[address]
 
     def is_small(self, address: int) -> bool:
@@ -57,7 +57,7 @@ class Segments:
         self.live[address] = size
 
     def release(self, address: int) -> None:
-        """Let a block go."""
+        """Release a block."""
         del self.live[address]
 
     def release_free(self, pool: int = 0) -> Iterator[SegmentEvent]:
@@ -69,7 +69,7 @@ class Segments:
             yield SegmentEvent(action="segment_free", address=start, bytes=self.sizes.pop(start))
 
     def segment_of(self, address: int) -> int | None:
-        """The address of the segment that an address lies in, None where it lies in none."""
+        """Return the address of the segment that contains an address, None if none does."""
         place = bisect_right(self._starts, address) - 1
         if place < 0:
             return None
@@ -78,7 +78,7 @@ class Segments:
 
 
 class ExpandableSegments:
-    """As Segments, where one range of addresses for small and one for large blocks of each stream grow page by page."""
+    """As Segments, for address ranges that grow page by page: one for small and one for large blocks of each stream."""
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}
@@ -98,11 +98,11 @@ class ExpandableSegments:
         return runs
 
     def address_of(self, address: int, size: int, stream: int) -> int:
-        """The address in one space for all blocks of a block of a stream that takes `size` bytes."""
+        """Return the address, in one space for all blocks, of a block of a stream that takes `size` bytes."""
         return (2 * stream + (size > SMALL_SIZE)) * RANGE + address
 
     def stream_at(self, address: int) -> int:
-        """The stream of the segment at an address."""
+        """Return the stream of the segment at an address."""
         return address // RANGE // 2
 
     def is_small(self, address: int) -> bool:
@@ -118,7 +118,7 @@ class ExpandableSegments:
                 yield SegmentEvent(action="segment_map", address=page, bytes=length)
 
     def release(self, address: int) -> None:
-        """Let a block go."""
+        """Release a block."""
         del self.live[address]
 
     def release_free(self, pool: int = 0) -> Iterator[SegmentEvent]:

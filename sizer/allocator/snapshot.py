@@ -1,10 +1,10 @@
-"""A replay as PyTorch's own memory snapshot, what `torch.cuda.memory._dump_snapshot` would write on the device.
+"""A replay as PyTorch's own memory snapshot, as `torch.cuda.memory._dump_snapshot` would write it on the device.
 
-Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, read in PyTorch 2.15; the viewer that reads it,
-torch/utils/viz/MemoryViz.js, takes pickles of protocol 2 to 4 with dicts, lists, texts and numbers. Sizes of blocks are what they
-take, those of events what was requested, as in c10/cuda/CUDACachingAllocator.cpp.
+Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, read in PyTorch 2.15. Its viewer,
+torch/utils/viz/MemoryViz.js, reads pickles of protocol 2 to 4 with dicts, lists, texts and numbers. Sizes of blocks are the
+bytes taken, sizes of events the requested bytes, as in c10/cuda/CUDACachingAllocator.cpp.
 
-*Known limitation*: no "category" in the events: the viewer fails on snapshots whose categories lack "unknown".
+*Known limitation*: no "category" in the events: the viewer fails on snapshots with categories but without "unknown".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Frames = list[dict[str, str | int]]
 
 
 def write_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> bytes:
-    """The pickled snapshot of the moment at which a tape's work has most allocated, with all events that led there.
+    """Return the pickled snapshot at the allocated peak of a tape's work, with all events up to it.
 
     Raises ValueError for a device without CUDA's allocator.
     """
@@ -32,7 +32,7 @@ def write_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
 
 
 def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> dict:
-    """The snapshot that `write_snapshot` pickles. Raises ValueError for a device without CUDA's allocator."""
+    """Return the snapshot that `write_snapshot` pickles. Raises ValueError for a device without CUDA's allocator."""
     if gpu.backend != "cuda":
         raise ValueError(f"backend was {gpu.backend!r}; PyTorch has memory snapshots of CUDA's allocator alone")
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
@@ -70,14 +70,14 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
 
 
 def _event(action: str, address: int, size: int, number: int, frames: Frames, stream: int) -> dict:
-    """One entry of `device_traces`; a tape has no clock, its events are a microsecond apart."""
+    """Return an entry of `device_traces`; a tape has no clock, its events are a microsecond apart."""
     return {"action": action, "addr": address, "size": size, "stream": stream, "time_us": number, "frames": frames}
 
 
 def _segments(
     segments: Segments | ExpandableSegments, blocks: dict[int, int], tape: Tape, frames: _Frames
 ) -> list[dict]:
-    """The segments with all that lies in them, used and free."""
+    """Return the segments with all their blocks, used and free."""
     rows, live = [], sorted(segments.live.items())
     for start, total in sorted(segments.sizes.items()):
         inside = [(address, size) for address, size in live if start <= address < start + total]
@@ -104,7 +104,7 @@ def _segments(
 def _blocks(
     start: int, total: int, inside: list[tuple[int, int]], blocks: dict[int, int], tape: Tape, frames: _Frames
 ) -> list[dict]:
-    """The blocks of one segment without gaps, by address: those in use, and what is free between them."""
+    """Return the blocks of one segment without gaps, by address: blocks in use, and free ones between them."""
     rows = []
     for (before, length), (address, size) in pairwise([(start, 0), *inside, (start + total, 0)]):
         if address > before + length:
@@ -134,7 +134,7 @@ class _Frames:
         self._known: dict[tuple[int, int, int], Frames] = {}
 
     def of(self, block: int) -> Frames:
-        """The frames of the block, the innermost first."""
+        """Return the frames of the block, the innermost first."""
         tape = self._tape
         key = (tape.ops[block], tape.modules[block], tape.categories[block])
         if key not in self._known:

@@ -1,4 +1,4 @@
-"""Rows of numbers in order, in arrays with room for more: places in them, what is put in and taken out, compiled.
+"""Sorted rows of numbers, in arrays with spare room: search, insertion and deletion, compiled.
 
 Blocks of memory are in two rows, bytes and addresses, by (bytes, address).
 """
@@ -12,7 +12,7 @@ from sizer.allocator.compiled import COMPILED, compiled
 
 @compiled("int64(int64[:, ::1], int64, int64, int64)")
 def by_size(pool: np.ndarray, count: int, size: int, address: int) -> int:
-    """The place of the first block that is not below (size, address)."""
+    """Return the index of the first block that is not below (size, address)."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -26,7 +26,7 @@ def by_size(pool: np.ndarray, count: int, size: int, address: int) -> int:
 
 @compiled("int64(int64[::1], int64, int64)")
 def find(row: np.ndarray, count: int, value: int) -> int:
-    """The place of the first of `count` that is not below a value."""
+    """Return the index of the first of `count` values that is not below a value."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -51,7 +51,7 @@ def insert_at(row: np.ndarray, count: int, at: int, value: int) -> None:
 
 @compiled("void(int64[::1], int64, int64)")
 def delete_at(row: np.ndarray, count: int, at: int) -> None:
-    """Take what is at a place out of a row of `count`."""
+    """Delete the value at an index of a row of `count`."""
     if COMPILED:
         begin, one = np.uint64(at), np.uint64(1)
         for done in range(np.uint64(count - 1 - at)):

@@ -40,7 +40,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The points of a curve by columns, which are packed and read sooner; `by_category` has a column for each of CATEGORIES.
+    """Points of a curve by columns, which are faster to pack and read; `by_category` has a column for each of CATEGORIES.
 
     `phases` are those of the points, each with the number of its points.
     """
@@ -51,7 +51,7 @@ class Curve:
 
     @classmethod
     def of_points(cls, points: Sequence[CurvePoint]) -> Curve:
-        """The curve through some points."""
+        """Return the curve through some points."""
         return cls(
             positions=tuple(point.position for point in points),
             phases=runs_of([point.phase for point in points]),
@@ -68,20 +68,20 @@ class Curve:
         return len(self.positions)
 
     def __iter__(self) -> Iterator[CurvePoint]:
-        """The points, in the order of time."""
+        """Yield the points, in the order of time."""
         phases = (phase for phase, count in self.phases for _ in range(count))
         rows = zip(self.positions, phases, zip(*self.by_category, strict=True), strict=True)
         return (CurvePoint(position=position, phase=phase, by_category=split) for position, phase, split in rows)
 
 
 def runs_of(phases: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Phases that follow each other, each once with the number of times that it came one after the other."""
+    """Return consecutive phases, each once with the length of its run."""
     return tuple((phase, len([*same])) for phase, same in groupby(phases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """The request (bytes) that the device could not give, who made it, and what was in use then."""
+    """The request (bytes) that the device could not meet, its operator and module, and the memory in use then."""
 
     op: str
     module: str
@@ -95,10 +95,10 @@ class OutOfMemory:
 class Timeline:
     """Memory of one replay in bytes, as the device's own counters would show it.
 
-    `at_peak` splits `peak_allocated_bytes` by category, after rounding, and sums to it exactly. `peak_op`,
-    `peak_module` and `peak_phase` name the block whose allocation made the peak; `reserved_at_peak_bytes` is what was
-    reserved then. `retries` counts how often cached memory had to be given back (num_alloc_retries). Where
-    `out_of_memory` is not None, everything else describes the work up to the request that failed.
+    `at_peak` splits `peak_allocated_bytes` by category, after rounding, and sums to it exactly. `peak_op`, `peak_module` and
+    `peak_phase` name the block with the allocation that made the peak; `reserved_at_peak_bytes` is reserved then. `retries`
+    counts the releases of cached memory for a request (num_alloc_retries). If `out_of_memory` is not None, all other fields
+    describe the work up to the failed request.
     """
 
     phases: tuple[PhaseUse, ...]
@@ -116,7 +116,7 @@ class Timeline:
 
 
 def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
-    """The timeline (bytes) of a tape whose blocks an allocator has placed."""
+    """Return the timeline (bytes) of a tape with blocks placed by an allocator."""
     moments = read_moments(tape, replayed)
     peak = int(moments.levels.argmax())  # the last event before it made the peak
     numbers = _curve_moments(moments, peak)
@@ -144,7 +144,7 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
 
 
 def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
-    """The request (bytes) that an allocator could not meet, None where it met them all."""
+    """Return the request (bytes) that an allocator could not meet, None if it met all."""
     if replayed.failed_at is None:
         return None
     block = tape.order[replayed.failed_at]
@@ -161,23 +161,25 @@ def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
 
 
 def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Return what `bytes_alive` returns, as a list."""
+    """Return the result of `bytes_alive` as a list."""
     return bytes_alive(order, sizes).tolist()
 
 
 def bytes_alive(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-    """Bytes alive before the first event and after each one (int64), where block i counts `sizes[i]` bytes."""
+    """Return the bytes alive before the first event and after each one (int64); block i counts `sizes[i]` bytes."""
     return np.concatenate(([0], np.cumsum(changes_of(order, sizes))))
 
 
 def peak_bytes(order: Sequence[int], sizes: Sequence[int]) -> int:
-    """The most bytes that are ever alive, where block i counts `sizes[i]` bytes."""
+    """Return the most bytes alive at once; block i counts `sizes[i]` bytes."""
     return int(bytes_alive(order, sizes).max())
 
 
 def peak_requested_bytes(tape: Tape, *, until: Replay | None = None) -> int:
-    """The most tensor bytes (as requested, not rounded) that are ever alive, in steps of loops too; up to the request that another
-    replay was refused."""
+    """Return the most tensor bytes (as requested, not rounded) alive at once, also in steps of loops.
+
+    It counts up to the refused request of another replay.
+    """
     return int(read_moments(tape, unplaced(tape, until=until)).levels.max())
 
 
@@ -193,7 +195,7 @@ def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
 
 
 def _phases(tape: Tape, moments: Moments) -> tuple[PhaseUse, ...]:
-    """One row per phase that was begun; a phase cut short by a lack of memory ends where the work did."""
+    """Return one row per phase that was begun; a phase cut short by a lack of memory ends with the work."""
     rows, begin = [], 0
     for (_, phase), end in zip(tape.marks, moments.phase_ends, strict=False):
         rows.append(
@@ -209,9 +211,9 @@ def _phases(tape: Tape, moments: Moments) -> tuple[PhaseUse, ...]:
 
 
 def _curve_moments(moments: Moments, peak: int) -> list[int]:
-    """At most CURVE_POINTS moments, ascending: start, phase ends, the peak, and the highest of slices of the events.
+    """Return at most CURVE_POINTS moments, ascending: start, phase ends, the peak, and the highest of slices of the events.
 
-    Slices are equal within a phase. A short phase has some PHASE_POINTS of them: a prefill is a small part of the events of a
+    Slices are equal within a phase. A short phase has about PHASE_POINTS of them: a prefill is a small part of the events of a
     generation.
     """
     last = len(moments.levels) - 1
@@ -231,12 +233,12 @@ def _curve_moments(moments: Moments, peak: int) -> list[int]:
 
 
 def _phase(tape: Tape, event: int) -> str:
-    """The phase in which the event at this index happens."""
+    """Return the phase of the event at this index."""
     return _phases_of(tape, np.asarray([event]))[0]
 
 
 def _phases_of(tape: Tape, events: np.ndarray) -> list[str]:
-    """The phases in which the events at some indices happen; what follows the last mark belongs to the last phase."""
+    """Return the phases of the events at some indices; events after the last mark belong to the last phase."""
     ends, names = zip(*tape.marks, strict=True) if tape.marks else ((), ("",))
     found = np.searchsorted(ends, events, side="right")
     return [names[min(place, len(names) - 1)] for place in found.tolist()]
