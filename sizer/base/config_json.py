@@ -39,7 +39,7 @@ FLOAT_TAG = "__float__"  # transformers' tag for floats that JSON lacks: configu
 TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}  # _FLOAT_TAG_VALUES, there
 
 _FIX = "paste the model's config.json as it is"
-# A bracket, or a whole string: to the end of the text where its closing quote is missing (no quote is scanned twice).
+# A bracket, or a whole string: to the end of the text if its closing quote is missing (no quote is scanned twice).
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -4,5 +4,5 @@
     shallow traces ──stretches, shallower, unfold──► the tape of a deep model
     steps ──windows, loops──► a tape with loops                         ──loop_choices──► the tape of another training loop
 
-`tape` is the value, `streams` tells which events concern which stream. No torch; replays are in `sizer.allocator`.
+`tape` is the value, `streams` assigns events to streams. No torch; replays are in `sizer.allocator`.
 """

@@ -23,10 +23,10 @@ class NotAffineError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffineTape:
-    """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; all else is that of `tape`, the first of the two traces.
+    """A tape with sizes of `constant[i] + per_item[i] * batch` bytes; all other fields are those of `tape`, the first trace.
 
-    `size_queries` are those whose answers are on no line; the line of their blocks is a model. `told_per_item` are the bytes by
-    which each of the tape's collectives grows.
+    `size_queries` have answers that are on no line; the line of their blocks is a model. `told_per_item` are the bytes by which
+    each of the tape's collectives grows.
     """
 
     fitted_at: tuple[int, int]
@@ -37,16 +37,16 @@ class AffineTape:
     told_per_item: tuple[int, ...] = ()
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> AffineTape:
-        """The tape whose size queries name another dtype."""
+        """Return the tape with size queries of another dtype."""
         queries = tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
         return replace(self, tape=self.tape.with_dtype(dtype, instead_of=instead_of), size_queries=queries)
 
     def with_outputs(self, outputs: str | None) -> AffineTape:
-        """The tape of a loop that frees or keeps the outputs (sizer.tape.loop_choices)."""
+        """Return the tape of a loop that frees or keeps the outputs (sizer.tape.loop_choices)."""
         return replace(self, tape=with_outputs(self.tape, outputs)[0])
 
     def with_sizes(self, size: Answer, *, answered: Collection[str]) -> AffineTape:
-        """As `TapeFamily.with_sizes`."""
+        """Return the tape with given sizes, as `TapeFamily.with_sizes`."""
         constant, per_item = self.constant[:], self.per_item[:]
         for query in self.size_queries:
             at_none, at_one = (size(query.kind, query.words, query.at(batch).numbers) for batch in (0, 1))
@@ -58,10 +58,10 @@ class AffineTape:
         return replace(self, tape=tape, constant=constant, per_item=per_item, size_queries=left)
 
     def at(self, batch: int) -> Tape:
-        """The tape (bytes per block) of the same work at another batch size, its size queries not resolved.
+        """Return the tape (bytes per block) of the same work at another batch size, with unresolved size queries.
 
-        Raises NotAffineError where a size would be negative, ValueError where the batch is not positive or so large
-        that the bytes of all blocks together reach 2**62.
+        Raises NotAffineError if a size would be negative, ValueError if the batch is not positive or so large that the bytes of
+        all blocks together reach 2**62.
         """
         if batch < 1:
             raise ValueError(f"batch was {batch}; it must be at least 1: give a positive integer")
@@ -92,22 +92,24 @@ class AffineTape:
         )
 
     def check(self, third: Tape) -> None:
-        """None where a third trace (or its beginning) is predicted to the byte, its size queries to the number.
+        """Raise NotAffineError, naming the first op that differs, unless a third trace is predicted to the byte.
 
-        Raises NotAffineError naming the first op that differs.
+        Its size queries must be predicted to the number. The trace may be the beginning of the work.
         """
         check_tape(self.at(third.batch), third, self.fitted_at)
 
 
 def fit_affine(first: Tape, second: Tape) -> AffineTape:
-    """The affine tape through two traces of the same work at two batch sizes.
+    """Return the affine tape through two traces of the same work at two batch sizes.
 
-    The second may be the beginning of the work, up to the end of a phase before the second step: what follows in the first
-    tape is then the same step once more, whose blocks and size queries grow as their counterparts of the first step do, and the
-    optimizer's, which do not grow.
-    Raises NotAffineError where order, categories, ops, modules or phases differ, or a size or a size query's number does not
-    grow by whole bytes or units per item; the message names the first op that differs. Raises ValueError where both tapes
-    have the same batch.
+    The second trace may be the beginning of the work, up to the end of a phase before the second step. The rest of the first
+    tape is then a repetition of the step. Its blocks and size queries grow as their counterparts of the first step do; the
+    optimizer's do not grow.
+
+    Raises NotAffineError if order, categories, ops, modules or phases differ, or if a size or a size query's number does not
+    grow by whole bytes or units per item; the message names the first op that differs. Raises ValueError if both tapes have the
+    same batch.
+
     Two traces always define a line: check a third with AffineTape.check.
     """
     if first.batch == second.batch:
@@ -152,7 +154,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
 
 
 def check_tape(whole: Tape, third: Tape, fitted_at: tuple[int, int]) -> None:
-    """Raise NotAffineError where a third trace, or its beginning, is not what the traces at two batch sizes predict."""
+    """Raise NotAffineError if a third trace, or its beginning, differs from the prediction of the traces at two batch sizes."""
     expected = beginning(whole, third)
     check_same_work(expected, third)
     _check_same_size_queries(expected, third)
@@ -167,7 +169,7 @@ def check_tape(whole: Tape, third: Tape, fitted_at: tuple[int, int]) -> None:
 
 
 def beginning(tape: Tape, other: Tape) -> Tape:
-    """The tape cut to the phases of the other one; the tape itself where the other has them all."""
+    """Return the tape cut to the phases of another one; unchanged if the other has them all."""
     if len(other.marks) >= len(tape.marks) or not other.marks:
         return tape
     end = tape.marks[len(other.marks) - 1][0]
@@ -200,10 +202,10 @@ def _known(passes: tuple[tuple[int, ...], ...], blocks: int) -> tuple[tuple[int,
 
 
 def _counterparts(tape: Tape, known: int) -> list[int | None]:
-    """For each block after the first `known` ones, the block of the first step that it repeats; None where it repeats none.
+    """Return for each block after the first `known` ones the block of the first step that it repeats; None without one.
 
-    Blocks of the first step that are released come again in the second, in the same order and size; those that stay
-    (inputs, library workspaces, optimizer state) do not. Raises NotAffineError where the second step differs.
+    Released blocks of the first step come again in the second, in the same order and size. Blocks that stay (inputs, library
+    workspaces, optimizer state) do not. Raises NotAffineError if the second step differs.
     """
     ends = {phase: position for position, phase in tape.marks}
     begin = ends.get("optimizer", ends.get("forward", 0))
@@ -255,7 +257,7 @@ def check_same_work(one: Tape, other: Tape) -> None:
 
 
 def _check_same_size_queries(one: Tape, other: Tape) -> None:
-    """Raise NotAffineError naming the first block whose size queries differ."""
+    """Raise NotAffineError for the first block with different size queries."""
     expected, found = by_block(one.size_queries), by_block(other.size_queries)
     if expected != found:
         block = min(block for block in expected.keys() | found.keys() if expected.get(block) != found.get(block))

@@ -28,7 +28,7 @@ _COLUMNS = ("order", "sizes", "categories", "ops", "modules", "streams")
 _ENDIAN = sys.byteorder
 
 Range = tuple[tuple[int, int], tuple[int, int]]  # of capabilities
-# Of a comparison: what was compared ("capability", "major", "minor"), how ("ge", "among"), with what, and the outcome.
+# Of a comparison: the compared value ("capability", "major", "minor"), the operator ("ge", "among"), the operand, and the result.
 Decision = tuple[str, str, int | tuple[int, int] | tuple[Range, ...], bool]
 
 
@@ -47,11 +47,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """Traces of one piece of work in one dtype: its tapes, or why there are none, and the kernels it took.
+    """Traces of one piece of work in one dtype: its tapes and kernels, or why there are none.
 
-    `failure` says why batches that `family` has no tape for could not be traced. `note` is to be read with the answer.
-    `halves_differ` says whether a traced operator treats float16 and bfloat16 differently. `decisions` are what rules asked of the
-    device's compute capability: where another answers alike, its traces are the same. `compiled` is what torch.compile did.
+    `failure` says why batches without a tape in `family` could not be traced. `note` is to be read with the answer.
+    `halves_differ` is True if a traced operator treats float16 and bfloat16 differently. `decisions` are the rules' comparisons
+    on the device's compute capability: devices with equal results have the same traces. `compiled` is the result of
+    torch.compile.
     """
 
     family: TapeFamily = field(default_factory=TapeFamily)
@@ -63,16 +64,16 @@ class Traced:
     compiled: CompiledCode | None = None
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Traced:
-        """The same work in another dtype that takes the same kernels."""
+        """Return the same work in another dtype that takes the same kernels."""
         told = re.compile(
             rf"(^|, ){instead_of}(?=[,;]|$)"
-        )  # what a kernel was taken for; conditions name several dtypes
+        )  # the dtype of a kernel's reason; conditions name several dtypes
         kernels = tuple(replace(kernel, why=told.sub(rf"\g<1>{dtype}", kernel.why)) for kernel in self.kernels)
         return replace(self, family=self.family.with_dtype(dtype, instead_of=instead_of), kernels=kernels)
 
 
 def pack(traced: Traced) -> bytes:
-    """The bytes that `unpack` makes the same value of."""
+    """Return the bytes of a value, for `unpack`."""
     columns = _Writer()
     family = traced.family
     header = {
@@ -87,7 +88,7 @@ def pack(traced: Traced) -> bytes:
 
 
 def unpack(data: bytes) -> Traced:
-    """The value that was packed. Raises DecodeError where the bytes are not of one, or of another machine."""
+    """Return the packed value. Raises DecodeError if the bytes are damaged, or from another machine."""
     inflater = zlib.decompressobj()
     try:
         whole = inflater.decompress(data, LIMIT_BYTES)
@@ -111,7 +112,7 @@ def unpack(data: bytes) -> Traced:
 
 
 class _Writer:
-    """Columns one behind the other, and of each tape what a header says of it."""
+    """Concatenated columns, and a header of each tape."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -150,7 +151,7 @@ class _Writer:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, and those in them."""
+    """Return a list as a tuple, with the lists in it."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -163,7 +164,7 @@ def _collective(phase: str, kind: str, group: str, again: bool, calls: int, size
 
 
 class _Reader:
-    """The columns of an archive, in the order in which the header names them."""
+    """The columns of an archive, in the order of the header."""
 
     def __init__(self, columns: memoryview) -> None:
         self._columns = columns

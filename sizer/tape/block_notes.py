@@ -16,7 +16,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseOfStep:
-    """A phase ("forward") of one of the two steps, 1 or 2; of step 0 is what comes before them."""
+    """A phase ("forward") of one of the two steps, 1 or 2; step 0 is the work before them."""
 
     step: int
     phase: str
@@ -24,14 +24,17 @@ class PhaseOfStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockNotes:
-    """By number of a tape's block: its tensor, which a kernel's workspace does not have, and the parameter that it belongs to
-    (gradients and optimizer state) by name. `ends` are the positions in the tape's order where phases end, ascending."""
+    """By number of a tape's block: its tensor, which a kernel's workspace lacks, and its parameter's name.
+
+    Gradients and optimizer state have the name of their parameter. `ends` are the positions in the tape's order at which phases
+    end, ascending.
+    """
 
     tensors: dict[int, Tensor] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     ends: list[tuple[int, PhaseOfStep]] = field(default_factory=list)
 
     def phase_at(self, event: int) -> PhaseOfStep:
-        """The phase in which the event at this index of the order happens; what follows the last end belongs to the last phase."""
+        """Return the phase of the event at this index of the order; events after the last end belong to the last phase."""
         place = bisect_right(self.ends, event, key=lambda end: end[0])
         return self.ends[min(place, len(self.ends) - 1)][1]

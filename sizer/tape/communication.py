@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """Collectives of one kind ("all-reduce") over one group of ranks in one phase of a tape: how many, and their bytes together.
+    """Collectives of one kind ("all-reduce") over one group of ranks in one phase of a tape: count, and sum of bytes.
 
-    `group` is the dimension of a mesh that it is ("shard"), or the "world". `again` says whether they come again with each further
-    pass that a step accumulates: they are those of the first of the two that are traced.
+    `group` is the dimension of a mesh ("shard"), or the "world". `again` is True if they are repeated in each further
+    accumulated pass of a step: they are then those of the first of the two traced passes.
     """
 
     phase: str
@@ -25,10 +25,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Collectives of one kind over one group of ranks in a whole step: how many, and their bytes together.
+    """Collectives of one kind over one group of ranks in a whole step: their number, and the sum of their bytes.
 
-    The bytes of a collective are those of the whole tensor, as NCCL's tests count them: what a rank has after an all-gather, what
-    it had before a reduce-scatter. How many of them it sends depends on the algorithm.
+    The bytes of a collective are those of the whole tensor, as NCCL's tests count them: after an all-gather, before a
+    reduce-scatter. The bytes that a rank sends depend on the algorithm.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Volume:
 
 
 def volumes_of_step(collectives: Iterable[Collective], *, passes: int = 1) -> tuple[Volume, ...]:
-    """The collectives of the second step, of so many `passes`, the most bytes first; of the first where there is no second."""
+    """Return the collectives of the second step with `passes` passes, the most bytes first; of the first without a second."""
     collectives = tuple(collectives)
     second = [row for row in collectives if row.phase == "step2"]
     calls: Counter[tuple[str, str]] = Counter()
@@ -53,11 +53,11 @@ def volumes_of_step(collectives: Iterable[Collective], *, passes: int = 1) -> tu
 def bytes_per_item(
     first: Collection[Collective], second: Collection[Collective], phases: Collection[str], step: int
 ) -> tuple[int, ...]:
-    """For each of the collectives of a tape by how many bytes it grows with each sample of the batch, by those of another at a
-    batch that is larger by `step`, of which there are `phases` alone.
+    """Return the bytes by which each collective of a tape grows with each sample of the batch.
 
-    What the optimizer says does not grow; the second step grows as the first one does. Raises ValueError where they are others, or
-    do not grow by whole bytes.
+    `second` has those of a tape at a batch that is larger by `step`, with only the phases `phases`. The optimizer's collectives
+    do not grow; the second step grows as the first one does. Raises ValueError if the collectives differ, or do not grow by
+    whole bytes.
     """
     later = {(row.phase, row.kind, row.group, row.again): row for row in second}
     slopes: dict[tuple[str, str, str, bool], int] = {}

@@ -12,17 +12,17 @@ _LINES = 3  # of each kind in the notes; the JSON has all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledCode:
-    """The code that was compiled, each item a line with its file and number.
+    """Compiled code, each item a line with its file and number.
 
     Args:
-        regions: Functions that were compiled, with their number of operators.
+        regions: Compiled functions, with their number of operators.
         graph_breaks: Lines at which Dynamo ended a region, with its reason.
         recompilations: Functions that were compiled again, with the guard that failed.
         eager: Functions that ran eagerly, with the reason.
         forward_flops: Floating-point operations of the forward passes of compiled regions, as the partitioner left them.
-        recomputed_flops: Those of them that the backward passes do again.
-        recomputed: Operators that the backward passes do again, each with how often, most often first.
-        assumptions: Whose decisions these are, what is not counted, and choices that a device makes by timing, as assumed.
+        recomputed_flops: Those that the backward passes recompute.
+        recomputed: Operators that the backward passes recompute, each with its number of calls, most frequent first.
+        assumptions: Source of these decisions, uncounted memory, and assumed results of choices that a device makes by timing.
     """
 
     regions: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class CompiledCode:
 
 
 def merge_compiled(codes: Iterable[CompiledCode | None]) -> CompiledCode | None:
-    """Return what several pieces of compiled code have, each line once; None if there is none."""
+    """Return the union of several pieces of compiled code, each line once; None if there is none."""
     found = [code for code in codes if code is not None]
     if not found:
         return None

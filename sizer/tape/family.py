@@ -19,13 +19,14 @@ class NotTracedError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapeFamily:
-    """The tapes of one piece of work over the batch size: plain data, whose size queries are resolved when a tape is taken.
+    """Tapes of one piece of work over the batch size: plain data, with size queries that are resolved when a tape is taken.
 
-    lines: (first batch, tape over the batch) ascending; each holds up to the next one's first batch. Empty where the work can only
-        be traced at each batch size by itself.
-    exact: tapes of batch sizes that were traced by themselves and stand before the lines; a batch of 1 is often an exception. All
-        below the first line's are among them.
-    smallest: the smallest batch size that the model takes.
+    Args:
+        lines: (first batch, tape over the batch) ascending; each is valid up to the next one's first batch. Empty if each batch
+            size must be traced separately.
+        exact: Tapes of separately traced batch sizes, which take precedence over the lines; a batch of 1 is often an exception.
+            It has all batch sizes below the first line's.
+        smallest: The smallest batch size that the model accepts.
     """
 
     lines: tuple[tuple[int, AffineTape | PerSampleTape], ...] = ()
@@ -34,9 +35,9 @@ class TapeFamily:
     _digest: str = field(default="", init=False, repr=False, compare=False)  # once it is known
 
     def at(self, batch: int, oracle: SizeOracle | None = None) -> Tape:
-        """The tape (bytes per block) at one batch size, with the sizes that the oracle gives.
+        """Return the tape (bytes per block) at one batch size, with the sizes of the oracle.
 
-        Raises NotTracedError where there are no lines and the work was not traced at this batch, and what `at` of a line raises.
+        Raises NotTracedError if there are no lines and the work was not traced at this batch, and the errors of a line's `at`.
         """
         for tape in self.exact:
             if tape.batch == batch:
@@ -47,12 +48,15 @@ class TapeFamily:
         return line.at(batch).resolve(oracle)
 
     def covered(self, batches: Iterable[int]) -> tuple[int, ...]:
-        """Those of some batch sizes that it has tapes for: all of them where there are lines."""
+        """Return the batch sizes with tapes: all of them if there are lines."""
         traced = {tape.batch for tape in self.exact}
         return tuple(batch for batch in batches if self.lines or batch in traced)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> TapeFamily:
-        """The family whose size queries name another dtype: float16 where it takes bfloat16's kernels; itself without any."""
+        """Return the family with size queries of another dtype; unchanged without size queries.
+
+        It is used for float16 if that takes bfloat16's kernels.
+        """
         if not any(tape.size_queries for tape in self.tapes()):
             return self
         return replace(
@@ -62,8 +66,11 @@ class TapeFamily:
         )
 
     def with_sizes(self, size: Answer, *, answered: Collection[str]) -> TapeFamily:
-        """The family with the bytes that `size` gives for size queries, which grow by as many with each number that does; where it
-        gives none a block keeps its own. Queries of the kinds that are `answered` are gone."""
+        """Return the family with the bytes that `size` returns for size queries.
+
+        The sizes grow by the same bytes with each number that grows. If `size` returns None a block keeps its size. Queries of
+        the kinds in `answered` are removed.
+        """
         return replace(
             self,
             lines=tuple((first, line.with_sizes(size, answered=answered)) for first, line in self.lines),
@@ -71,7 +78,7 @@ class TapeFamily:
         )
 
     def with_outputs(self, outputs: str | None) -> TapeFamily:
-        """The tapes of a loop that frees or keeps the outputs; None leaves it open, and changes nothing."""
+        """Return the tapes of a loop that frees or keeps the outputs; None leaves the choice open, and changes nothing."""
         if outputs is None:
             return self
         return replace(
@@ -81,7 +88,7 @@ class TapeFamily:
         )
 
     def digest(self) -> str:
-        """A digest of all that decides the sizes and the order of its tapes."""
+        """Return a digest of all inputs of the sizes and the order of its tapes."""
         if not self._digest:
             object.__setattr__(self, "_digest", self._take_digest())
         return self._digest
@@ -114,7 +121,7 @@ class TapeFamily:
         return found.hexdigest()[:40]
 
     def tapes(self) -> Iterator[Tape]:
-        """Every tape that the family is made of."""
+        """Yield every tape of the family."""
         for _, line in self.lines:
             yield from (line.tape,) if isinstance(line, AffineTape) else (line.first, line.second)
         yield from self.exact

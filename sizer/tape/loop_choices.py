@@ -25,7 +25,7 @@ def with_outputs(tape: Tape, outputs: str | None) -> tuple[Tape, Callable[[int],
     """Return the tape of a loop that frees or keeps the outputs, and its positions by those of the old order.
 
     A loop that keeps them is `out = model(**batch); out.loss.backward(); optimizer.step()` in a function that does one step:
-    outputs live until there are those of the next pass, or until the step ends. None leaves open which loop it is.
+    outputs live until those of the next pass exist, or until the step ends. None leaves the loop open.
     """
     positions = _release_positions(tape, across_steps=False) if outputs == KEPT else {}
     made, moved_to = postpone(tape, positions)
@@ -38,7 +38,7 @@ def outputs_kept(tape: Tape) -> Tape:
 
 
 def outputs_kept_across_steps(tape: Tape) -> Tape:
-    """Return the tape of a loop that keeps outputs until it has those of the next forward pass, also of the next step.
+    """Return the tape of a loop that keeps outputs until the next forward pass has returned, also that of the next step.
 
     This is the same code in the body of a `for` loop: the variable is bound until the next assignment.
     """
@@ -48,7 +48,7 @@ def outputs_kept_across_steps(tape: Tape) -> Tape:
 def gradients_kept(tape: Tape) -> Tape:
     """Return the tape with the first step's gradients alive until the second step's forward pass has ended.
 
-    Return the tape itself if no second step is told apart.
+    Return the tape itself if no second step is known.
     """
     begin, end = _end_of_step(tape), tape.second_forward
     if begin is None or end is None:
@@ -60,13 +60,14 @@ def gradients_kept(tape: Tape) -> Tape:
 
 
 def gradients_zeroed(tape: Tape) -> Tape:
-    """Return the tape of a loop that sets gradients to zero and keeps them: `zero_grad(set_to_none=False)`, PyTorch's default up
-    to 1.13.
+    """Return the tape of a loop that sets gradients to zero and keeps them: `zero_grad(set_to_none=False)`.
 
-    The first step's gradients stay. The second step's are added to them (torch/csrc/autograd/functions/accumulate_grad.h, 2.15)
-    and released: before the next allocation of another module, since the tape does not tell where a node of the graph ends. A
-    gradient of an embedding that is itself temporary is added to that of the tied output layer, which waits for it.
-    Return the tape itself if no second step is told apart.
+    This is PyTorch's default up to 1.13. The first step's gradients stay. The second step's are added to them
+    (torch/csrc/autograd/functions/accumulate_grad.h, 2.15) and released: before the next allocation of another module, since
+    the tape does not show where a node of the graph ends. A temporary gradient of an embedding is added to that of the tied
+    output layer, which waits for it.
+
+    Return the tape itself if no second step is known.
 
     *Known limitations*: the gradient of another layer that is used several times is released after its first use.
     """
@@ -112,10 +113,10 @@ def _embedding_gradients(tape: Tape) -> Iterator[int]:
 
 
 def float32_outputs(tape: Tape) -> Tape:
-    """Return the tape of a loop whose model returns float32 copies in the place of its 16-bit outputs.
+    """Return the tape of a loop with a model that returns float32 copies instead of its 16-bit outputs.
 
     Accelerate's `ConvertOutputsToFp32` and Fabric's wrapper do so. The graph saves neither; a copy lives as long as the loop
-    keeps what the model returned. Return the tape itself if no output has 16 bits.
+    keeps the model's output. Return the tape itself if no output has 16 bits.
     """
     if tape.loops or not tape.half_outputs:
         return tape
@@ -154,12 +155,12 @@ def postpone(tape: Tape, positions: Mapping[int, int]) -> tuple[Tape, Callable[[
     """Move the releases of blocks to later positions of the order.
 
     Args:
-        positions: by block, the position in `order` before whose event it is released instead. A position that is not later
+        positions: By block, the position in `order` of the event before which it is now released. A position that is not later
             than the block's own release, and a block that is never released, change nothing.
 
     Returns:
-        The tape, and the function from a position of its old order to that of the new one. The tape itself if nothing moves,
-        or if it has loops, whose steps are written once.
+        The tape, and the function from a position of its old order to that of the new one. The tape itself if nothing moves, or
+            if it has loops, since their steps are written once.
     """
     if not positions or tape.loops:
         return tape, lambda position: position
@@ -181,7 +182,7 @@ def postpone(tape: Tape, positions: Mapping[int, int]) -> tuple[Tape, Callable[[
 
 
 def _places(tape: Tape, events: np.ndarray) -> np.ndarray:
-    """Return by block its position among events, in which other events are negative; -1 if it is none of them."""
+    """Return by block its position among events; -1 if it is none of them. Other events are negative."""
     found: np.ndarray = np.full(len(tape.sizes), -1)
     positions = np.flatnonzero(events >= 0)
     found[events[positions]] = positions
@@ -208,7 +209,7 @@ def _release_positions(tape: Tape, *, across_steps: bool) -> dict[int, int]:
     if end is None or not tape.outputs:
         return {}
     at = _places(tape, np.asarray(tape.order, np.int64))
-    # The last step ends with the tape: before its last event, so that outputs are no part of what is left.
+    # The last step ends with the tape: before its last event, so that outputs are not among the remaining blocks.
     known = [
         max((int(at[block]) for block in blocks), default=0) + 1 for blocks in tape.outputs
     ]  # where each pass has returned

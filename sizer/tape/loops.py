@@ -18,19 +18,22 @@ class NotRepeatedError(ValueError):
     """Steps of a tape do not follow from each other: their events differ, or their sizes do not grow by the same bytes."""
 
 
-DEPTH = 2  # steps for which a block may live on: what a step is given stays until the next one is
+DEPTH = 2  # steps for which a block may live on: an input of a step stays until the next step has its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
     """A repeated step in a loop of a tape.
 
-    events: int64, the events of the step that comes again; blocks: int64, the blocks that it allocates, in order.
-    sizes: int64, their bytes in the step that the tape holds; growth: int64, by how many bytes they grow each time.
-    earlier: (block, steps, place) for each block that the step releases and has not made: so many steps before, it was the one
-        with that place among their blocks.
-    moves: int64, [moves, 2], rows (block, later block): the names of blocks go over to their successors each time the step comes
-        again, so that what the later one named is named by the earlier one. To be done all at once, or in their order.
+    Args:
+        events: int64, the events of the repeated step.
+        blocks: int64, the blocks that it allocates, in order.
+        sizes: int64, their bytes in the step of the tape.
+        growth: int64, the bytes by which they grow each time.
+        earlier: (block, steps, place) for each block that the step releases and did not allocate: the block with that place
+            among those of the step so many steps earlier.
+        moves: int64, [moves, 2], rows (block, later block). In each repetition the later block's value moves to the earlier
+            name. Do all moves at once, or in their order.
     """
 
     count: int
@@ -42,18 +45,18 @@ class Repetition:
     moves: np.ndarray
 
     def sizes_at(self, time: int) -> np.ndarray:
-        """The bytes of the blocks when the step comes again for the `time`-th time, from 1; those in the tape at 0 and before."""
+        """Return the bytes of the blocks in the `time`-th repetition of the step, from 1; at 0 and below those in the tape."""
         return self.sizes + time * self.growth
 
 
 def repetitions(tape: Tape) -> Iterator[tuple[Loop, Repetition]]:
-    """Every loop of a tape with what comes again in it. Raises NotRepeatedError where a loop is none."""
+    """Yield every loop of a tape with its repeated step. Raises NotRepeatedError if a loop does not repeat."""
     for loop in tape.loops:
         yield loop, find_repetition(tape, loop)
 
 
 def find_repetition(tape: Tape, loop: Loop) -> Repetition:
-    """Return what comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ."""
+    """Return the repeated step of a loop, read from it and earlier steps. Raises NotRepeatedError if these differ."""
     length = loop.end - loop.begin
     before, step = (
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
@@ -85,11 +88,11 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
 
 
 class _Step:
-    """A step of a tape in words that do not depend on where it stands; `bounds` of its order are where the DEPTH steps before it
-    begin, where it begins itself, and where it ends.
+    """A step of a tape, described independently of its position.
 
-    Each of its events is the allocation or release of the block with a place among those that a step makes, this one or one so
-    many steps before. The place is -1 if none of these made it.
+    `bounds` of its order are the begins of the DEPTH steps before it, its own begin, and its end. Each event is the allocation
+    or release of a block, given by its place among the blocks of a step, this one or an earlier one, and by the number of steps
+    between. The place is -1 if none of these steps allocated it.
     """
 
     def __init__(self, tape: Tape, bounds: Sequence[int]) -> None:
@@ -155,7 +158,7 @@ def check_affine(tape: Tape, loop: Loop) -> None:
 
 
 def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:
-    """Raise NotRepeatedError unless the step at these bounds is what the loop that ends where it begins would come to next."""
+    """Raise NotRepeatedError unless the step at these bounds continues the loop that ends at its begin."""
     begin, end = bounds
     loop = next((loop for loop in tape.loops if loop.end == begin), None)
     if loop is None:
@@ -169,12 +172,13 @@ def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:
 def append_steps(
     tape: Tape, other: Tape, ends: Sequence[int], *, follows: Sequence[int], kept: Mapping[int, int] | None = None
 ) -> tuple[Tape, list[int]]:
-    """Return the tape with steps of another tape of the same work behind it, and where each of them ends in its order.
+    """Return the tape with steps of another tape of the same work appended, and the end of each in its order.
 
-    `ends` of the other tape's order are where its steps end: first those that stand for the tape's own last ones, then those to be
-    appended. `follows` of the tape's order are where those last ones end. What a step releases was made in one of these steps;
-    or in none of them, if it is among `kept`, the tape's blocks by the other's of what both have held for longer.
-    Raises NotRepeatedError where it is neither.
+    `ends` of the other tape's order are the ends of its steps: first those that match the tape's own last steps, then those to
+    append. `follows` of the tape's order are the ends of its own last steps. A step may release a block that one of these steps
+    allocated, or one of `kept`, the tape's blocks by the other's for blocks that both have held for longer.
+
+    Raises NotRepeatedError for any other block.
     """
     if follows[-1] != len(tape.order):
         raise ValueError("the steps that others follow are not the last ones")
@@ -232,14 +236,14 @@ def _with_blocks(tape: Tape, other: Tape, blocks: Sequence[int], order: array[in
 
 
 def _joined_streams(tape: Tape, other: Tape, blocks: Sequence[int]) -> bytes:
-    """The streams of a tape's blocks and of some of another's; nothing where all are of the default one."""
+    """Return the streams of a tape's blocks and of some of another's; empty if all are of the default stream."""
     if not (tape.streams or other.streams):
         return b""
     return (tape.streams or bytes(len(tape.sizes))) + bytes(stream_of(other, block) for block in blocks)
 
 
 def written(tape: Tape) -> Tape:
-    """The tape with every step of its loops written out, as a trace of them all would have it.
+    """Return the tape with every step of its loops written out, as a trace of them all would have it.
 
     Blocks are numbered in the order of their allocation, as a log numbers them.
     """
@@ -249,7 +253,7 @@ def written(tape: Tape) -> Tape:
 
 
 def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
-    """The tape with its last loop written out."""
+    """Return the tape with its last loop written out."""
     made, length = len(again.blocks), loop.end - loop.begin
     first, more = int(again.blocks[0]), loop.count * made
     relative = {block: place for place, block in enumerate(again.blocks.tolist())}

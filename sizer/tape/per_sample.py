@@ -66,7 +66,7 @@ class PerSampleTape:
         return len(self.second.order) - len(self.first.order)
 
     def batch_of(self, events: int) -> int:
-        """Return the largest batch whose tape has so many events at most."""
+        """Return the largest batch with a tape of at most this number of events."""
         return self.first.batch + (events - len(self.first.order)) // self.events_per_sample
 
     def common_events(self) -> tuple[np.ndarray, np.ndarray]:
@@ -74,24 +74,24 @@ class PerSampleTape:
         return self._aligned.common_events()
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> PerSampleTape:
-        """The tape whose size queries name another dtype."""
+        """Return the tape with size queries of another dtype."""
         first, second = (tape.with_dtype(dtype, instead_of=instead_of) for tape in (self.first, self.second))
         return replace(self, first=first, second=second)
 
     def with_sizes(self, size: Answer, *, answered: Collection[str]) -> PerSampleTape:
-        """As `TapeFamily.with_sizes`."""
+        """Return the tape with given sizes, as `TapeFamily.with_sizes`."""
         first, second = (tape.with_sizes(size, answered=answered) for tape in (self.first, self.second))
         return replace(self, first=first, second=second)
 
     def with_outputs(self, outputs: str | None) -> PerSampleTape:
-        """The tape of a loop that frees or keeps the outputs."""
+        """Return the tape of a loop that frees or keeps the outputs."""
         return replace(self, outputs=outputs)
 
     def at(self, batch: int) -> Tape:
-        """The tape (bytes per block) of the same work at another batch size, its size queries not resolved.
+        """Return the tape (bytes per block) of the same work at another batch size, with unresolved size queries.
 
-        Raises NotAffineError where a size would be negative or the work is not the same at this batch size, ValueError where the
-        batch is smaller than the first one, or so large that the tape would have more than LIMIT_EVENTS events or 2**62 bytes.
+        Raises NotAffineError if a size would be negative or the work differs at this batch size. Raises ValueError if the batch
+        is smaller than the first one, or so large that the tape would have more than LIMIT_EVENTS events or 2**62 bytes.
         """
         if batch == self.first.batch:
             return with_outputs(self.first, self.outputs)[0]
@@ -118,7 +118,7 @@ class PerSampleTape:
         return with_outputs(tape, self.outputs)[0]
 
     def check(self, third: Tape) -> None:
-        """As `AffineTape.check`."""
+        """Raise NotAffineError if a third trace differs from the line, as `AffineTape.check`."""
         check_tape(self.at(third.batch), in_order(third), self.fitted_at)
 
     def _queries_at(self, batch: int, sources: np.ndarray) -> tuple[SizeQuery, ...]:
@@ -136,12 +136,12 @@ def fit_per_sample(first: Tape, second: Tape) -> PerSampleTape:
     if second.batch != first.batch + 1:
         raise ValueError(f"the tapes are of batch {first.batch} and {second.batch}; trace one sample more")
     line = PerSampleTape(first=in_order(first), second=in_order(second))
-    line.at(second.batch + 1)  # raises if it cannot be told
+    line.at(second.batch + 1)  # raises if it cannot be predicted
     return line
 
 
 def in_order(tape: Tape) -> Tape:
-    """Return the tape with each run of releases sorted by block. The allocator's state after a run does not depend on its order.
+    """Return the tape with each run of releases sorted by block; the allocator's state after a run is the same.
 
     The order in which Python releases the local variables of a function depends on the number of samples.
     """

@@ -1,8 +1,8 @@
 """Tapes of a model with fewer layers, from the tape of a deeper one.
 
-Two tapes of a model, traced with fewer and with more layers in all of its lists, show which events the additional layers make. The
-deeper tape without those of one list is that of a model in which this list alone is shorter. The same layers make the same events
-in a like tape, such as one at another batch size, although other events may come and go outside the layers.
+Two tapes of a model, traced with fewer and with more layers in all of its lists, show which events the additional layers make.
+The deeper tape without the events of one list is the tape of a model with fewer layers in this list only. The same layers make
+the same events in a similar tape, such as one at another batch size, although other events may differ outside the layers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sizer.tape.stretches import NO_LAYER, LayersDifferError, Rows
 from sizer.tape.tape import Tape
 from sizer.tape.unfold import Stacks, align, name_modules, paths_of
 
-NOWHERE = -1  # in the place of a position, of an event that the other tape has not
-WINDOW = 512  # events, in which two tapes are found to do the same again
-NO_STACK = -1  # in the place of a list's number, of what is of no layer
+NOWHERE = -1  # replaces the position of an event that the other tape lacks
+WINDOW = 512  # events compared to find the place from which two tapes agree again
+NO_STACK = -1  # replaces the number of a list, for events of no layer
 
 
 class Shallower:
     """The events that additional layers make in a tape, by list of layers.
 
-    `second` is the tape of a model that has a period more in each of its `stacks` than that of `first`; those of `apart` have one
-    more in all but one of them, the first, the second, and so on but for the last. Raises LayersDifferError if the further events
-    do not repeat others, or if it does not show which list they are of.
+    `second` is the tape of a model that has a period more in each of its `stacks` than that of `first`. The tapes in `apart`
+    have one period more in all but one of them: the first, the second, and so on, except the last. Raises LayersDifferError if
+    the further events do not repeat others, or if their list cannot be determined.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Shallower:
         lists = {path: number for number, stack in enumerate(stacks) for path in stack.paths}
         named = (lists.get(name.partition(".*")[0], NO_STACK) for name in two.names)
         stack_of_block = np.where(two.layers == NO_LAYER, NO_STACK, np.fromiter(named, np.int64, len(two.names)))
-        self._added = np.full(len(two.blocks), NO_STACK)  # by event the list whose additional layer it is of
+        self._added = np.full(len(two.blocks), NO_STACK)  # by event the list of its additional layer
         for (begin, end), number in of_list.items():
             self._added[begin:end] = number
             around = slice(*_repetitions(two.exact, begin, end))
@@ -62,23 +62,23 @@ class Shallower:
             stack_of_block[unnamed[stack_of_block[unnamed] == NO_STACK]] = number  # an optimizer's, in no module
         self._stack_of = stack_of_block[two.blocks]  # by event
         self._regions = [(2 * stretch.begin - stretch.end, stretch.end) for stretch in aligned.stretches]
-        # by event where its block is allocated; and where, if the shallower tape has the event, the one that it has there
+        # by event the position of its block's allocation; and, for events of the shallower tape, the position there
         self._own = _allocations(two)
         self._shallower = self._own.copy()
         self._shallower[theirs] = theirs[_allocations(one)]
         self._layers = two.layers[two.blocks]
         self._layers[theirs] = one.layers[one.blocks]
         ours, places = theirs[np.flatnonzero(one.allocates)], np.flatnonzero(two.allocates)
-        self._outputs = [  # as many with more layers, or those of each layer
+        self._outputs = [  # equally many with more layers, or those of each layer
             (places[[*after]], ours[[*before]] if len(before) == len(after) else places[[*after]])
             for before, after in zip(first.outputs, second.outputs, strict=True)
         ]
 
     def tapes(self, other: Tape | None = None) -> tuple[Tape, ...]:
-        """Return what `sizer.tape.unfold.unfold` takes: the tapes with and without a period in each combination of the lists.
+        """Return the input of `sizer.tape.unfold.unfold`: tapes with and without a period in each combination of the lists.
 
         `other` is the tape of another step of the model of `second`, or its beginning; None for `second` itself. Raises
-        LayersDifferError if its layers do other work, or work that is not told apart from what is around them.
+        LayersDifferError if its layers do other work, or work that cannot be separated from its surroundings.
         """
         tape = self._second if other is None else other
         places = self._places(tape)
@@ -89,7 +89,7 @@ class Shallower:
         )
 
     def _places(self, other: Tape) -> np.ndarray:
-        """By event of `second` its position in another tape, NOWHERE for those that it has not."""
+        """Return by event of `second` its position in another tape, NOWHERE for missing events."""
         if other is self._second:
             return np.arange(len(other.order))
         second = beginning(self._second, other)
@@ -107,7 +107,7 @@ class Shallower:
         return places
 
     def _moved(self, own: np.ndarray, shallower: np.ndarray, stacks: Collection[int]) -> np.ndarray:
-        """Return where blocks are allocated that are at `own` with the layers of all lists, without those of some."""
+        """Return the allocation positions without the layers of some lists, from `own` with the layers of all lists."""
         stack_of, differs = self._stack_of[own], own != shallower
         if len(stacks) < len(self._stacks) and (stack_of[differs] == NO_STACK).any():
             raise LayersDifferError("a block outside the layers is another one with more layers")
@@ -116,7 +116,7 @@ class Shallower:
     def _without(self, tape: Tape, places: np.ndarray, stacks: Collection[int]) -> Tape:
         """Return a tape without the additional layers of some lists."""
         rows = Rows(tape, paths_of(self._stacks), {})
-        known = np.full(len(tape.order), NOWHERE)  # by event the one of `second` that it is
+        known = np.full(len(tape.order), NOWHERE)  # by event its event of `second`
         known[places[places != NOWHERE]] = np.flatnonzero(places != NOWHERE)
         is_known = known != NOWHERE
         kept = ~is_known | ~np.isin(self._added, [*stacks])[known]
@@ -130,7 +130,7 @@ class Shallower:
         allocated[others] = places[moved[known[others]]]
         if (allocated[kept] == NOWHERE).any() or not kept[allocated[kept]].all():
             raise LayersDifferError("a block would be released that is not there")
-        number = np.cumsum(kept & rows.allocates) - 1  # by event that allocates its block in the tape that is left
+        number = np.cumsum(kept & rows.allocates) - 1  # by event that allocates, its block's number in the remaining tape
         blocks = number[allocated]
         left = rows.blocks[kept & rows.allocates]
         new = dict(zip(left.tolist(), range(len(left)), strict=True))
@@ -168,9 +168,9 @@ class Shallower:
 
 
 def _matches(one: np.ndarray, two: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Yield where events of two tapes are the same ones: their positions in both, and how many follow each other.
+    """Yield the runs of equal events of two tapes: their positions in both, and the length.
 
-    Where they differ, WINDOW events of each are compared. Comparing all takes time that grows with the square of their number.
+    After a difference, WINDOW events of each are compared. Comparing all takes time that grows with the square of their number.
     """
     i = j = 0
     while i < len(one) and j < len(two):
@@ -189,12 +189,12 @@ def _matches(one: np.ndarray, two: np.ndarray) -> Iterator[tuple[int, int, int]]
 
 
 def _allocations(rows: Rows) -> np.ndarray:
-    """Return by event the position of the one that allocates its block."""
+    """Return by event the position of its block's allocation."""
     return np.flatnonzero(rows.allocates)[rows.blocks]
 
 
 def _repetitions(column: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """Return where the repetitions of a stretch of a column, which come one after the other, begin and end."""
+    """Return the begin and the end of the consecutive repetitions of a stretch of a column."""
     first, last, length, stretch = begin, end, end - begin, column[begin:end]
     while first >= length and np.array_equal(column[first - length : first], stretch):
         first -= length

@@ -1,7 +1,7 @@
-"""Size queries: for blocks whose size no line over the batch gives, because a library decides it for each shape by itself.
+"""Size queries: for blocks with a size on no line over the batch, since a library decides it for each shape.
 
-A tape holds for such a block a size that is a model, and beside it the query. A size oracle resolves it: a function that is handed
-in, since whoever asks a library stands outside of this package.
+A tape holds a modelled size for such a block, together with the query. A size oracle resolves the query. It is a function
+argument, since the code that calls a library is outside of this package.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class SizeQuery:
     blocks: tuple[int, ...]
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> SizeQuery:
-        """The same query of another dtype."""
+        """Return the same query for another dtype."""
         return replace(self, words=tuple(dtype if word == instead_of else word for word in self.words))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffineSizeQuery:
-    """A size query whose numbers are `constant[i] + per_item[i] * batch`."""
+    """A size query with the numbers `constant[i] + per_item[i] * batch`."""
 
     kind: str
     words: tuple[str, ...]
@@ -50,14 +50,14 @@ class AffineSizeQuery:
         object.__setattr__(self, "_grow", grow)
 
     def at(self, batch: int) -> SizeQuery:
-        """The query at one batch size."""
+        """Return the query at one batch size."""
         numbers = [*self.constant]
         for place, slope in self._grow:
             numbers[place] += slope * batch
         return SizeQuery(kind=self.kind, words=self.words, numbers=tuple(numbers), blocks=self.blocks)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> AffineSizeQuery:
-        """The same query of another dtype."""
+        """Return the same query for another dtype."""
         return replace(self, words=tuple(dtype if word == instead_of else word for word in self.words))
 
 
@@ -70,7 +70,7 @@ def by_block(queries: Iterable[SizeQuery]) -> dict[int, Asked]:
 
 
 def gather(by_block: dict[int, Asked]) -> tuple[SizeQuery, ...]:
-    """The size queries of blocks, equal ones once."""
+    """Return the size queries of blocks, equal ones merged."""
     blocks: dict[Asked, list[int]] = {}
     known: dict[int, list[int]] = {}  # by the number of an object: many blocks share one, which takes long to hash
     for block, query in by_block.items():
@@ -88,9 +88,9 @@ def fit_size_queries(
     second: dict[int, Asked],
     batches: tuple[int, int],
 ) -> tuple[AffineSizeQuery, ...]:
-    """The affine size queries through those of two batch sizes, by block.
+    """Return the affine size queries through those of two batch sizes, by block.
 
-    Raises ValueError with the first block whose two queries differ in more than numbers on a line.
+    Raises ValueError for the first block with two queries that differ in more than numbers on a line.
     """
     if first.keys() != second.keys():
         block = min(first.keys() ^ second.keys())

@@ -1,9 +1,9 @@
-"""Tapes of several streams: which events concern which, and what becomes of blocks that streams share.
+"""Tapes of several streams: the events of each stream, and blocks that several streams use.
 
-CUDA's allocator keeps the free blocks of each stream apart: what was allocated for one is never given to another
-(c10/cuda/CUDACachingAllocator.cpp, BlockComparatorSize). A block that other streams use as well (`Tensor.record_stream`) is free
-once these have done what they were asked for until then. Whether they have when the next block is asked for, timing decides: a
-replay takes them to have, which is the least that is reserved. They have at the latest where the host waits for them.
+CUDA's allocator has separate free blocks for each stream: a block allocated for one stream is never given to another
+(c10/cuda/CUDACachingAllocator.cpp, BlockComparatorSize). A block that other streams also use (`Tensor.record_stream`) is free
+once these have done their work up to its release. Timing decides whether they have when the next block is requested. A replay
+assumes that they have, which gives the least reserved memory. They have at the latest when the host waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sizer.tape.tape import Tape
 
 
 def by_stream(tape: Tape, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The events from `begin` to `end` of a tape's order in runs that concern the blocks of one stream: (begin, end, stream)."""
+    """Yield the events from `begin` to `end` of a tape's order in runs of one stream: (begin, end, stream)."""
     if not tape.streams or begin == end:
         yield begin, end, 0
         return
@@ -32,13 +32,15 @@ def by_stream(tape: Tape, begin: int, end: int) -> Iterator[tuple[int, int, int]
 
 
 def stream_of(tape: Tape, block: int) -> int:
-    """The number of the stream for which a block was allocated."""
+    """Return the number of the stream for which a block was allocated."""
     return tape.streams[block] if tape.streams else 0
 
 
 def streams_behind(tape: Tape) -> Tape:
-    """The tape where no stream has done what blocks wait for before the host waits for that, or cached memory is given back, which
-    waits for all of them: the most that may be reserved. The tape itself where no block waits."""
+    """Return the tape in which streams finish as late as possible: the most that may be reserved. Unchanged if no block waits.
+
+    A block then waits until the host waits for its streams, or cached memory is released, which waits for all of them.
+    """
     if not tape.awaited:
         return tape
     empties, order = tape.empties(), array("q")

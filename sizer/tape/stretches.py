@@ -1,6 +1,6 @@
 """Additional events in the tape of a deeper model, or of a larger batch: stretches that repeat.
 
-Layers that are alike repeat each other's events. So do the samples of a batch, where a model goes through them one by one.
+Equal layers repeat each other's events. So do the samples of a batch, if a model processes them one by one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from sizer.tape.tape import Tape
 
-ENOUGH = 200  # events that two tapes have alike after a stretch that ends where they go on in the same way
-NO_QUERY = -1  # in the place of a size query's number, of blocks without one
-NO_LAYER = -1  # in the place of a layer's number, of what is of none
+ENOUGH = 200  # equal events of two tapes after a stretch that are enough to end it there
+NO_QUERY = -1  # replaces a size query's number, for blocks without one
+NO_LAYER = -1  # replaces a layer's number, for blocks of no layer
 
 
 class LayersDifferError(ValueError):
@@ -32,9 +32,11 @@ class Stretch:
     end: int
 
     def steadied(self, rows: Rows, unlike: np.ndarray, otherwise: int) -> Stretch:
-        """The same events the fewest repetitions earlier that make the blocks go on as they did from one before to the next, so
-        many earlier where none does: the last layer is often not as the others, nor are the first. `unlike` tells by block whether
-        its layer is before those that are alike."""
+        """Return the same events a few repetitions earlier, if that makes the blocks continue as between earlier repetitions.
+
+        It is the fewest repetitions with that property, or `otherwise` if none has it: the last layer often differs from the
+        others, as do the first. `unlike` is True for blocks of layers before the equal ones.
+        """
         length = self.end - self.begin
         repetitions = 1
         while (begin := self.begin - repetitions * length) >= 0 and np.array_equal(
@@ -49,7 +51,7 @@ class Stretch:
         return self._earlier(min(otherwise, repetitions - 2)) if repetitions > 2 else self
 
     def of(self, column: np.ndarray) -> np.ndarray:
-        """These events in a column of the deeper tape."""
+        """Return these events of a column of the deeper tape."""
         return column[self.begin : self.end]
 
     def _earlier(self, repetitions: int) -> Stretch:
@@ -60,10 +62,10 @@ class Stretch:
 class Rows:
     """A tape's events as columns of numbers.
 
-    `blocks` are the blocks that they allocate or release, `alike` is equal where two events do the same in a layer each, `exact`
-    where they do it with as many bytes, and the same size query. Of the blocks, `names` are the modules but for the number of the
-    layer, and `layers` are these numbers. `exact_per_sample` is equal where they do it with as many bytes for each sample: tapes
-    `across_batches` are of several batch sizes, and their size queries decide nothing.
+    `blocks` are the blocks that they allocate or release. `alike` is equal for two events that do the same in a layer each,
+    `exact` if they also have the same bytes and size query. Of the blocks, `names` are the modules without the number of the
+    layer, and `layers` are these numbers. `exact_per_sample` is equal if the bytes for each sample are: tapes `across_batches`
+    are of several batch sizes, and their size queries are ignored.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ def check_layers(tape: Tape, stacks: Collection[str], alike_from: int) -> None:
 
 
 def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
-    """Yield what the second tape has in addition. Raises LayersDifferError where it is not what stands before it once more."""
+    """Yield the additional stretches of the second tape. Raises LayersDifferError if one does not repeat the events before it."""
     a, b = first.exact, second.exact
     of_one, of_other = first.exact_per_sample, second.exact_per_sample
     i = j = 0
@@ -165,10 +167,11 @@ def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
 
 
 def _end_of_stretch(first: Rows, second: Rows, i: int, j: int) -> int | None:
-    """Return where the second tape continues like the first, after a stretch that repeats as many events before it.
+    """Return the event at which the second tape continues like the first, after a stretch that repeats the events before it.
 
-    Of several such ends it is the first after which ENOUGH events are alike, or else the one after which most are: where few
-    kinds of events come again and again, as those of an optimizer's states, shorter stretches repeat some before them by chance.
+    Of several such ends it is the first with ENOUGH equal events after it, or else the one with the most. If few kinds of
+    events are repeated again and again, as those of an optimizer's states, shorter stretches repeat some events before them by
+    chance.
     """
     b = second.exact
     if i == len(first.exact):
@@ -187,7 +190,7 @@ def _end_of_stretch(first: Rows, second: Rows, i: int, j: int) -> int | None:
 
 
 def _alike_from(one: np.ndarray, other: np.ndarray) -> int:
-    """Return how many events two columns begin alike with, ENOUGH at most."""
+    """Return the number of equal events at the begin of two columns, at most ENOUGH."""
     events = min(ENOUGH, len(one), len(other))
     differ = np.flatnonzero(one[:events] != other[:events])
     return int(differ[0]) if len(differ) else events

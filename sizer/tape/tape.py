@@ -10,8 +10,8 @@ from itertools import islice
 from sizer.tape.communication import Collective
 from sizer.tape.size_queries import Answer, SizeOracle, SizeQuery
 
-FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
-KV_CACHE = "kv cache"  # what a generation keeps of its tokens
+FROZEN = "frozen parameter"  # a separate category if only a part of a model is trained
+KV_CACHE = "kv cache"  # cached keys and values of a generation's tokens
 # Recordings know a category by its place here.
 CATEGORIES = (
     "parameter",
@@ -26,23 +26,23 @@ CATEGORIES = (
     KV_CACHE,
 )
 PHASES = ("load", "forward", "backward", "optimizer", "step2", "evaluate", "prefill", "decode", "rollout", "reference")
-AFTER = "after"  # what a pipeline's call leaves
+AFTER = "after"  # after a pipeline's call
 # A pipeline's phases are the names of its parts, by diffusers, in the order of their use.
 PIPELINE_PHASES = (
     "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "prior", "vae_encode", "controlnet",
     "transformer", "transformer_2", "unet", "decoder", "vqvae", "vae", AFTER,
 )  # fmt: skip
-EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
+EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that represent its calls
 PRIVATE = 128  # streams from this number on are private pools: their cached memory goes back to the driver once they are deleted
 RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A step of a tape that comes again `count` times after itself: the events from `begin` to `end` of its order.
+    """A step of a tape that is repeated `count` times: the events from `begin` to `end` of its order.
 
-    The step stands behind one that is the same in all but its sizes; by as many bytes as these grew they grow each time
-    (sizer.tape.loops). What follows in the tape follows the last of them, whose blocks go by the step's own numbers.
+    The step before it in the tape is equal except for its sizes. The sizes grow each time by the difference between these two
+    (sizer.tape.loops). Later events of the tape follow the last repetition, and name its blocks by the step's own numbers.
     """
 
     begin: int
@@ -52,36 +52,40 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tape:
-    """The allocations and releases (bytes as requested, not rounded) of one traced piece of work at one batch size.
+    """Allocations and releases (bytes as requested, not rounded) of one traced piece of work at one batch size.
 
-    order: array('q') in time order; i >= 0 allocates block i, a negative value ~i (that is -i-1) releases block i.
-        Every block is allocated exactly once and released at most once, later.
-    sizes: array('q'), bytes requested by block i.
-    categories: index into CATEGORIES per block.
-    ops, modules: array('l'), index into op_names ("aten.convolution.default", "Module.to") and module_names
-        (dotted path, "" for the root) per block.
-    marks: (position in `order` where the phase ends, phase name), ascending; the phases are slices of `order`.
-    stand_ins: what was assumed where a value was unknown; every report lists them as uncounted.
-    size_queries: what the size of some blocks is asked of a library by; until it is resolved, `sizes` holds a model.
-    resolved: the blocks whose size is a library's answer.
-    second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
-    loops: steps that come again, ascending; the other columns hold each of them once (`sizer.tape.loops.written`: all of them).
-    streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that. From
-        PRIVATE on it is a private pool: of CUDA graphs, or a `torch.cuda.MemPool`.
-        A tape of several streams has no loops.
-    awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
-    settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
-    collectives: what this rank told others, where there are any, by phase.
-    outputs: by forward pass of training, the blocks of what the model returned and of the loss, ascending. A loop may keep them
-        (sizer.tape.loop_choices); the tape is that of one that frees them.
-    graphs: by forward pass, the blocks that after the backward pass are kept by its graph alone, which lives as long as outputs.
-    half_outputs: those of `outputs` that hold 16-bit floats.
-    host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
-    copied: bytes of the host's weights that a pipeline's call copies to the device once, and at each denoising step.
-    by_address: whether the CUDA allocator goes by address between free blocks of equal size (`sizer.base.versions.by_address`).
-    A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
-    a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one. On a stream from PRIVATE on the pool is deleted
-    there: it gives back what it caches, then and with each later call.
+    Args:
+        order: array('q') in time order; i >= 0 allocates block i, a negative value ~i (that is -i-1) releases block i. Every
+            block is allocated exactly once and released at most once, later.
+        sizes: array('q'), bytes requested by block i.
+        categories: Index into CATEGORIES per block.
+        ops, modules: array('l'), index into op_names ("aten.convolution.default", "Module.to") and module_names (dotted path,
+            "" for the root) per block.
+        marks: (position in `order` of the phase's end, phase name), ascending; the phases are slices of `order`.
+        stand_ins: Assumptions for unknown values; every report lists them as uncounted.
+        size_queries: Queries to a library for the size of some blocks; until they are resolved, `sizes` holds a model.
+        resolved: The blocks with a library's answer as size.
+        second_forward: Position in `order` of the end of the second step's forward pass; None if there is none.
+        loops: Repeated steps, ascending; the other columns hold each of them once (`sizer.tape.loops.written`: all of them).
+        streams: By block the number of the stream for which it was allocated, 0 for the default one; empty if all are of that.
+            From PRIVATE on it is a private pool: of CUDA graphs, or a `torch.cuda.MemPool`. A tape of several streams has no
+            loops.
+        awaited: Blocks that other streams also use (`Tensor.record_stream`): after its release, each is free once that work is
+            done.
+        settled: (position in `order` of the next event, block): the host has waited there for the streams of a released block.
+        collectives: Collectives of this rank, if any, by phase.
+        outputs: By forward pass of training, the blocks of the model's output and of the loss, ascending. A loop may keep them
+            (sizer.tape.loop_choices); the tape is that of a loop that frees them.
+        graphs: By forward pass, the blocks that only its graph keeps after the backward pass; the graph lives as long as the
+            outputs.
+        half_outputs: Those of `outputs` that hold 16-bit floats.
+        host_bytes: The most host memory of parameters, gradients and optimizer state that are offloaded.
+        copied: Bytes of the host's weights that a pipeline's call copies to the device once, and at each denoising step.
+        by_address: True if the CUDA allocator orders free blocks of equal size by address (`sizer.base.versions.by_address`).
+
+    A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()`
+    is a block of 0 bytes, released at once, with the op EMPTY_CACHE; no loop has one. On a stream from PRIVATE on the pool is
+    deleted there: it releases its cached memory, then and with each later call.
     """
 
     batch: int
@@ -110,11 +114,11 @@ class Tape:
     by_address: bool = False
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
-        """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""
+        """Return the tape with the sizes (bytes) of the oracle; modelled sizes stay if it is None, or has no answer."""
         return resolve_all([self], oracle)[0]
 
     def with_sizes(self, size: Answer, *, answered: Collection[str]) -> Tape:
-        """As `TapeFamily.with_sizes`."""
+        """Return the tape with given sizes, as `TapeFamily.with_sizes`."""
         sizes = self.sizes[:]
         for query in self.size_queries:
             if (found := size(query.kind, query.words, query.numbers)) is not None:
@@ -124,27 +128,27 @@ class Tape:
         return replace(self, sizes=sizes, size_queries=left)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Tape:
-        """The tape whose size queries name another dtype."""
+        """Return the tape with size queries of another dtype."""
         return replace(
             self, size_queries=tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
         )
 
     def empties(self) -> frozenset[int]:
-        """The blocks that stand for calls of `torch.cuda.empty_cache()`."""
+        """Return the blocks that represent calls of `torch.cuda.empty_cache()`."""
         if EMPTY_CACHE not in self.op_names:
             return frozenset()
         op = self.op_names.index(EMPTY_CACHE)
         return frozenset(block for block, made_by in enumerate(self.ops) if made_by == op)
 
     def describe(self, block: int) -> str:
-        """The op and module that allocated a block, as text for messages."""
+        """Return the op and module that allocated a block, as text for messages."""
         module = self.module_names[self.modules[block]]
         return f"{self.op_names[self.ops[block]]} in {module or 'the root module'} (block {block})"
 
     def validate(self) -> Tape:
-        """This tape itself, after checking every promise of the class docstring.
+        """Return this tape itself after a check of the class docstring.
 
-        Raises ValueError with the first promise that is broken; the tracer's tests call it.
+        Raises ValueError for the first violation; the tracer's tests call it.
         """
         count = len(self.sizes)
         columns = {"categories": len(self.categories), "ops": len(self.ops), "modules": len(self.modules)}
@@ -164,7 +168,7 @@ class Tape:
 
 
 def resolve_all(tapes: Sequence[Tape], oracle: SizeOracle | None) -> list[Tape]:
-    """`Tape.resolve` of each of some tapes, by an oracle that is asked once for all of them: it may answer like queries sooner."""
+    """Return `Tape.resolve` of several tapes. The oracle is called once for all of them: it may answer similar queries faster."""
     if oracle is None:
         return [*tapes]
     asked = [(query.kind, query.words, query.numbers) for tape in tapes for query in tape.size_queries]
@@ -185,7 +189,7 @@ def _resolved(tape: Tape, answers: Sequence[int | None]) -> Tape:
 
 
 def blocks_alive(events: Iterable[int]) -> dict[int, None]:
-    """The blocks that events allocate and do not release, oldest first."""
+    """Return the blocks that events allocate and do not release, oldest first."""
     alive: dict[int, None] = {}
     for event in events:
         if event >= 0:

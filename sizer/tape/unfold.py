@@ -1,13 +1,13 @@
-"""The tape of a deep model from tapes of the same model with fewer layers, where these are alike.
+"""The tape of a deep model from tapes of the same model with fewer layers, if their layers are equal.
 
-Two tapes whose models differ by one layer (by one period, where layers of several kinds take turns) are the same but for what the
-deeper one has in addition: a stretch of the forward pass, one of the backward pass, some rows of the optimizer's states. Each such
-stretch repeats the one before it. With more layers it comes as many times again, and the blocks that it releases go on from one
-repetition to the next as they did between the two that were traced. A third tape shows whether that is so. Where lists of layers
-differ in length, as those of a vision tower and of a language model, the tape is unfolded along one after the other.
+Two tapes of models that differ by one layer (by one period, if layers of several kinds alternate) are equal except for the
+additional events of the deeper one: a stretch of the forward pass, one of the backward pass, and some rows of the optimizer's
+states. Each such stretch repeats the stretch before it. With more layers it is repeated as many times, and its released blocks
+continue from one repetition to the next as they did between the two traced ones. A third tape verifies this. If lists of layers
+differ in length, as those of a vision tower and of a language model, the tape is unfolded along each list in turn.
 
-Blocks that are released together, with nothing between, may come in another order than in a trace of the whole model: CPython puts
-off what it frees from within 50 others. No allocator is in another state after them.
+Blocks that are released together, without an event between, may be in another order than in a trace of the whole model: CPython
+delays nested deallocation beyond 50 levels. The state of every allocator after them is the same.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Place = TypeVar("Place", int, int | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Lists of layers that are as many `periods` longer in one model than in another.
+    """Lists of layers that are `periods` periods longer in one model than in another.
 
-    `paths` are dotted ("model.layers"). Their layers are alike from the number `alike_from` on.
+    `paths` are dotted ("model.layers"). Their layers are equal from the number `alike_from` on.
     """
 
     paths: tuple[str, ...]
@@ -44,8 +44,9 @@ class Stacks:
 class Unfolded:
     """A tape with more layers than were traced.
 
-    sources: by block the one of the deeper of the two traced tapes that it repeats.
-    sizes_alone: whether a block has the size of its source, and nothing beside sizes differs between batch sizes.
+    Args:
+        sources: By block the block of the deeper traced tape that it repeats.
+        sizes_alone: True if each block has the size of its source, and only sizes differ between batch sizes.
     """
 
     tape: Tape
@@ -54,16 +55,16 @@ class Unfolded:
     sizes_alone: bool
 
     def check(self, traced: Tape) -> None:
-        """None where a trace of as many layers, or its beginning, is the same. Raises LayersDifferError."""
+        """Raise LayersDifferError unless a trace of as many layers, or its beginning, is equal."""
         begun = beginning(self.tape, traced)
         _check_same_work(begun, traced)
         if begun.sizes != traced.sizes or by_block(begun.size_queries) != by_block(traced.size_queries):
             raise LayersDifferError("other sizes with as many layers")
 
     def of(self, other: Tape) -> Tape:
-        """The tape with as many layers at another batch size, from the deeper model's tape there, or from its beginning.
+        """Return the tape with as many layers at another batch size, from the deeper model's tape there, or from its beginning.
 
-        Raises LayersDifferError where that is other work than the tape that this one was made from.
+        Raises LayersDifferError if that is different work than the tape behind this one.
         """
         if not self.sizes_alone or other.stand_ins != self.second.stand_ins:
             raise LayersDifferError("more than sizes differs at another batch size")
@@ -77,13 +78,12 @@ class Unfolded:
 
 
 def unfold(tapes: Sequence[Tape], stacks: Sequence[Stacks], *, earlier: int = 0, third: Tape | None = None) -> Unfolded:
-    """The tape of a model whose `stacks` have so many periods more than those of the first tape.
+    """Return the tape of a model with `periods` more periods in its `stacks` than in the first tape.
 
-    `tapes` are of the shallowest model, and of those with one period more in each combination of the stacks, those without one in
-    the first of the stacks before those with it. Of events that come again and again it is the last that are taken to come again,
-    or that many `earlier`, where nothing shows which. `third`, a tape with two periods more in all stacks or its beginning, is
-    compared with what is made for it. Raises LayersDifferError where that differs, and where a tape does not repeat the one with a
-    period less.
+    `tapes` are of the shallowest model, and of those with one period more in each combination of the stacks. Tapes without one
+    in the first of the stacks come before those with it. Of repeated events the last are assumed to be repeated, or events
+    `earlier` before, if nothing shows which. `third`, a tape with two periods more in all stacks or its beginning, is compared
+    with its prediction. Raises LayersDifferError if that differs, or if a tape does not repeat the one with a period less.
     """
     if third is not None:
         twice = [replace(one, periods=2) for one in stacks]
@@ -106,8 +106,8 @@ def _along(first: Tape, second: Tape, stack: Stacks, earlier: int) -> Unfolded:
 def align(first: Tape, second: Tape, stacks: Sequence[Stacks] = (), *, earlier: int = 0) -> Aligned:
     """Find the stretches by which the second tape is longer than the first. Their batch sizes may differ.
 
-    `stacks` are the lists of layers, of which the second tape's model has more, `earlier` is as in `unfold`.
-    Raises LayersDifferError where there are others than such as repeat.
+    `stacks` are the lists of layers that are longer in the second tape's model. `earlier` is as in `unfold`. Raises
+    LayersDifferError for other stretches than repeated ones.
     """
     if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
         raise LayersDifferError("tapes with loops, or where the host waits for streams, or of other assumptions")
@@ -145,7 +145,7 @@ class Aligned:
         return ours, theirs
 
     def unfold(self, periods: int) -> Unfolded:
-        """Return the tape with each stretch so many times. Raises LayersDifferError where it would be no tape."""
+        """Return the tape with each stretch repeated `periods` times. Raises LayersDifferError if it would be no valid tape."""
         return _unfold(self.first, self.second, self.stretches, periods)
 
 
@@ -194,9 +194,10 @@ def _unfolded(sources: np.ndarray, blocks: Collection[int]) -> list[int]:
 
 
 def _grown_blocks(sources: np.ndarray, before: Sequence[int], after: Sequence[int], periods: int) -> tuple[int, ...]:
-    """Return the blocks of the unfolded tape that are what some blocks of the two traced ones are.
+    """Return the blocks of the unfolded tape that correspond to some blocks of the two traced ones.
 
-    Where both have as many, such as the states after the last layer, they are as many there; otherwise each layer has its own.
+    Blocks that are equally many in both, such as the states after the last layer, stay as many. Otherwise each layer has its
+    own.
     """
     if len(before) != len(after):
         return tuple(_unfolded(sources, after))
@@ -204,10 +205,10 @@ def _grown_blocks(sources: np.ndarray, before: Sequence[int], after: Sequence[in
 
 
 def _extrapolate(a: np.ndarray, b: np.ndarray, stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:
-    """A number by event of the unfolded tape, from those of the two tapes' events.
+    """Return a number by event of the unfolded tape, from those of the two tapes' events.
 
-    Where both tapes have an event, it grows with each period as it does from the first to the second; from one repetition of a
-    stretch to the next as it did between the two that were traced.
+    For an event of both tapes, it grows with each period as from the first to the second tape. In a repeated stretch it grows
+    from one repetition to the next as between the two traced ones.
     """
     parts, last, i, j = [], np.empty_like(b), 0, 0
     for stretch in stretches:
@@ -223,7 +224,7 @@ def _extrapolate(a: np.ndarray, b: np.ndarray, stretches: tuple[Stretch, ...], p
 
 
 def _positions(stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:
-    """By event of the unfolded tape that of the deeper tape which it repeats."""
+    """Return by event of the unfolded tape the position of its event in the deeper tape."""
     parts, j = [], 0
     for stretch in stretches:
         parts += [np.arange(j, stretch.begin), np.tile(np.arange(stretch.begin, stretch.end), periods)]
@@ -232,7 +233,7 @@ def _positions(stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:
 
 
 def _check_order(blocks: np.ndarray, allocates: np.ndarray) -> None:
-    """Raise LayersDifferError where a block is not allocated in its turn, or not released at most once and after that."""
+    """Raise LayersDifferError unless each block is allocated in order, and released at most once and later."""
     allocated, released = np.flatnonzero(allocates), np.flatnonzero(~allocates)
     if not np.array_equal(blocks[allocated], np.arange(len(allocated))):
         raise LayersDifferError("blocks would not be numbered as they are allocated")
@@ -243,7 +244,7 @@ def _check_order(blocks: np.ndarray, allocates: np.ndarray) -> None:
 
 
 def name_modules(names: list[str], layers: list[int]) -> tuple[array[int], tuple[str, ...]]:
-    """The module of each block and the modules' paths, from these without the number of the layer, and that."""
+    """Return the module of each block and the modules' paths, from paths without the number of the layer, and that number."""
     known: dict[str, int] = {"": 0}
     numbers: dict[tuple[str, int], int] = {}
     column = array("l")
@@ -268,7 +269,7 @@ def _grown(before: Place, after: Place, periods: int) -> Place:
 
 
 def _queries(tape: Tape, sources: np.ndarray) -> tuple[SizeQuery, ...]:
-    """The size queries of blocks that repeat those of a tape."""
+    """Return the size queries of blocks that repeat those of a tape."""
     asked = by_block(tape.size_queries)
     return (
         gather({block: asked[source] for block, source in enumerate(sources.tolist()) if source in asked})

@@ -32,15 +32,15 @@ class _Window:
     sizes: np.ndarray
 
     def events_after(self, blocks: int) -> np.ndarray:
-        """The events with other names: each block's number is greater by `blocks`."""
+        """Return the events with each block's number greater by `blocks`."""
         return np.where(self.events >= 0, self.events + blocks, self.events - blocks)
 
 
 def kept_blocks(tape: Tape, other: Tape, *, of: str, before: tuple[int, int], at: tuple[int, int]) -> dict[int, int]:
-    """The tape's blocks by another tape's: those of a category that each has made before an event and holds at another, in each
-    module in the order in which they were made.
+    """Return the tape's blocks by another tape's: blocks of a category made before an event and held at another.
 
-    Raises NotRepeatedError where they are not of the same bytes and sources.
+    Blocks of each module are matched in the order in which they were made. Raises NotRepeatedError if their bytes or sources
+    differ.
     """
     mine, theirs = _held(tape, of, before[0], at[0]), _held(other, of, before[1], at[1])
     if [*mine.values()] != [*theirs.values()]:
@@ -49,7 +49,7 @@ def kept_blocks(tape: Tape, other: Tape, *, of: str, before: tuple[int, int], at
 
 
 def _held(tape: Tape, category: str, before: int, at: int) -> dict[int, tuple[str, str, int]]:
-    """Module, operator and bytes of the blocks of a category that are made before an event and alive at another, by module."""
+    """Return module, operator and bytes of a category's blocks that are made before an event and alive at another, by module."""
     number = CATEGORIES.index(category)
     released = {~event for event in tape.order[:at] if event < 0}
     held = {
@@ -61,11 +61,11 @@ def _held(tape: Tape, category: str, before: int, at: int) -> dict[int, tuple[st
 
 
 def append_windows(tape: Tape, begins: Sequence[int], count: int, *, rest: int = 0, rest_count: int = 0) -> Tape:
-    """The tape with its last window `count` times more behind it.
+    """Return the tape with its last window appended `count` times.
 
-    The last ALIKE windows begin in its order where `begins` says, the last one ends with the order and, where it has a loop,
-    with that. Behind them come the first `rest` events once more and, where these are all, the loop `rest_count` times.
-    Raises NotRepeatedError unless the windows are the same in all but their sizes, and these grow by the same bytes.
+    The last ALIKE windows begin in its order at `begins`. The last one ends with the order and, if it has a loop, with that.
+    After them come the first `rest` events once more and, if these are all events, the loop `rest_count` times. Raises
+    NotRepeatedError unless the windows are equal in all but their sizes, and these grow by the same bytes.
     """
     ends = [*begins[1:], len(tape.order)]
     windows = [_window(tape, begin, end) for begin, end in zip(begins, ends, strict=True)]
@@ -127,11 +127,11 @@ def _window(tape: Tape, begin: int, end: int) -> _Window:
 
 
 def _growth(tape: Tape, windows: Sequence[_Window]) -> np.ndarray:
-    """By how many bytes the blocks of a window grow from one window to the next."""
+    """Return the bytes by which the blocks of a window grow from one window to the next."""
     shapes = [(one.events_after(-one.first).tolist(), [loop.count for loop in one.loops]) for one in windows]
     columns = (tape.ops, tape.modules, tape.categories)
     sources = [(*(column[one.first : one.last] for column in columns), (one.events >= 0).tolist()) for one in windows]
-    # the first window releases what was not made in one before it
+    # the first window may release blocks that no window before it made
     if any(shape != shapes[-1] for shape in shapes[1:]) or any(source != sources[-1] for source in sources):
         raise NotRepeatedError(f"the window at event {windows[-1].begin} is not the one before it once more")
     *earlier, growth = (after.sizes - before.sizes for before, after in pairwise(windows))
