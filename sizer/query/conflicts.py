@@ -48,8 +48,7 @@ from sizer.query.values import CACHES, MAX_MICROBATCHES, MAX_WORLD
 
 
 def conflicts(request: Request) -> Iterator[Refusal]:
-    """Yield what is wrong with the values of a request, a refusal for each key that is at odds with others; its source may be
-    empty."""
+    """Yield a refusal for each key of a request that conflicts with others; the request's source may be empty."""
     if request.source:
         yield from _refused_by_source(request)
     for name, key in KEYS.items():
@@ -84,7 +83,7 @@ _NOT_COMPILED = ("cudnn_benchmark", "outputs", "modules_to_save", *RECIPE_KEYS)
 
 
 def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """Yield a refusal for each value whose compiled steps were not compared with PyTorch's own."""
+    """Yield a refusal for each value without a comparison of its compiled steps with PyTorch's own."""
     compiled = f"compile={request.compile}"
     if gpu.backend != "cuda":
         yield Refusal(
@@ -117,7 +116,7 @@ def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_in_graphs(request: Request) -> Iterator[Refusal]:
-    """Yield a refusal for each value with which PyTorch itself gives up code that CUDA graphs record (cudagraph_trees.py, 2.15)."""
+    """Yield a refusal for each value that makes PyTorch drop CUDA graphs (cudagraph_trees.py, 2.15)."""
     if request.compile != REDUCE_OVERHEAD:
         return
     if request.accumulate > 1:
@@ -223,7 +222,7 @@ def _refused_with_liger(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_on_the_host(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """Refuse what torchao's CPUOffloadOptimizer does not take, or was not compared with it."""
+    """Refuse values that torchao's CPUOffloadOptimizer does not support, or that were not compared with it."""
     row = OPTIMIZERS[request.optimizer]
     other = (
         (gpu.backend != "cuda", f"gpu={request.gpu}", "a CUDA device"),
@@ -242,7 +241,7 @@ def _refused_on_the_host(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """Refuse what TRL's losses, or sentence-transformers', do not take, and a reference that the question does not have."""
+    """Refuse values that TRL's losses, or sentence-transformers', do not support, and a reference that the question lacks."""
     asked = f"objective={request.objective}"
     if gpu.backend != "cuda":
         yield Refusal(
@@ -292,7 +291,7 @@ def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
-    """Refuse what diffusers' example scripts do not train, or not so."""
+    """Refuse training that diffusers' example scripts do not have."""
     trains = MODES[request.mode].trains
     if trains and request.train not in TRAINS_OF_DENOISERS:
         yield Refusal(
@@ -334,7 +333,7 @@ def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
 
 
 def _refused_in_groups(request: Request) -> Iterator[Refusal]:
-    """Refuse what TRL's GRPOTrainer does not have, and batches that are no whole groups."""
+    """Refuse values that TRL's GRPOTrainer lacks, and batches with incomplete groups."""
     if request.possible_batches != request.batches:
         step, refused = request.batch_step, [batch for batch in request.batches if batch not in request.possible_batches]
         possible = ",".join(map(str, dict.fromkeys(-(-batch // step) * step for batch in request.batches)))
@@ -356,7 +355,7 @@ def _refused_in_groups(request: Request) -> Iterator[Refusal]:
 
 
 def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """Yield what the server that is asked for does not have."""
+    """Yield a refusal for each value that the requested server does not support."""
     engine = ENGINES[request.engine]
     if gpu.backend not in engine.backends:
         yield Refusal(
@@ -400,7 +399,7 @@ def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """Yield what a device of this kind does not have, or whose kernels there are not known."""
+    """Yield a refusal for each value that this kind of device lacks, or has unknown kernels for."""
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
     if request.optimizer_impl is not None and request.optimizer_impl not in known:
         optimizer = request.optimizer
@@ -455,7 +454,7 @@ def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
-    """Yield what no world of ranks can be."""
+    """Yield a refusal for each value that no world of ranks can have."""
     if gpu.backend != "cuda":
         yield Refusal(
             key="parallel",
@@ -511,7 +510,10 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _too_many_ranks(request: Request) -> Refusal:
-    """The refusal of a world that is too large, with a smaller one: of each degree in turn as much as the others leave room for."""
+    """Return the refusal of a world that is too large, with a smaller one.
+
+    Each degree in turn is as large as the others allow.
+    """
     world, less = request.world, {}
     degrees = [key for key in ("replicate", "ranks", "cp", "pp", "tp") if key in PARALLELS[request.parallel].keys]
     for key in degrees:
@@ -567,7 +569,7 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]
 
 
 def _refused_in_pipeline(request: Request) -> Iterator[Refusal]:
-    """Yield what no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
+    """Yield a refusal for each value that torch.distributed.pipelining lacks, or that was not compared with it."""
     if request.pp == 1:
         yield Refusal(
             key="pp", given="1 with parallel=pp", allowed="2 or more", todo="ask for pp=4, or remove parallel"
@@ -615,7 +617,7 @@ def _refused_in_pipeline(request: Request) -> Iterator[Refusal]:
 
 
 def _unscheduled(request: Request) -> Refusal:
-    """The refusal of the batch sizes that a schedule does not take."""
+    """Return the refusal of batch sizes that a schedule does not accept."""
     schedule, size = SCHEDULES[request.schedule], request.microbatch
     refused = [batch for batch in request.batches if batch not in request.possible_batches]
     takes = [number for number in range(1, MAX_MICROBATCHES + 1) if schedule.takes(number, request.pp)]

@@ -138,7 +138,7 @@ def of_denoiser_adapters(request: Request) -> str:
 
 
 def of_offload(request: Request) -> str:
-    """Require FSDP2 for the values 0 and 1 of `offload`, and a diffusion pipeline for the others."""
+    """Require FSDP2 for the values 0 and 1 of `offload`, and a diffusion pipeline for all further values."""
     if request.offloading != "none":
         return of_pipeline_calls(request)
     return of_parallels("offload")(request) if request.offload or of_diffusion(request) else ""
@@ -151,7 +151,7 @@ def of_group_offload(request: Request) -> str:
 
 
 def once_passed(request: Request) -> str:
-    """Require a mode whose compiled steps were compared with the null driver."""
+    """Require a mode with compiled steps that were compared with the null driver."""
     mode = MODES[request.mode]
     return "mode=training or mode=inference" if mode.generates or mode.serves else ""
 

@@ -1,11 +1,11 @@
-"""Words of other programs for what a query asks, so that a refusal says what to write."""
+"""Names of query keys and values in other programs, so that a refusal says what to write."""
 
 from __future__ import annotations
 
 from sizer.base.errors import letters
 from sizer.catalogue.parallel import OTHER_NAMES
 
-_SAME = {  # a key, and what others call it with the same values
+_SAME = {  # by key: other programs' names with the same values
     "arch": "model model_name model_id model_name_or_path base_model architecture network repo repo_id name",
     "batch": "batch_size bs micro_batch_size train_batch_size per_device_train_batch_size per_device_eval_batch_size "
     "num_images_per_prompt",
@@ -38,7 +38,7 @@ _SAME = {  # a key, and what others call it with the same values
     "evaluate": "eval",
     "cache": "cache_implementation",
 }
-_SWITCHES = {  # the items of a query that a switch stands for
+_SWITCHES = {  # by items of a query: the switches that set them
     "checkpointing=1": "gradient_checkpointing activation_checkpointing grad_checkpointing grad_checkpoint use_checkpoint "
     "use_gradient_checkpointing recompute",
     "weights=nf4": "load_in_4bit four_bit use_4bit",
@@ -62,7 +62,7 @@ _STAGES = "zero zero_stage zero_optimization deepspeed"
 _NO = ("0", "false", "no", "off", "none")
 
 _COMPUTED = "dtype is what the model computes in: keep it, and ask for weights="
-TOLD = {  # by key: words that are refused, and what to write
+TOLD = {  # by key: words that are refused, and their replacement
     "mode": {
         "train": "did you mean training?",
         "infer": "did you mean inference?",
@@ -107,14 +107,14 @@ SWITCHED = {  # words for 1 and 0
 
 
 def told_of_stage(word: str, value: str) -> str | None:
-    """Return what to do in the place of a stage of DeepSpeed's ZeRO, None for another word."""
+    """Return the replacement of a stage of DeepSpeed's ZeRO, None for another word."""
     if letters(word) not in map(letters, _STAGES.split()):
         return None
     return "write parallel=zero1" if value == "1" else OTHER_NAMES.get(f"zero{value}", OTHER_NAMES["deepspeed"])
 
 
 def items_for(word: str, value: str) -> str | None:
-    """Return the items of a query that another program's key with a value stands for, None for an unknown word.
+    """Return the items of a query that correspond to another program's key and value, None for an unknown word.
 
     A switch that is off is the empty text.
     """

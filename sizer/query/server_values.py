@@ -33,14 +33,14 @@ _KV_NAMES = {
 
 
 def read_engine(text: str) -> str:
-    """The key of an engine. The library transformers is no server: its generation is another mode."""
+    """Return the key of an engine. The library transformers is no server: its generation is another mode."""
     if text.lower() == "transformers":
         raise RefusedValueError(", ".join(ENGINES), "ask for mode=generate, which is generation by transformers")
     return choice(ENGINES, {"llamacpp": "llama.cpp", "ollama": "llama.cpp"})(text)
 
 
 def read_release(text: str) -> str:
-    """A version of an engine as "0.9.2"; a leading v and what follows the third number are dropped."""
+    """Return a version of an engine as "0.9.2"; a leading v and all after the third number are dropped."""
     found = re.fullmatch(
         r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[.+a-z][0-9A-Za-z.+]{0,40})?", text, re.ASCII
     )
@@ -50,14 +50,14 @@ def read_release(text: str) -> str:
 
 
 def read_util(text: str) -> float:
-    """A share of the device's memory, above 0 and at most 1, with at most four decimals."""
+    """Return a share of the device's memory, above 0 and at most 1, with at most four decimals."""
     if not re.fullmatch(r"(?:0?\.[0-9]{1,4}|1(?:\.0{1,4})?)", text, re.ASCII) or not float(text):
         raise RefusedValueError("numbers above 0 and up to 1, with at most four decimals", "write for example util=0.9")
     return float(text)
 
 
 def read_tokens(text: str) -> int:
-    """A number of tokens; 8k is 8,192."""
+    """Return a number of tokens; 8k is 8,192."""
     digits = values.read_tokens(text)
     number = int(digits) if re.fullmatch(r"[0-9]{1,9}", digits, re.ASCII) else 0
     if not 1 <= number <= MAX_TOKENS:
@@ -66,12 +66,12 @@ def read_tokens(text: str) -> int:
 
 
 def read_length(text: str) -> int | str:
-    """The longest request in tokens, or "auto" (vLLM's -1, too) for the longest that fits."""
+    """Return the longest request in tokens, or "auto" (also vLLM's -1) for the longest that fits."""
     return AUTO if text.lower() in (AUTO, "-1") else read_tokens(text)
 
 
 def read_size(text: str) -> int:
-    """A number of bytes, with a unit or without."""
+    """Return a number of bytes, with a unit or without."""
     found = _BYTES.fullmatch(text)
     units = {unit.lower(): size for unit, size in _UNITS.items()}
     number = int(float(found[1]) * units[(found[2] or "").lower()]) if found else _MAX_BYTES + 1
@@ -81,13 +81,13 @@ def read_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """A number of bytes with the largest binary unit that divides it."""
+    """Return a number of bytes with the largest binary unit that divides it."""
     unit = next((unit for unit in ("GiB", "MiB") if size and size % _UNITS[unit] == 0), "")
     return f"{size // _UNITS[unit]}{unit}"
 
 
 def read_want(text: str) -> tuple[int, int]:
-    """Requests at once and the tokens of each: 8x32k is eight requests of 32,768 tokens."""
+    """Return the number of concurrent requests and the tokens of each: 8x32k is eight requests of 32,768 tokens."""
     requests, cross, tokens = text.replace("×", "x").lower().partition("x")
     try:
         if not cross or not re.fullmatch(r"[0-9]{1,6}", requests, re.ASCII) or not 1 <= int(requests) <= MAX_SEQS:
@@ -100,12 +100,12 @@ def read_want(text: str) -> tuple[int, int]:
 
 
 def format_want(want: tuple[int, int]) -> str:
-    """Requests at once and the tokens of each, with an x between."""
+    """Return the concurrent requests and the tokens of each, with an x between."""
     return "x".join(map(str, want))
 
 
 def read_kv(text: str) -> str:
-    """The dtype of a server's KV cache."""
+    """Return the dtype of a server's KV cache."""
     return choice(KV_DTYPES, _KV_NAMES)(text)
 
 
@@ -117,12 +117,12 @@ def read_offload(text: str) -> float:
 
 
 def read_lora_rank(text: str) -> int:
-    """The largest rank of an adapter, one of those that vLLM allows."""
+    """Return the largest rank of an adapter, one of those that vLLM allows."""
     if text not in map(str, LORA_RANKS):
         raise RefusedValueError(", ".join(map(str, LORA_RANKS)), "write the next larger one: smaller adapters fit its slots")
     return int(text)
 
 
 def read_layout(text: str) -> dict[str, object]:
-    """The field of a request for a layout that servers alone have; empty for any other value of `weights`."""
+    """Return the field of a request for a layout that only servers have; empty for any other value of `weights`."""
     return {"server_weights": text.lower()} if text.lower() in LAYOUTS and text.lower() not in WEIGHTS else {}

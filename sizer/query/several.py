@@ -50,7 +50,7 @@ def _as_text(value: object) -> str:
 
 
 def read_question(text: str, number: int) -> Request:
-    """Return the request of the question with this number. Raises RequestError, whose refusals name the number."""
+    """Return the request of the question with this number. Raises RequestError with refusals that name the number."""
     try:
         request = parse_query(as_query(text))
         check_traced(request)

@@ -82,8 +82,11 @@ def parse_query(text: str) -> Request:
 
 
 def _usual_batches(request: Request) -> tuple[int, ...]:
-    """Return the default batch sizes: for a pipeline schedule, allowed sizes up to four microbatches for each stage; with
-    objective=grpo, a few numbers of prompts."""
+    """Return the default batch sizes.
+
+    For a pipeline schedule these are allowed sizes up to four microbatches for each stage; with objective=grpo, a few numbers
+    of prompts.
+    """
     if request.objective == GRPO:
         return tuple(request.batch_step * prompts for prompts in USUAL_PROMPTS)
     if MODES[request.mode].serves:

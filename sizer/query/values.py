@@ -69,9 +69,9 @@ _SHORT = re.compile(r"(\d{1,6})(?:\.(\d{1,3}))?\s*[kK]", re.ASCII)
 def choice(
     allowed: Iterable[str], aliases: Mapping[str, str] | None = None, told: Mapping[str, str] | None = None
 ) -> Callable[[str], str]:
-    """A function that reads one of the allowed words. Case and separators do not count, and `aliases` are other names of them.
+    """Return a function that reads one of the allowed words. Case and separators do not count.
 
-    `told` has refused words, and what to write in their place.
+    `aliases` are other names of allowed words. `told` has refused words, and their replacements.
     """
     known, hints = tuple(allowed), told or {}
     plain = {**(aliases or {}), **{letters(word): word for word in known}}
@@ -97,17 +97,20 @@ def format_switch(on: bool) -> str:
 
 
 def listed(read: Callable[[str], object]) -> Callable[[str], tuple]:
-    """A function that reads a comma list; repeated entries are dropped, their order is kept."""
+    """Return a function that reads a comma list; repeated entries are dropped, their order is kept."""
     return lambda text: tuple(dict.fromkeys(read(part.strip(" ")) for part in text.split(",")))
 
 
 def format_list(values: tuple) -> str:
-    """The values with commas between."""
+    """Return the values with commas between."""
     return ",".join(map(str, values))
 
 
 def read_tokens(text: str) -> str:
-    """Return a number of tokens as digits alone: 8k is 8192, as is 8,192. A text of another form as it is, to be refused."""
+    """Return a number of tokens as digits alone: 8k is 8192, as is 8,192. Any other text is returned unchanged.
+
+    The caller refuses it.
+    """
     text = text.strip()
     if found := _SHORT.fullmatch(text):
         whole, part = int(found[1]) * THOUSAND, found[2]
@@ -116,7 +119,7 @@ def read_tokens(text: str) -> str:
 
 
 def read_count(text: str) -> str:
-    """Return a number without separators; a text of another form as it is."""
+    """Return a number without separators; any other text unchanged."""
     text = text.strip()
     return re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
 
@@ -141,19 +144,19 @@ def read_batches(text: str) -> tuple[int, ...]:
 
 
 def whole_number(high: int, example: str) -> Callable[[str], int]:
-    """A function that reads a whole number from 1 to `high`."""
+    """Return a function that reads a whole number from 1 to `high`."""
     return lambda text: _read_integer(read_count(text), 1, high, example)
 
 
 def read_share(text: str) -> float:
-    """A number from 0 to below 1, with at most four decimals."""
+    """Return a number from 0 to below 1, with at most four decimals."""
     if not re.fullmatch(r"0|0?\.[0-9]{1,4}", text, re.ASCII):
         raise RefusedValueError("numbers from 0 to below 1, with at most four decimals", "write for example 0.05")
     return float(text)
 
 
 def read_compile(text: str) -> str | None:
-    """Return a mode of torch.compile whose memory can be traced, None for off."""
+    """Return a mode of torch.compile with memory that can be traced, None for off."""
     word = letters(text)
     for mode, reason in _REFUSED_COMPILES.items():
         if word == letters(mode):
@@ -170,7 +173,7 @@ def read_budget(text: str) -> float:
 
 
 def read_targets(text: str) -> tuple[str, ...]:
-    """Names of modules or their ends, with commas between; or a word for many of them, alone."""
+    """Return names of modules or their ends, separated by commas; or a single word for many of them."""
     names = listed(str)(text)
     if names in ((ALL_LINEAR,), (ATTENTION,), (SCRIPT,)):
         return names
@@ -183,7 +186,7 @@ def read_targets(text: str) -> tuple[str, ...]:
 
 
 def read_modules(text: str) -> tuple[str, ...]:
-    """Names of modules or their ends, with commas between; none of them is `none`."""
+    """Return names of modules or their ends, separated by commas; empty for `none`."""
     names = listed(str)(text)
     if names == ("none",):
         return ()
@@ -196,17 +199,17 @@ def read_modules(text: str) -> tuple[str, ...]:
 
 
 def read_sequence_length(text: str) -> int:
-    """A number of tokens; 8k is 8,192."""
+    """Return a number of tokens; 8k is 8,192."""
     return _read_integer(read_tokens(text), 1, MAX_SEQUENCE_LENGTH, "seq=2048")
 
 
 def read_new(text: str) -> int:
-    """A number of tokens that are generated."""
+    """Return a number of generated tokens."""
     return _read_integer(read_tokens(text), 1, MAX_NEW, "new=512")
 
 
 def read_cache(text: str) -> str:
-    """A cache of transformers that can be traced."""
+    """Return a cache of transformers that can be traced."""
     return choice(CACHES)(text)
 
 
@@ -216,7 +219,7 @@ def read_inputs(text: str) -> str | None:
 
 
 def read_image_size(text: str) -> tuple[int, int]:
-    """Height and width in pixels, one number where they are equal; "×" is as good as "x"."""
+    """Return height and width in pixels; a single number is both. "×" is read as "x"."""
     height, cross, width = (part.strip(" ") for part in text.replace("×", "x").partition("x"))
     try:
         sides = [_read_integer(side, MIN_IMAGE, MAX_IMAGE, "") for side in (height, width if cross else height)]
@@ -229,7 +232,7 @@ def read_image_size(text: str) -> tuple[int, int]:
 
 
 def format_image_size(size: tuple[int, int]) -> str:
-    """Height and width in pixels, one number where they are equal."""
+    """Return height and width in pixels, as a single number if they are equal."""
     height, width = size
     return str(height) if height == width else f"{height}x{width}"
 
@@ -240,7 +243,7 @@ def read_reshard(text: str) -> int:
 
 
 def read_rank(text: str) -> int:
-    """The number of a rank, from 0."""
+    """Return the number of a rank, from 0."""
     return _read_integer(text, 0, MAX_WORLD - 1, "rank=0")
 
 
@@ -250,7 +253,7 @@ def read_trainable_layers(text: str) -> int:
 
 
 def read_torch(text: str) -> str:
-    """A version of PyTorch as "2.11", whatever its patch release."""
+    """Return a version of PyTorch as "2.11", for any patch release."""
     try:
         version = parse_version(text)
     except ValueError:
@@ -276,7 +279,7 @@ def read_loss(text: str) -> str:
 
 
 def read_evaluate(text: str) -> str:
-    """Return what an evaluation keeps: nothing, or the logits of N batches as `logits:N`."""
+    """Return the data that an evaluation keeps: nothing, or the logits of N batches as `logits:N`."""
     kind, colon, number = text.partition(":")
     if kind == LOGITS and (not colon or not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_EVALUATED):
         raise RefusedValueError(f"logits:1 to logits:{MAX_EVALUATED}", "write for example evaluate=logits:8")
@@ -289,7 +292,7 @@ def read_group(text: str) -> int:
 
 
 def read_objective(text: str) -> str:
-    """Return an objective of the table, or one whose mini-batches have N texts as `contrastive:N`."""
+    """Return an objective of the table, or one with mini-batches of N texts as `contrastive:N`."""
     kind, colon, number = text.partition(":")
     if kind == CONTRASTIVE and colon:
         if not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_CACHED:
@@ -303,7 +306,7 @@ def read_objective(text: str) -> str:
 
 
 def read_activations(text: str) -> dict[str, object]:
-    """Return the fields of a request that say where activations wait; checkpoint-offload stands for two keys."""
+    """Return the fields of a request for the place of activations; checkpoint-offload sets two keys."""
     if letters(text) == letters(CHECKPOINT_OFFLOAD):
         return {"checkpointing": True, "activations": OFFLOAD}
     try:
@@ -313,7 +316,7 @@ def read_activations(text: str) -> dict[str, object]:
 
 
 def read_rollout(text: str) -> str:
-    """Return what makes completions: transformers, or a server with a share of the device's memory as `colocated:SHARE`."""
+    """Return the source of completions: transformers, or a server with a share of the device's memory as `colocated:SHARE`."""
     kind, colon, share = text.partition(":")
     if kind == COLOCATED and (not colon or not re.fullmatch(r"0?\.[0-9]{1,4}", share) or not float(share)):
         raise RefusedValueError(
@@ -323,14 +326,14 @@ def read_rollout(text: str) -> str:
 
 
 def read_head(text: str) -> str:
-    """The name of a class."""
+    """Return the name of a class."""
     if not CLASS_NAME.fullmatch(text):
         raise RefusedValueError("a transformers class name", "write for example head=LlamaForCausalLM")
     return text
 
 
 def check_length(value: str) -> str:
-    """The value, which must not be too long."""
+    """Return the value unchanged. Raises RefusedValueError if it is too long."""
     if len(value) > MAX_VALUE_LENGTH:
         raise RefusedValueError(f"at most {MAX_VALUE_LENGTH} characters", "shorten it", f"{len(value):,} characters")
     return value
