@@ -6,13 +6,13 @@ import streamlit as st
 
 from sizer.ui import frame, hosting, preview, surface, turns
 
-# Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
+# Three bars under a line: memory under a capacity. Inline, so that the browser requests it from no other host.
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><g fill="#0B63A8">'
     '<path d="M1 2h14v1.4H1z"/><path d="M2 10h3v5H2z"/><path d="M6.5 7.5h3V15h-3z"/><path d="M11 5h3v10h-3z"/></g></svg>'
 )
 
-# The app's name beside them, in a blue that stands out on white and on near-black.
+# The app's name and logo, in a blue that is legible on white and on near-black.
 NAME = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 66 16"><title>Sizer</title><g fill="#2878B8">'
     '<path d="M1 2h14v1.4H1z"/><path d="M2 10h3v5H2z"/><path d="M6.5 7.5h3V15h-3z"/><path d="M11 5h3v10h-3z"/>'
@@ -21,7 +21,7 @@ NAME = (
 
 
 def show() -> None:
-    """Show the page that is asked for, within what stands around every page."""
+    """Show the requested page, within the frame of every page."""
     # before the navigation: the browser would first fetch its page's icon, from fonts.gstatic.com, for the tab
     st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
     st.logo(NAME, size="large")

@@ -1,4 +1,4 @@
-"""Compare: two to four questions beside each other."""
+"""Compare two to four configurations."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""Devices: what PyTorch can use on this machine."""
+"""Devices: accelerators that PyTorch can use on this machine."""
 
 import streamlit as st
 

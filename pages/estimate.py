@@ -22,7 +22,7 @@ try:
     pasting.offer_box()
     question_words.show_question(request)
     remarks.show_link_refusals(links.keep_address(request))
-    place = st.container()  # of the progress line, so that what follows stays where it is
+    place = st.container()  # of the progress line, so that the parts below keep their place
     request, answer = service.begin_or_preset(request)
     pasting.show_found(answer.report)
     if answer.report is not None:

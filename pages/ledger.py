@@ -1,4 +1,4 @@
-"""The address that the ledger had: it is a part of the page that measures."""
+"""The ledger's former address. The ledger is now a part of the page that measures."""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""Measure: a question run on a real device beside its estimate, and every measurement so far."""
+"""Measure: compare a real run of a question with its estimate, and list earlier measurements."""
 
 import streamlit as st
 

@@ -1,11 +1,10 @@
-"""How much device memory will this model need, for this work, and does it fit?
+"""Estimates of the device memory that a model needs for given work, and whether it fits.
 
     import sizer
-
     report = sizer.estimate("arch=torchvision:resnet50&batch=32")
     report.estimates[0].peak_allocated_bytes
 
-Importing this package imports no torch; each function does when it is called, and works in the calling process.
+Importing this package does not import torch. Each function does when it is called, and works in the calling process.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def size_module(
     steps: int = 2,
     torch: str | None = None,
 ) -> Report:
-    """The report (bytes) on a module of yours; see sizer.estimating.custom.size_module."""
+    """Return the report (bytes) on your own module; see sizer.estimating.custom.size_module."""
     from sizer.estimating import custom
 
     return custom.size_module(
@@ -106,7 +105,7 @@ def size_step(
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:
-    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.placement.check."""
+    """Return a module's and its inputs' tensors by device and dtype, with placement mistakes; see sizer.placement.check."""
     from sizer.placement import check
 
     return check.check_placement(module, inputs)
