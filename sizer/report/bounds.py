@@ -29,9 +29,9 @@ from sizer.tape.tape import CATEGORIES, Tape
 CLOSED_KERNELS = ("aten._cudnn_rnn",)
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
 
-CONTEXT = "what the process holds outside the allocator"
+CONTEXT = "process memory outside the allocator"
 ENGINES = "engines of another version of cuDNN"
-MODELS = "workspaces that are modelled"
+MODELS = "modelled workspaces"
 ZERO_GRAD = "zero_grad() after the forward pass"
 OUTPUTS_KEPT = "a loop that keeps the model's outputs during the backward pass"
 STREAMS = "blocks that wait for other streams"

@@ -24,7 +24,7 @@ def _caveats(report: Report) -> Iterator[str]:
         if note.startswith((UNQUANTISED_PART, *MOVES)):
             yield f"{note[0].lower()}{note[1:]}"
     if report.request.get("attention") == "eager":
-        yield "attention is eager: it holds the scores of all tokens with each other. SDPA does not."
+        yield "attention is eager: it keeps the scores of all pairs of tokens. SDPA does not."
     tokens = report.request.get("sequence_length")
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."

@@ -282,12 +282,12 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
     if found.fewest is None and found.rows and not found.pending:
         most = max(row.gpus for row in found.rows)
         if found.fewest_changed is None:
-            yield f"It fits on none of up to {most} GPUs, and with none of the changes that were tried."
+            yield f"It fits on none of up to {most} GPUs, and with none of the tested changes."
         else:
             gpus = counted(found.fewest_changed, "GPU")
-            yield f"It fits on {gpus} {found.change}; as it is, on none of up to {most} GPUs."
+            yield f"It fits on {gpus} {found.change}; unchanged, on none of up to {most} GPUs."
     elif found.fewest is not None and found.fewest_changed is not None and found.fewest_changed < found.fewest:
-        yield f"It fits on {counted(found.fewest_changed, 'GPU')} {found.change}; as it is, on {found.fewest}."
+        yield f"It fits on {counted(found.fewest_changed, 'GPU')} {found.change}; unchanged, on {found.fewest}."
     for row in found.rows:
         if row.searched:
             gpus = f"{row.gpus} GPUs by {row.words}" if row.gpus > 1 else f"one GPU {row.change}".rstrip()
@@ -333,7 +333,7 @@ def describe_budgets(found: BudgetReport) -> str:
     if found.pending or not peaks:
         return ""
     lowest, budget = min(peaks)
-    text = f"The lowest peak of those tried is {format_bytes(lowest)}, at budget {-budget:g}."
+    text = f"The lowest tested peak is {format_bytes(lowest)}, at budget {-budget:g}."
     if any(other > budget and peak > lowest for peak, other in peaks):
-        text += " A smaller budget needs more: what the backward pass computes again needs memory there."
+        text += " A smaller budget needs more: recomputation in the backward pass needs memory."
     return text

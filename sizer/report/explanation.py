@@ -195,10 +195,10 @@ def sections(explanation: Explanation) -> tuple[Section, ...]:
             lines=tuple(_kernel_lines(explanation.kernels, every)),
         ),
         Section(
-            title=f"Held inside kernels beside their tensors, at batch {batch}",
+            title=f"Internal memory of kernels, at batch {batch}",
             lines=tuple(_workspace_lines(explanation.workspaces, every)),
         ),
-        Section(title="Stand-ins for values that nobody can know", lines=explanation.stand_ins),
+        Section(title="Stand-ins for unknown values", lines=explanation.stand_ins),
         Section(title="Exact", lines=explanation.exact),
         Section(title="Modelled or left out", lines=explanation.modelled),
         Section(title="Allocator", lines=explanation.allocator),

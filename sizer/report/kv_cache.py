@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072)
-SERVER_NOTE = "how many sequences a server with paged attention holds (vLLM, SGLang) is planned by mode=serve"
+SERVER_NOTE = "mode=serve plans the number of sequences of a server with paged attention (vLLM, SGLang)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

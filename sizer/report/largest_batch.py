@@ -159,7 +159,7 @@ def _largest_traced(verdicts: Mapping[int, Fits], dtype: str, smallest: int) -> 
         dtype=dtype,
         batch=sure,
         possible_batch=possible,
-        reason=f"only the batches that were traced one by one were tried: {tried or 'none'}",
+        reason=f"only the separately traced batches were tested: {tried or 'none'}",
         tried=True,
         most_batch=_most(verdicts, smallest),
     )
@@ -196,7 +196,7 @@ def _largest_tried(
         dtype=dtype,
         batch=sure,
         possible_batch=possible,
-        reason="a long generation is tried at the batch sizes asked for alone; beyond the second figure tensors alone are too much",
+        reason="a long generation is only tested at the requested batches; above the second figure the tensors alone do not fit",
         tried=True,
         most_batch=possible if (most := _most(known, family.smallest)) is None else min(possible, most),
     )

@@ -21,7 +21,7 @@ PHASE_ENDS = {
     "forward": "the loss is computed, activations are kept",
     "backward": "gradients exist, activations are freed",
     "optimizer": "the optimizer has created its state",
-    "step2": "one more whole step, the steady state",
+    "step2": "one more complete step, the steady state",
     "evaluate": "the batches of an evaluation without gradients have run",
     "prefill": "the prompt is read, the first token is there",
     "decode": "all tokens are there",

@@ -89,7 +89,7 @@ def test_lines_group_operators_by_formula() -> None:
     kernels, inside, exact = sections(told)
     assert kernels.title == "Kernels, by the rules of CUDA"
     assert kernels.lines == ("attention: flash (no mask), 32 modules; bfloat16",)
-    assert inside.title == "Held inside kernels beside their tensors, at batch 4"
+    assert inside.title == "Internal memory of kernels, at batch 4"
     assert inside.lines == (
         "cuBLAS",
         "  mm: 2.00 KiB, 1 call",

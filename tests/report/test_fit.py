@@ -250,7 +250,7 @@ def test_batches_traced_one_by_one():
         TapeFamily(), card(1000), dtype="float16", known={1: True, 8: True, 16: "uncertain", 32: False}
     )
     assert (found.dtype, found.batch, found.possible_batch) == ("float16", 8, 16)
-    assert found.reason.endswith("were tried: 1, 8, 16, 32")
+    assert found.reason.endswith("were tested: 1, 8, 16, 32")
     assert str(found.interval) == "8 to 31"
     assert str(largest_batch(TapeFamily(), card(1000), dtype="float16", known={1: False}).interval) == "none"
     nothing = largest_batch(TapeFamily(), card(1000), dtype="float16")

@@ -161,7 +161,7 @@ def change(path: str, value: object):
         (change("estimates", {}), r"report\.estimates was dict of 0; allowed is a list"),
         (
             change("estimates.0.curve", [{"position": 1, "phase": "load", "by_category": [1, None]}]),
-            r"estimates\[0\]\.curve\[0\]\.by_category holds",
+            r"estimates\[0\]\.curve\[0\]\.by_category contains",
         ),
         (
             change("estimates.0.curve", [{"position": 1, "phase": "load", "by_category": [1] * n} for n in (1, 2)]),
