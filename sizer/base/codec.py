@@ -194,7 +194,7 @@ def _decode_integers(value: typing.Any) -> tuple[int, ...]:
     _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} items")
     for item in value:
         if type(item) is not int or not 0 <= item < LIMIT_INTEGER:
-            raise _Refused(f" holds {_clip(item)}; allowed are integers from 0 to 2**63 - 1")
+            raise _Refused(f" contains {_clip(item)}; allowed are integers from 0 to 2**63 - 1")
     return tuple(value)
 
 

@@ -38,7 +38,7 @@ PRIVATE_NAMES = ("_name_or_path", "name_or_path", "_commit_hash")  # transformer
 FLOAT_TAG = "__float__"  # transformers' tag for floats that JSON lacks: configuration_utils.py, _FLOAT_TAG_KEY, 5.23
 TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}  # _FLOAT_TAG_VALUES, there
 
-_FIX = "paste the model's config.json as it is"
+_FIX = "paste the model's config.json unchanged"
 # A bracket, or a whole string: to the end of the text if its closing quote is missing (no quote is scanned twice).
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
@@ -85,7 +85,7 @@ def read_object(data: bytes | str) -> dict:
         data = "GGUF"  # the remaining bytes are not text
     # A number of eight bytes comes first in a safetensors file, torch.save writes a zip file, and ONNX its version as field 1.
     if isinstance(data, bytes) and ((b"\0" in data[:8] and data[8:9] == b"{") or data.startswith((b"PK", b"\x08"))):
-        raise ConfigError("this is a file of weights, not a model's config.json", todo="paste the config.json beside it")
+        raise ConfigError("this is a file of weights, not a model's config.json", todo="paste the config.json next to it")
     text = _decode(data)
     if not text.strip():
         raise ConfigError("config is empty", todo=_FIX)
@@ -237,7 +237,7 @@ def _check_string(text: str, limit: int, what: str) -> None:
         allowed = f"at most {limit:,} characters"
         raise ConfigError(f"config has {what} that is too long", given=quote(text), allowed=allowed, todo=_FIX)
     if _SURROGATE.search(text):
-        todo = "remove the \\ud800-\\udfff escapes that stand alone"
+        todo = "remove the \\ud800-\\udfff escapes that are unpaired"
         raise ConfigError(f"config has {what} that is not valid Unicode", given=quote(text), todo=todo)
 
 

@@ -186,7 +186,7 @@ class OtherFile:
 
     name: str
     matches: Callable[[dict], bool]
-    todo: str = "paste the config.json beside it"
+    todo: str = "paste the config.json next to it"
 
 
 def _has(*keys: str) -> Callable[[dict], bool]:
@@ -205,7 +205,7 @@ _SAMPLING = _GENERATION | {
     "pad_token_id", "decoder_start_token_id", "use_cache", "no_repeat_ngram_size", "length_penalty", "early_stopping",
 }  # fmt: skip
 _VOCABULARY = 100  # entries, more than a config has that are integers alone
-_OF_TRAINER = "paste the config.json of the model; what a trainer reads goes into \"Paste what you have\" on the page"
+_OF_TRAINER = "paste the config.json of the model; a trainer's config goes into \"Paste what you have\" on the page"
 
 
 def _is_vocabulary(value: dict) -> bool:
@@ -284,14 +284,14 @@ def check_text(text: str) -> None:
     if text.lstrip()[:1] == "<":
         raise ConfigError("this is a web page, not a model's config.json", todo="paste the text of the file: the hub's raw view")
     if _PRINTED_MODEL.match(text):
-        raise ConfigError("this is a printed model, not its config", todo="paste what print(model.config) prints")
+        raise ConfigError("this is a printed model, not its config", todo="paste the output of print(model.config)")
     if "llama_model_loader:" in text[:2000] or "general.architecture" in text[:2000]:
         what = "these are the settings of a GGUF file, not a model's config.json"
         raise ConfigError(what, todo="paste the config.json of the original model")
     if text.startswith("GGUF"):
         raise ConfigError("this is a GGUF file, not a model's config.json", todo="paste the config.json of the original model")
     if "sentence_transformers." in text[:2000] and text.lstrip().startswith("["):
-        raise ConfigError("this is modules.json, not a model's config.json", todo="paste the config.json beside it")
+        raise ConfigError("this is modules.json, not a model's config.json", todo="paste the config.json next to it")
 
 
 def adapter_query(value: dict) -> str | None:

@@ -15,7 +15,7 @@ _MAX_DEPTH = 16
 _PAIR = re.compile(r"^[A-Za-z_][\w.-]*+[ \t]*+:(?:[ \t]|$)", re.MULTILINE)
 _OBJECT = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _CARD = re.compile(r"\s*---[ \t]*\n(?:[^\n]*\n)*?---[ \t]*(?:\n|$)")
-_ANCHORS = "write the values themselves: a few anchors can stand for gigabytes"
+_ANCHORS = "write the values themselves: a few anchors can expand to gigabytes"
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -55,7 +55,7 @@ def _pairs(loader: _ConfigLoader, node: yaml.MappingNode) -> dict:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str | int) or isinstance(key, bool):
-            raise yaml.constructor.ConstructorError(None, None, "a key is no text", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a key is not text", key_node.start_mark)
         if str(key) in found:
             raise ConfigError("config has a key twice in one object", given=quote(str(key)), todo="keep one of them")
         found[str(key)] = loader.construct_object(value_node, deep=True)
@@ -79,15 +79,15 @@ def yaml_as_json(text: str) -> str:
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
         allowed = f"at most {MAX_YAML_BYTES:,} bytes of YAML"
-        raise ConfigError("config is too large", allowed=allowed, todo="paste it as JSON, of which more is read")
+        raise ConfigError("config is too large", allowed=allowed, todo="paste it as JSON, which may be larger")
     if _CARD.match(text):
-        raise ConfigError("this is a model card (README.md), not a model's config.json", todo="paste the config.json beside it")
+        raise ConfigError("this is a model card (README.md), not a model's config.json", todo="paste the config.json next to it")
     try:
         return json.dumps(yaml.load(text, Loader=_ConfigLoader))
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or error)
         place = f"{problem} at line {mark.line + 1}, column {mark.column + 1}" if mark else problem
-        todo = _ANCHORS if "anchors" in problem else "paste the file as it is"
+        todo = _ANCHORS if "anchors" in problem else "paste the file unchanged"
         raise ConfigError("config is not valid YAML", given=quote(place, 120), todo=todo) from None
     except (ValueError, TypeError, RecursionError) as error:  # a number of 5,000 digits; a set; brackets without an end
-        raise ConfigError("config is not valid YAML", given=quote(str(error), 120), todo="paste the file as it is") from None
+        raise ConfigError("config is not valid YAML", given=quote(str(error), 120), todo="paste the file unchanged") from None

@@ -24,7 +24,7 @@ def parse_version(text: str) -> Version:
     """Return the version that a text such as "2.11" or "2.11.1" names. Raises ValueError."""
     found = _TEXT.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:80]!r} is no version of PyTorch: write for example 2.11")
+        raise ValueError(f"{text[:80]!r} is not a version of PyTorch: write for example 2.11")
     return int(found[1]), int(found[2])
 
 
@@ -81,12 +81,12 @@ def cautions(target: Version, installed: Version) -> tuple[str, ...]:
     if target != followed:
         where = "newer than" if target > NEWEST else "older than" if target < OLDEST else "not among"
         said.append(
-            f"PyTorch {format_version(target)} is {where} the versions whose rules were read, 2.6 and 2.11 to "
-            f"{format_version(NEWEST)}: those of {format_version(followed)} were followed"
+            f"PyTorch {format_version(target)} is {where} the versions with known rules, 2.6 and 2.11 to "
+            f"{format_version(NEWEST)}: the rules of {format_version(followed)} are used"
         )
     if target != installed:
         said.append(
-            f"the rules are those of PyTorch {format_version(target)}, the code that ran is that of the installed "
+            f"the rules are those of PyTorch {format_version(target)}, the code that ran is the installed "
             f"{format_version(installed)}: autograd, optimizers and models' own code may keep other tensors in "
             f"{format_version(target)}"
         )

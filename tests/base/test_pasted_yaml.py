@@ -40,7 +40,7 @@ def test_values_are_those_of_json(line: str, value: object):
         (f"{CONFIG}a: !!binary aGVsbG8=\n", "not valid YAML: given 'Object of type bytes"),
         (f"{CONFIG}a: !!set {{b}}\n", "not valid YAML: given 'Object of type set"),
         (f"{CONFIG}[1]: 2\n", "not valid YAML"),
-        (f"{CONFIG}true: 2\n", "a key is no text"),
+        (f"{CONFIG}true: 2\n", "a key is not text"),
         (f"{CONFIG}hidden_size: 65\n", "a key twice in one object: given 'hidden_size'"),
         (f"{CONFIG}a: {{1: x, '1': y}}\n", "a key twice in one object: given '1'"),
         (f"{CONFIG}a: 9007199254740993\n", "integer out of range"),

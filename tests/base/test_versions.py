@@ -50,7 +50,7 @@ def test_versions_are_written_as_they_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "2", "2.", "2.x", "2.11.0+cu130", "²·¹", "2.11 ", "2.11.0.0"])
 def test_other_texts_are_no_versions(text: str) -> None:
-    with pytest.raises(ValueError, match="is no version of PyTorch"):
+    with pytest.raises(ValueError, match="is not a version of PyTorch"):
         parse_version(text)
 
 
@@ -86,15 +86,15 @@ def test_who_asks_is_caught() -> None:
 def test_what_to_know_of_another_version() -> None:
     assert cautions(NEWEST, NEWEST) == ()
     (said,) = cautions(OLDEST, NEWEST)
-    assert said.startswith("the rules are those of PyTorch 2.6, the code that ran is that of the installed 2.15")
+    assert said.startswith("the rules are those of PyTorch 2.6, the code that ran is the installed 2.15")
     newer = cautions((9, 0), (9, 0))
     assert newer == (
-        "PyTorch 9.0 is newer than the versions whose rules were read, 2.6 and 2.11 to 2.15: those of 2.15 were followed",
+        "PyTorch 9.0 is newer than the versions with known rules, 2.6 and 2.11 to 2.15: the rules of 2.15 are used",
     )
     assert len(cautions((9, 0), NEWEST)) == 2
     (older,) = cautions((2, 5), (2, 5))  # the installed one, which no query could ask for
     assert older.startswith(
-        "PyTorch 2.5 is older than the versions whose rules were read, 2.6 and 2.11 to 2.15: those of 2.6"
+        "PyTorch 2.5 is older than the versions with known rules, 2.6 and 2.11 to 2.15: the rules of 2.6"
     )
 
 
@@ -105,8 +105,8 @@ def test_a_version_that_was_not_read_follows_a_neighbour_and_says_so(target: tup
     assert format_version(version_followed(target)) == followed
     not_read, other = cautions(target, NEWEST)
     assert not_read == (
-        f"PyTorch {format_version(target)} is not among the versions whose rules were read, 2.6 and 2.11 to "
-        f"2.15: those of {followed} were followed"
+        f"PyTorch {format_version(target)} is not among the versions with known rules, 2.6 and 2.11 to "
+        f"2.15: the rules of {followed} are used"
     )
     assert other.startswith(f"the rules are those of PyTorch {format_version(target)}, the code that ran is")
 
