@@ -20,8 +20,8 @@ _BY_KEY = {lever.key: lever for lever in LEVERS}
 # Levers by key that are pulled together, with their words.
 _SETS = (
     (("checkpointing",), CHECKPOINTING),
-    (("lora",), "with a LoRA adapter alone"),
-    (("lora", "checkpointing"), "with a LoRA adapter alone and checkpointing"),
+    (("lora",), "with only a LoRA adapter"),
+    (("lora", "checkpointing"), "with only a LoRA adapter and checkpointing"),
     (("qlora", "checkpointing"), "with QLoRA and checkpointing"),
     (("int8",), "with weights in 8 bits"),
     (("nf4-dq",), "with weights in 4 bits"),

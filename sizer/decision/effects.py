@@ -33,7 +33,7 @@ def describe_effect(key: str, base: Estimate, changed: Estimate) -> str:
     if moves := _describe_moves(base, changed):
         return f"{moves}{more}"
     where = f" in {base.peak_module}" if base.peak_module else ""
-    return f"The tensors alive at the peak, in {inside(base.peak_phase)}{where}, stay the same.{more}"
+    return f"The tensors alive at the peak, in {inside(base.peak_phase)}{where}, do not change.{more}"
 
 
 def _describe_segments(base: Estimate, changed: Estimate) -> str:

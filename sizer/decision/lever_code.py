@@ -112,7 +112,7 @@ def cast(dtype: str) -> Code:
     def code(request: Request) -> str:
         if request.is_pipeline:
             return f"pipe = DiffusionPipeline.from_pretrained(name, torch_dtype=torch.{dtype})"
-        return f"model = model.to(torch.{dtype})\ninputs = inputs.to(torch.{dtype})  # where they are floating point"
+        return f"model = model.to(torch.{dtype})\ninputs = inputs.to(torch.{dtype})  # if they are floating point"
 
     return code
 

@@ -249,7 +249,7 @@ def _without_reference(request: Request, known: Counted) -> Request | None:
 
 
 def _cost_of_reference(request: Request, known: Counted) -> str:
-    return "nothing holds the model near the one it was" if request.objective == GRPO else "a pass over the data beforehand"
+    return "nothing keeps the model close to its start" if request.objective == GRPO else "a pass over the data beforehand"
 
 
 def _half_image(request: Request, known: Counted) -> Request | None:
@@ -312,7 +312,7 @@ LEVERS = (
         lever_code.expandable, lambda request, known: replace(request, expandable_segments=True),
     ),
     row_of(
-        "static", "cache", 2, "A static KV cache", "room for every token from the start, also where generations end early",
+        "static", "cache", 2, "A static KV cache", "memory for every token from the start, also if generations end early",
         'model.generate(..., cache_implementation="static", disable_compile=True)',
         lambda request, known: replace(request, cache="static") if MODES[request.mode].generates else None,
     ),
@@ -338,7 +338,7 @@ LEVERS = (
     ),
     # last of its group, which all changes together have: it goes with offloaded activations
     row_of(
-        "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl, whose trainer uses it by default",
+        "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl; its trainer uses it by default",
         "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss(TRL),
     ),
     row_of(
@@ -435,7 +435,7 @@ LEVERS = (
         lever_code.new_tokens, _half_new,
     ),
     row_of(
-        "logits", "mode", 5, "Logits of the last token alone", "no logits of the tokens before it",
+        "logits", "mode", 5, "Logits of only the last token", "no logits of the tokens before it",
         "outputs = model.generate(inputs, max_new_tokens=1)  # reads the prompt as model(inputs, logits_to_keep=1) does",
         _last_logits,
     ),
@@ -444,7 +444,7 @@ LEVERS = (
         lever_code.image, _half_image,
     ),
     row_of(
-        "lora", "train", 5, "A LoRA adapter alone", "the weights themselves learn nothing",
+        "lora", "train", 5, "Only a LoRA adapter", "the weights themselves learn nothing",
         lever_code.lora, _training(_with_lora),
     ),
     row_of(

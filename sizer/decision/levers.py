@@ -166,11 +166,11 @@ def _search(
     If no set does, an adapter is trained instead: with the given weights, or with quantised ones if that is not enough.
     """
     if report.base is not None and report.base.fits is True:
-        return replace(report, search="It fits as it is.")
+        return replace(report, search="It fits unchanged.")
     able = {row.key: row.cell for row in report.rows if row.cell is not None}
     useful = [lever for lever in offered if lever.key in able and lever.key not in OTHER_WORK]
     sets = _Sets(request, cells, progress, fits_alone={key for key, cell in able.items() if cell.fits is True})
-    progress("looking for what makes it fit")
+    progress("searching for changes that make it fit")
     found, search = sets.fewest(useful)
     if found is not None:
         return replace(report, smallest=found, search=search)
@@ -324,11 +324,11 @@ def _useless(request: Request, base: Estimate) -> Iterator[str]:
     if find_gpu(request.gpu).backend == "cuda":
         idle = base.reserved_at_peak_bytes - base.peak_allocated_bytes
         yield (
-            "torch.cuda.empty_cache() in the loop does not lower the peak: it gives back cached memory, of which the peak itself "
-            f"has {format_bytes(max(idle, 0))}, and the allocator does that by itself before it fails; the loop only gets slower."
+            "torch.cuda.empty_cache() in the loop does not lower the peak: it releases cached memory, "
+            f"{format_bytes(max(idle, 0))} at the peak. The allocator does so by itself before it fails; the loop only gets slower."
         )
     if MODES[request.mode].trains:
         yield (
-            "del output at the end of the step does not lower the peak, which is in the middle of the step. To free outputs before "
+            "del output at the end of the step does not lower the peak, which is in the middle of the step. Freeing outputs before "
             "the backward pass may lower it: see the section on other training loops."
         )

@@ -210,7 +210,7 @@ def _traced_batches(request: Request, cells: Cells) -> Size:
     except CANNOT:  # a model that takes one sample at a time
         return size
     largest = max(now, smallest + (MOST_EVENTS - few) // max(more - few, 1))
-    bound = ", since each batch size is traced by itself"
+    bound = ", since each batch size is traced separately"
     return replace(size, largest=min(largest, size.largest), bound=bound)
 
 
@@ -330,7 +330,7 @@ def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, S
     if sure < size.smallest:
         return f"not even {size.of(size.smallest)} fits for sure"
     if possible >= size.largest:
-        return f"where it may still fit, searched up to {size.of(size.largest)}{size.bound}"
+        return f"it may still fit there; searched up to {size.of(size.largest)}{size.bound}"
     return ""
 
 

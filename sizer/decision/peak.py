@@ -137,12 +137,12 @@ def snapshot(
     check_one_rank(request, "a memory snapshot")
     gpu = find_gpu(request.gpu)
     if gpu.backend != "cuda":
-        what = "PyTorch has memory snapshots of CUDA's allocator alone"
+        what = "PyTorch has memory snapshots only for CUDA's allocator"
         raise RequestError(what, given=f"gpu={gpu.key}", allowed="a CUDA device")
     tape = Cells(request, config=config, kept=kept, progress=progress).tape(request)
     if (events := len(tape.order) + repeated_events(tape)) > EVENTS_AT_MOST:
         raise RequestError(
-            "the viewer shows no snapshot of so many events",
+            "the viewer cannot show a snapshot of this size",
             given=f"{events:,}",
             allowed=f"{EVENTS_AT_MOST:,}",
             todo="ask for fewer new tokens",

@@ -102,7 +102,7 @@ def _quantised_code(request: Request) -> str:
 
 PIPELINE_LEVERS: tuple[Lever, ...] = (
     row_of(
-        "vae-slicing", "slicing", 1, "VAE slicing", "time: images are decoded one after the other",
+        "vae-slicing", "slicing", 1, "VAE slicing", "time: images are decoded one at a time",
         "pipe.vae.enable_slicing()", _of_pipelines(_decoded("slicing")),
     ),
     row_of(
@@ -145,14 +145,14 @@ def describe_slicing(request: Request) -> str:
     """Return why VAE slicing changes nothing; empty if it may change something."""
     if not request.is_pipeline or request.batches != (1,) or "slicing" in (request.vae or ()):
         return ""
-    return "VAE slicing changes nothing at batch 1: it decodes the images of a batch one after the other."
+    return "VAE slicing changes nothing at batch 1: it decodes the images of a batch one at a time."
 
 
 def describe_part(found: PeakReport) -> str:
     """Return a sentence on the part that works at the peak, with its weights and other tensors."""
     weights = sum(found.at_peak.get(name, 0) for name in ("parameter", FROZEN, "buffer"))
     others = found.allocated_bytes - weights
-    return f"{found.phase} holds the peak: {format_bytes(weights)} of weights and {format_bytes(others)} of other tensors."
+    return f"{found.phase} has the peak: {format_bytes(weights)} of weights and {format_bytes(others)} of other tensors."
 
 
 def remedies(part: str) -> tuple[Lever, ...]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sizer.estimating.model import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
-WHOLE = "does not fit: each holds weights and gradients of"
+WHOLE = "does not fit: weights and gradients on each GPU are"
 PIPELINES = (
     8,
 )  # hosts that layers are split among: every kind of stage is traced, of an 8B in some five seconds for each number

@@ -81,7 +81,7 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
     main = MAIN if estimate is None else _beside(request, estimate)
     script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}{main}"
     if len(script) > MAX_LETTERS:
-        raise BuildError("a script would be too long: it would hold the whole config", given=f"{len(script):,} letters")
+        raise BuildError("a script would be too long: it would contain the complete config", given=f"{len(script):,} letters")
     return script
 
 

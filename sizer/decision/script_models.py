@@ -64,7 +64,7 @@ STAND_IN = """\
         items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
         return [tensor for item in items for tensor in tensors(item)]
 
-    # The model has no loss of its own: the means of its outputs stand in for it.
+    # The model has no loss: the means of its outputs replace it.
     return torch.stack([tensor.float().mean() for tensor in tensors(model({arguments})) if tensor.requires_grad]).sum()
 """
 
@@ -102,7 +102,7 @@ def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
     build = f"    model = torchvision.models.get_model({request.name!r}, weights=None{options})\n"
     imports: tuple[str, ...] = ("import torchvision",)
     if task == "detection":
-        build += "    model.transform.torch_choice = max  # the largest size to which it resizes images, every time\n"
+        build += "    model.transform.torch_choice = max  # always resize images to the largest size\n"
     if request.checkpointing:
         imports += ("from torch.utils.checkpoint import checkpoint",)
         plain = trace.build(replace(blueprint, limit=None))  # in a checkpointed model every block has a separate class

@@ -13,7 +13,7 @@ from sizer.query.request import Request
 
 WORK = """\
 LAYERS = {layers}  # of each stage
-FIRST, LAST = {first}, {last}  # what the first and the last stage alone have
+FIRST, LAST = {first}, {last}  # modules of only the first and only the last stage
 
 
 class Stage(nn.Module):

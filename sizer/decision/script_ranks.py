@@ -72,12 +72,12 @@ def check_scripted(request: Request) -> None:
         )
     if request.pp > 1 and request.tp > 1:
         raise BuildError(
-            "no script can be written for a pipeline whose matrices are split, too",
+            "no script can be written for a pipeline with tensor parallel",
             given=f"pp={request.pp}&tp={request.tp}",
         )
     if request.cp > 1:
         raise BuildError(
-            "scripts of several ranks run on the CPU, too, for whose kernel of attention PyTorch's context parallel has no rule",
+            "scripts of several ranks also run on the CPU, and PyTorch's context parallel has no rule for its attention kernel",
             given=f"cp={request.cp}",
         )
 

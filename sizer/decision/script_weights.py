@@ -11,7 +11,7 @@ from sizer.query.request import Request
 QUANTIZED = """\
     with torch.device("meta"):
         whole = {model}(config)
-    # Random values of what a checkpoint would hold: each weight is quantised as it arrives on the device.
+    # Random values instead of a checkpoint's: each weight is quantised when it arrives on the device.
     weights = {{name: 0.02 * torch.randn(tensor.shape, dtype=dtype) for name, tensor in whole.named_parameters()}}
     model = {model}.from_pretrained(
         None,

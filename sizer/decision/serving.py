@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 SEARCHES = {
-    True: "It starts as it is.",
-    False: "It does not start. The rows are sets of changes with which it does, the smallest first.",
-    "uncertain": "It may not start. The rows are sets of changes with which it surely does, the smallest first.",
+    True: "It starts unchanged.",
+    False: "It does not start. The rows are sets of changes that make it start, the smallest first.",
+    "uncertain": "It may not start. The rows are sets of changes that surely make it start, the smallest first.",
 }
 
 
@@ -102,7 +102,7 @@ def served_ranks(
     if not {"tp", "pp", "dp"} <= {*engine.takes}:
         refusal = Refusal(
             key="engine",
-            given=f"{engine.key!r}, whose split over GPUs is not known",
+            given=f"{engine.key!r}, with an unknown split over GPUs",
             allowed=" or ".join(row.key for row in ENGINES.values() if "tp" in row.takes),
             todo="ask `sizer estimate` for one device",
         )
@@ -176,5 +176,5 @@ def _lever_row(lever: Lever, query: str) -> LeverRow:
 
 def _search(starts: Starts, levers: Sequence[Lever]) -> str:
     if starts is not True and not levers:
-        return f"{SEARCHES[starts].partition('.')[0]}, and with none of the changes that were tried."
+        return f"{SEARCHES[starts].partition('.')[0]}, and with none of the tested changes."
     return SEARCHES[starts]

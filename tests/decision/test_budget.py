@@ -65,6 +65,6 @@ def test_a_smaller_budget_is_never_said_to_need_less():
     points = tuple(BudgetPoint(budget=value, query="", peak_allocated_bytes=peak) for value, peak in peaks.items())
     found = BudgetReport(query="", eager=cell, points=points)
     assert describe_budgets(found) == (
-        "The lowest peak of those tried is 256.00 MiB, at budget 0.4. "
-        "A smaller budget needs more: what the backward pass computes again needs memory there."
+        "The lowest tested peak is 256.00 MiB, at budget 0.4. "
+        "A smaller budget needs more: recomputation in the backward pass needs memory."
     )

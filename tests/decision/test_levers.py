@@ -170,7 +170,7 @@ def test_the_smallest_set_fits_by_its_own_trace(grown):
     found = grown[-1]
     if found.base.fits is True:
         assert found.smallest is None
-        assert found.search == "It fits as it is."
+        assert found.search == "It fits unchanged."
         return
     assert found.smallest is not None, found.search
     assert fits_by_its_own_trace(found.smallest.query) is True

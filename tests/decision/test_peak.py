@@ -130,7 +130,7 @@ def test_pytorchs_own_reader_takes_the_snapshot(query):
 
 
 def test_a_snapshot_is_of_one_cell_on_cuda():
-    with pytest.raises(RequestError, match=r"CUDA's allocator alone"):
+    with pytest.raises(RequestError, match=r"only for CUDA's allocator"):
         snapshot(parse_query("arch=hf:gpt2&seq=8&dtype=float32&batch=1&gpu=cpu"))
     with pytest.raises(RequestError, match=r"this answer is for one dtype and batch size"):
         snapshot(parse_query("arch=hf:gpt2"))
@@ -161,6 +161,6 @@ def test_a_snapshot_of_a_generation_holds_every_step(monkeypatch):
     assert actions.count("alloc") == sum(event >= 0 and whole.sizes[event] > 0 for event in whole.order[:allocated])
     monkeypatch.setattr("sizer.decision.peak.EVENTS_AT_MOST", 100)
     with pytest.raises(
-        RequestError, match=r"no snapshot of so many events: given .*, allowed 100; ask for fewer new tokens"
+        RequestError, match=r"a snapshot of this size: given .*, allowed 100; ask for fewer new tokens"
     ):
         snapshot(request)

@@ -367,9 +367,9 @@ PHI3 = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad
         (
             LLAMA,
             "parallel=fsdp&ranks=2&cp=2",
-            "for whose kernel of attention PyTorch's context parallel has no rule: given cp=2",
+            "PyTorch's context parallel has no rule for its attention kernel: given cp=2",
         ),
-        (LLAMA, "pp=2&batch=2&tp=2&optimizer_impl=loop", "a pipeline whose matrices are split, too: given pp=2&tp=2"),
+        (LLAMA, "pp=2&batch=2&tp=2&optimizer_impl=loop", "a pipeline with tensor parallel: given pp=2&tp=2"),
     ],
 )
 def test_some_of_ranks_have_none(config: dict, keys: str, message: str):

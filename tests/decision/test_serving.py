@@ -130,7 +130,7 @@ def test_tensor_parallel_never_raises_weights_and_copies_hold_as_many_each(split
 
 
 def test_an_engine_without_ranks_is_refused():
-    with pytest.raises(RequestError, match=r"engine: given 'llama.cpp', whose split over GPUs is not known, allowed vllm"):
+    with pytest.raises(RequestError, match=r"engine: given 'llama.cpp', with an unknown split over GPUs, allowed vllm"):
         list(ranks(parse_query(f"{MODEL}&engine=llama.cpp")))
 
 
@@ -160,10 +160,10 @@ def test_levers_are_those_of_the_estimate(more: str):
 
 def test_what_cannot_start_says_so():
     *_, found = levers(parse_query(f"{MODEL}&kv_bytes=512MiB"))
-    assert found.search == "It does not start. The rows are sets of changes with which it does, the smallest first."
+    assert found.search == "It does not start. The rows are sets of changes that make it start, the smallest first."
     assert [row.serve.starts for row in found.rows] == [True] * len(found.rows) != []
     *_, none = levers(parse_query(f"{MODEL}&kv_bytes=1KiB&kv=fp8"))
-    assert none.search == "It does not start, and with none of the changes that were tried."
+    assert none.search == "It does not start, and with none of the tested changes."
     assert list(format_levers(none))[-1] == "Nothing that is known here makes room for more requests."
 
 
@@ -188,7 +188,7 @@ def test_the_answers_in_words(grown: list[DeviceReport], split: RankReport):
     *_, changed = levers(parse_query(MODEL))
     text = list(format_levers(changed))
     assert text[0].startswith("Starts. ")
-    assert "It starts as it is." in text
+    assert "It starts unchanged." in text
     *_, none = ranks(parse_query(f"{MODEL}&gpu=rtx-3050-laptop-4gb&want=60000x64k"))
     assert list(describe_served_ranks(none)) == [
         "The server can surely hold 60,000 requests of 65,536 tokens at once on none of up to 64 GPUs."
