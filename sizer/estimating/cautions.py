@@ -56,20 +56,20 @@ def of_each_rank(request: Request) -> Iterator[str]:
     together = ", ".join(f"{batch * data_ranks:,}" for batch in request.batches[:3])
     more = ", …" if len(request.batches) > 3 else ""
     ways = ways_to_split(sp=request.sp, lp=request.lp)
-    split = f", {request.tp} of which share a batch by {ways}" if request.tp > 1 else ""
-    split += f", {request.cp} of which share each sequence by context parallel" if request.cp > 1 else ""
+    split = f", groups of {request.tp} share a batch by {ways}" if request.tp > 1 else ""
+    split += f", groups of {request.cp} share each sequence by context parallel" if request.cp > 1 else ""
     if request.pp > 1:
-        split += f", {request.pp} of which are the stages of a pipeline over microbatches of {request.microbatch}"
+        split += f", groups of {request.pp} are the stages of a pipeline over microbatches of {request.microbatch}"
     low, _, high = nccl_of(request)
-    nccl = f"; NCCL holds {format_range(low, high)} of each GPU, by published figures" if request.world > 1 else ""
+    nccl = f"; NCCL needs {format_range(low, high)} of each GPU, by published figures" if request.world > 1 else ""
     yield (
-        f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
-        f"have {together}{more} samples{nccl}"
+        f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is that of one rank, "
+        f"all ranks together have {together}{more} samples{nccl}"
     )
     if request.rank is not None:
         yield f"these are the figures of rank {request.rank}; another may need more"
     elif request.parallel == "zero1":
-        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the rank with most"
+        yield "the optimizer's state is sharded over the ranks by whole parameters: the figures are those of the rank with most"
 
 
 def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
@@ -77,8 +77,8 @@ def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
     if share := server_share(request.rollout):
         held = format_bytes(served_bytes(request, gpu))
         yield (
-            f"a server has {share:g} of the device's memory ({held}), a part of the process and not of the peaks; its weights and "
-            "its cache are within it (`sizer estimate` with mode=serve), and how it gets the trained weights is not counted"
+            f"a server has {share:g} of the device's memory ({held}), which count for the process but not for the peaks. "
+            "Its weights and cache are included (`sizer estimate` with mode=serve). The transfer of trained weights is not counted"
         )
 
 
@@ -87,4 +87,4 @@ def on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[st
     held = max((cache.host_bytes for cache in kv_caches), default=0)
     if held:
         batch = request.batches[0]
-        yield f"the host holds {format_bytes(held * batch)} of the cache at batch {batch}, in memory that is pinned"
+        yield f"the host holds {format_bytes(held * batch)} of the cache at batch {batch}, in pinned memory"

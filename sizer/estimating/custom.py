@@ -235,8 +235,8 @@ def _trace_step(
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
     recorder.notes.update(dict.fromkeys(() if launches is None else launches.notes()))
     if device.kind != "cpu" and not recorder.log.sizes:
-        todo = "add .cuda() or device='cuda' to what the step computes with"
-        raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)
+        todo = "add .cuda() or device='cuda' to the step's tensors"
+        raise RequestError("setup", given="only tensors on the host", allowed="one on the device or more", todo=todo)
     return recorder, watcher.roots(), None if compiler is None else compiler.code
 
 
@@ -332,7 +332,7 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
         raise RequestError("rank", given=str(rank), allowed=f"0 to {size - 1}", todo="give a rank of the world")
     if gpu.backend != "cuda":
         raise RequestError(
-            "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
+            "gpu", given=gpu.key, allowed="a CUDA GPU with world=", todo="give one, as h100-80gb"
         )
     return world_of(size, rank, accelerator_of(gpu), on_no_device=recorder.deferred.__contains__)
 

@@ -97,7 +97,7 @@ class Estimator:
             raise RequestError(
                 "expandable",
                 given=f"'1' on {self.gpu.name}",
-                allowed="1 on a CUDA device, whose allocator alone has expandable segments",
+                allowed="1 only on a CUDA device: other allocators have no expandable segments",
                 todo="remove it",
             )
         self._serves = MODES[request.mode].serves
@@ -429,7 +429,7 @@ class Estimator:
                 expandable = request.expandable_segments
                 reserved = peak_reserved_bytes(tape(NO_SYNC), self.gpu.backend, expandable)
                 more = reserved - estimate.peak_reserved_bytes
-                yield decision("passes are accumulated under no_sync: gradients stay whole until the last", more, estimate)
+                yield decision("passes are accumulated under no_sync: gradients stay unsharded until the last", more, estimate)
         except TraceError:
             return  # the question's own step was traced: an error of a variant is no part of the answer
 

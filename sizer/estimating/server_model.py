@@ -419,7 +419,7 @@ def _state(
 def _uncounted(facts: Mapping[str, Any], encoder: str | None) -> tuple[str, ...]:
     said = []
     if encoder is not None:
-        said.append(f"the profile run of the model's {encoder} encoder, whose activations come off the cache")
+        said.append(f"the profile run of the model's {encoder} encoder; its activations reduce the cache")
     if facts.get("index_topk"):
         said.append("buffers of the indexer that chooses tokens for sparse attention")
     return tuple(said)
@@ -449,7 +449,7 @@ def _quantization(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             "weights: the checkpoint's layout is not known for servers",
             given=method or "no quant_method",
             allowed="awq, gptq, fp8, mxfp4, compressed-tensors, modelopt",
-            todo="ask for weights=full, or for the layout that comes closest",
+            todo="ask for weights=full, or for the closest layout",
         )
     experts = "mxfp4" if layout == "fp8" and EXPERT_DTYPES & {found.get("expert_dtype"), checkpoint.get("expert_dtype")} else None
     known = {"quantization": layout, "group": group, "zero_points": zero, "unquantized": unquantized}

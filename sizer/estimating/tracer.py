@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # these import torch, which a replay of kept tapes does witho
     from sizer.tracing.trace import Ends
     from sizer.tracing.traced_rank import StageTraces
 
-BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
+BY_ITSELF = "traced separately at each batch size, because "  # begins the note of work that is not affine in the batch
 
 
 class Tracer:
@@ -159,7 +159,7 @@ class Tracer:
     def _count_parts(self) -> Counted:
         """Return the counts of a source with work of several modules."""
         self._progress("building the pipeline on meta")
-        assert self._source.count is not None, "pipelines have functions of their own"
+        assert self._source.count is not None, "pipelines have separate functions"
         census, notes, sizes = import_function(self._source.count)(self.request, self._config)
         return Counted(census=census, notes=notes, uncounted=(), sequence_length=self.request.sequence_length, **sizes)
 
@@ -354,7 +354,7 @@ class Tracer:
     ) -> Tape:
         if self.request.is_pipeline:
             self._progress(f"tracing {dtype} at batch {batch}")
-            assert self._source.trace is not None, "pipelines have functions of their own"
+            assert self._source.trace is not None, "pipelines have separate functions"
             run = import_function(self._source.trace)
             return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
         from sizer.estimating.work import work_of
@@ -473,13 +473,13 @@ class Tracer:
         """Return why the request's work has no line over the batch size, for any model; empty if it may have one."""
         request = self.request
         if request.is_pipeline:
-            return "a pipeline's call is traced as a whole"
+            return "a pipeline's call is traced completely"
         if request.compile is not None:
             return "torch.compile decides by the sizes of tensors"
         if request.pp > 1:
             return "a schedule has other steps with more microbatches"
         if is_contrastive(request.objective):
-            return "each text is compared with all others of the batch"
+            return "each text is compared with all other texts of the batch"
         if request.objective in WITH_REFERENCE or (request.loss != FULL and chunks_of(request.loss) is None):
             return "the loss has more chunks with more tokens"
         return ""

@@ -49,7 +49,7 @@ def test_expandable_segments_change_what_the_allocator_adds_alone() -> None:
 
 def test_expandable_segments_are_refused_off_cuda() -> None:
     request = parse_query("arch=torchvision:resnet18&image=64&dtype=float32&batch=8&expandable=1")
-    with pytest.raises(RequestError, match=r"expandable: given '1' on .*, allowed 1 on a CUDA device"):
+    with pytest.raises(RequestError, match=r"expandable: given '1' on .*, allowed 1 only on a CUDA device"):
         estimate(request, gpu=GPUS["cpu"])
 
 
@@ -163,7 +163,7 @@ def test_a_batch_of_one_that_the_model_refuses_is_left_out_and_said() -> None:
 def test_work_off_the_line_is_traced_batch_by_batch_and_said() -> None:
     report = of_config({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}, "seq=16&pp=2&rank=0&batch=2,4")
     assert [row.batch for row in report.estimates] == [2, 4]
-    assert any("traced at each batch size by itself" in note for note in report.notes)
+    assert any("traced separately at each batch size" in note for note in report.notes)
 
 
 def of_config(config: dict, rest: str) -> Report:
@@ -239,10 +239,10 @@ def test_a_rank_holds_its_share_and_the_report_says_so() -> None:
     # what DDP holds beside: a bucket for each gradient
     assert both.estimates[0].at_peak["workspace"] >= whole.weights_bytes
     assert sharded.cautions[0].startswith(
-        "these are the figures of each of 16 ranks of FSDP2; the batch is of one rank, all"
+        "these are the figures of each of 16 ranks of FSDP2; the batch is that of one rank, all"
     )
     # 688 and 2,000 MB of one communicator
-    nccl = "have 16, 32 samples; NCCL holds 0.641 GiB to 1.86 GiB of each GPU, by published figures"
+    nccl = "have 16, 32 samples; NCCL needs 0.641 GiB to 1.86 GiB of each GPU, by published figures"
     assert nccl in sharded.cautions[0] and sharded.cautions[0] in sharded.notes
     assert (sharded.request["parallel"], sharded.request["ranks"]) == ("fsdp", 16)
     assert "parallel" not in alone.request and not alone.cautions
