@@ -45,7 +45,7 @@ def read_config(text: str, gpu: str | None = None) -> Question:
             "this config is of no format that is read here",
             given=quote(", ".join([*config][:6]), 120),
             allowed=ALLOWED,
-            todo="paste the whole file",
+            todo="paste the complete file",
         )
     draft = Draft(title=form.title, items={"mode": "training"})
     done = {*form.joint, *(form.finish(draft, config) or ()), PROCESSES, SCRIPT}
@@ -63,7 +63,7 @@ def read_config(text: str, gpu: str | None = None) -> Question:
                 draft.unmatched.append(f"{name}: {as_text(value)[:80]}")
     if "arch" not in draft.items:
         draft.assume("the config names no repository: the model of the form is kept")
-    draft.assume("the config does not say it", batch=1)
+    draft.assume("the config does not set it", batch=1)
     recipes.leave_out(draft, gpu)
     return draft.whole()
 
@@ -208,8 +208,8 @@ def _axolotl(draft: Draft, config: Config) -> Collection[str]:
     _deepspeed_file(draft, config)
     done: list[str] = []
     if config.get("fsdp") or any(name.startswith("fsdp_config.") for name in config):
-        done += _sharded(draft, config, "fsdp", "fsdp_config.", "the config does not say how many GPUs there are")
-    draft.assume("the step's samples are those of one GPU")
+        done += _sharded(draft, config, "fsdp", "fsdp_config.", "the config does not give the number of GPUs")
+    draft.assume("the samples of a step are those of one GPU")
     _silent(draft, config, "optimizer", batch=1)
     _compiled(draft, config)
     way = as_text(config.get("gradient_checkpointing") or "")
@@ -246,7 +246,7 @@ def _deepspeed_file(draft: Draft, config: Config) -> None:
     ) is None:
         return
     _stage(draft, f"deepspeed: {as_text(config['deepspeed'])}", int(found[1]))
-    draft.assume("the config does not say how many GPUs there are", ranks=RANKS)
+    draft.assume("the config does not give the number of GPUs", ranks=RANKS)
 
 
 def _stage(draft: Draft, given: str, stage: int) -> None:
@@ -257,7 +257,7 @@ def _stage(draft: Draft, given: str, stage: int) -> None:
     elif stage in (1, 2):
         draft.take(given, parallel="zero1")
         if stage == 2:
-            draft.unmatched.append("ZeRO-2 shards gradients; PyTorch has no such way, so ZeRO-1 keeps them whole here")
+            draft.unmatched.append("ZeRO-2 shards gradients; PyTorch has no equivalent, so ZeRO-1 keeps them unsharded here")
 
 
 def _factory(draft: Draft, config: Config) -> None:
@@ -274,7 +274,7 @@ def _factory(draft: Draft, config: Config) -> None:
         draft.take(f"quantization_bit: {bits}", weights="int8" if bits == 8 else "nf4-dq" if double else "nf4")
     pure = as_flag(config.get("pure_bf16"))
     casts = kind == "lora" or bool(pure)
-    why = "LLaMA-Factory loads frozen weights in 16 bits, and those that train in float32 unless pure_bf16 is set"
+    why = "LLaMA-Factory loads frozen weights in 16 bits, and trained ones in float32 unless pure_bf16 is set"
     _precision(draft, {**config, "bf16": True} if pure else config, casts=casts, why=why)
     if as_flag(config.get("bf16")) and not pure:
         _autocast(draft, config)
@@ -312,7 +312,7 @@ def _trl(draft: Draft, config: Config) -> Collection[str]:
     name = next((name for name in _DTYPES if name in config), "")
     half = as_flag(config.get("bf16")) is not False and not as_flag(config.get("fp16"))
     if as_text(config.get(name) or "") == "auto":
-        draft.assume(f"{name}: auto is the checkpoint's dtype, which is taken to be bfloat16", dtype="bfloat16")
+        draft.assume(f"{name}: auto is the checkpoint's dtype, assumed to be bfloat16", dtype="bfloat16")
     elif not (name and lines.dtype(draft, name, config[name])) or draft.items["dtype"] == "float32":
         draft.drop("dtype")
         quiet = {**config, "bf16": half, "fp16": config.get("fp16", False)}
@@ -369,12 +369,12 @@ def _trainer(draft: Draft, config: Config) -> Collection[str]:
             _autocast(draft, config)
     else:
         draft.drop("dtype")
-        why = "the weights are taken to be loaded in float32: the arguments do not say it"
+        why = "weights are assumed to be loaded in float32: the arguments do not set the dtype"
         _precision(draft, config, casts=False, why=why)
     done: tuple[str, ...] = ()
     if isinstance(config.get("fsdp"), (str, list)) and config["fsdp"]:
         given = f"fsdp: {as_text(config['fsdp'])}"
-        done = _sharded(draft, config, given, "fsdp_config.", "the arguments do not say how many GPUs there are")
+        done = _sharded(draft, config, given, "fsdp_config.", "the arguments do not give the number of GPUs")
         draft.take(given, offload=int("offload" in as_text(config["fsdp"])))
     _deepspeed_file(draft, config)
     _silent(draft, config)
@@ -434,7 +434,7 @@ def _torchtune(draft: Draft, config: Config) -> None:
     if (split := as_number(config.get("tensor_parallel_dim")) or 1) > 1:
         draft.take(f"tensor_parallel_dim: {split}", parallel="fsdp", tp=split)
     if "parallel" in draft.items:
-        draft.assume("the config does not say how many GPUs there are", ranks=RANKS)
+        draft.assume("the config does not give the number of GPUs", ranks=RANKS)
     if as_flag(config.get("compile")):
         draft.take("compile: true", compile="default")
     loss = as_text(config.get("loss._component_", "")).rpartition(".")[2]
@@ -472,7 +472,7 @@ def _deepspeed(draft: Draft, config: Config) -> None:
     if (stage := as_number(config.get("zero_optimization.stage"))) is not None:
         _stage(draft, f"zero_optimization.stage: {stage}", stage)
         if stage:
-            draft.assume("the config does not say how many GPUs there are", ranks=RANKS)
+            draft.assume("the config does not give the number of GPUs", ranks=RANKS)
         if stage == 3 and as_text(config.get("zero_optimization.offload_param.device", "none")) == "cpu":
             draft.take("zero_optimization.offload_param.device: cpu", offload=1)
 
@@ -543,7 +543,7 @@ def _diffusers(draft: Draft, config: Config) -> None:
         frees = "dreambooth" in script and not re.search(r"sdxl|flux(?!_?2)", script)
         cached = as_flag(config.get("cache_latents"))
         kept = ("all" if cached else "prompts") if frees else ("latents" if cached else "none")
-        draft.assume("what the script frees before the training", cached=kept)
+        draft.assume("the script frees these parts before training", cached=kept)
     draft.assume("the scripts' default", batch=4 if "dreambooth" in script else 16)
     draft.assume("the scripts' default", optimizer="adamw")
 

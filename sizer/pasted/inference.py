@@ -104,7 +104,7 @@ def _pipeline(text: str, made: Call) -> Question:
         for call in islice(_calls(text, re.escape(name)), 1):
             _called(draft, call)
     if "offload" not in draft.items and not re.search(r"\.to\(\s*[\"']cuda|device_map|\.cuda\(", text):
-        draft.assume("the code does not say where the parts are: all are taken to be on the device")
+        draft.assume("the code does not place the parts: all are assumed to be on the device")
     return draft.whole(kind="code")
 
 
@@ -235,5 +235,5 @@ def _model(calls: list[Call]) -> Question:
         draft.take(f"max_new_tokens={new}", new=new)
     draft.assume("one sequence", batch=1)
     if generates:
-        draft.assume("the code does not say how long prompts are", seq=1024)
+        draft.assume("the code does not give the length of prompts", seq=1024)
     return draft.whole(kind="code")

@@ -60,13 +60,13 @@ class Diagnosis:
         """Yield the diagnosis in plain words."""
         if self.error is not None:
             yield f"{self.error}: CUDA itself had no memory left, for its context, a library's handle or a kernel."
-            yield "PyTorch's allocator took no part in the request, so that the message has no sizes."
-            yield "torch.cuda.empty_cache() before the call leaves it more; so does set_per_process_memory_fraction(0.9)."
+            yield "The request did not go through PyTorch's allocator, so the message has no sizes."
+            yield "torch.cuda.empty_cache() before the call leaves it more memory; so does set_per_process_memory_fraction(0.9)."
         if self.requested_bytes is not None:
             free = f"; {format_bytes(self.free_bytes)} were free" if self.free_bytes is not None else ""
-            yield f"The failed request asked for {format_bytes(self.requested_bytes)}{free}."
+            yield f"The failed request was for {format_bytes(self.requested_bytes)}{free}."
         if self.allocated_bytes is not None:
-            yield f"Live tensors held {format_bytes(self.allocated_bytes)}{self._share(self.allocated_bytes)}."
+            yield f"Live tensors used {format_bytes(self.allocated_bytes)}{self._share(self.allocated_bytes)}."
         if self.pools_bytes:
             yield f"{format_bytes(self.pools_bytes)} of them are in private pools, such as those of CUDA graphs."
         if self.cached_bytes is not None:
@@ -75,7 +75,7 @@ class Diagnosis:
             outside = format_bytes(self.outside_bytes)
             yield f"{outside} were outside of PyTorch's allocator: the CUDA context, libraries and other processes."
         if self.others_bytes:
-            yield f"Other processes held {format_bytes(self.others_bytes)}{self._share(self.others_bytes)}: nvidia-smi names them."
+            yield f"Other processes used {format_bytes(self.others_bytes)}{self._share(self.others_bytes)}: nvidia-smi names them."
         if self.is_fragmented:
             yield (
                 "Fragmentation: more was cached than requested, but no cached block was large enough. "
@@ -112,7 +112,7 @@ def read_message(text: str) -> Diagnosis:
     if requested is None and allocated is None and (error := _BY_CUDA.search(words)) is not None:
         return Diagnosis(**dict.fromkeys(_SIZES), error=error[0])
     if requested is None and allocated is None:
-        raise ConfigError("this message states no sizes", given=quote(words, 120), todo="paste the whole line of the error")
+        raise ConfigError("this message states no sizes", given=quote(words, 120), todo="paste the complete line of the error")
     outside = _find(rf"other allocations: {_SIZE}", words)
     if outside is None and total is not None and free is not None and allocated is not None and cached is not None:
         outside = max(total - free - allocated - cached, 0)

@@ -41,13 +41,13 @@ def read_plain(data: bytes) -> Any:
     except ConfigError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, OverflowError) as error:
-        raise ConfigError("this is not a whole pickle", given=type(error).__name__, todo="dump the snapshot again") from None
-    raise ConfigError("this is not a whole pickle", given="no end", todo="dump the snapshot again")
+        raise ConfigError("this pickle is incomplete", given=type(error).__name__, todo="dump the snapshot again") from None
+    raise ConfigError("this pickle is incomplete", given="no end", todo="dump the snapshot again")
 
 
 def _only(stack: list[Any]) -> Any:
     if len(stack) != 1 or stack[0] is _MARK:
-        raise ValueError("the stack holds another number of values than one")
+        raise ValueError("the stack does not have exactly one value")
     return stack[0]
 
 
@@ -79,7 +79,7 @@ def _follow(name: str, argument: Any, position: int | None, stack: list[Any], me
         stack.pop()
     elif name not in _SILENT:
         raise ConfigError(
-            "this pickle holds more than plain values",
+            "this pickle has more than plain values",
             given=f"opcode {name} at byte {position}",
             allowed="dicts, lists, tuples, texts and numbers, as torch.cuda.memory._dump_snapshot writes",
             todo="dump the snapshot with PyTorch, and share no other pickle",

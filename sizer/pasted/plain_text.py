@@ -26,7 +26,7 @@ def read_mapping(text: str) -> dict[str, Any]:
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ConfigError(
-            "this text is too long", allowed=f"at most {MAX_BYTES:,} bytes", todo="paste the config alone"
+            "this text is too long", allowed=f"at most {MAX_BYTES:,} bytes", todo="paste only the config"
         )
     text = pasted_lines(text)
     if text.lstrip().startswith("{"):
@@ -47,10 +47,10 @@ def read_mapping(text: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
         given = f"{place}{quote(str(getattr(error, 'problem', None) or error), 120)}"
-        raise ConfigError("this text is not YAML", given=given, todo="paste the file as it is") from None
+        raise ConfigError("this text is not YAML", given=given, todo="paste the file unchanged") from None
     except (RecursionError, ValueError) as error:
         raise ConfigError(
-            "this text is not YAML", given=quote(str(error), 120), todo="paste the file as it is"
+            "this text is not YAML", given=quote(str(error), 120), todo="paste the file unchanged"
         ) from None
     if not isinstance(value, dict):
         raise ConfigError(

@@ -30,7 +30,7 @@ def read_question(text: str, gpu: str | None) -> Question:
             return found
     launch = read_launch(text if command is None else command)
     arch = {} if launch.arch is None else {"arch": launch.arch}
-    unknown = f"the model {quote(launch.model)} is no repository" if launch.model else "the command names no model"
+    unknown = f"the model {quote(launch.model)} is not a repository" if launch.model else "the command names no model"
     return Question(
         title=launch.title,
         kind="command",

@@ -58,7 +58,7 @@ def take_groups(draft: Draft, config: Config, prefix: str = "") -> tuple[str, ..
 def take_compilation(draft: Draft, given: str) -> None:
     """Note that the step is compiled."""
     draft.take(given, compile="default")
-    draft.assume("each block is compiled; a model that is compiled as a whole needs compile_scope=model")
+    draft.assume("each block is compiled; a completely compiled model needs compile_scope=model")
 
 
 def take_liger(draft: Draft, given: str, *, loss: bool) -> None:

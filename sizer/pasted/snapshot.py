@@ -49,7 +49,7 @@ def read_snapshot(value: Any) -> SnapshotReport:
         return _report(device, traces[device], segments)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ConfigError(
-            "this pickle is no memory snapshot",
+            "this pickle is not a memory snapshot",
             given=f"{type(error).__name__}: {error}"[:120],
             allowed="what torch.cuda.memory._dump_snapshot writes",
             todo="call torch.cuda.memory._record_memory_history() first, then dump",

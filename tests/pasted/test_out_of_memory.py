@@ -62,7 +62,7 @@ Free (according to CUDA): 20.00 MiB"""
 def test_other_processes_and_private_pools():
     found = read_message(OTHERS)
     assert (found.total_bytes, found.others_bytes, found.pools_bytes) == (24 * GIB, 512 * MIB, 128 * MIB)
-    assert "Other processes held 512.00 MiB (2 % of the device): nvidia-smi names them." in list(found.lines())
+    assert "Other processes used 512.00 MiB (2 % of the device): nvidia-smi names them." in list(found.lines())
     assert read_message(NEW).others_bytes is None
 
 
@@ -83,7 +83,7 @@ def test_an_error_of_cuda_has_no_sizes(text):
 
 
 def test_shares_of_the_device():
-    assert list(read_message(NEW).lines())[1] == "Live tensors held 19.00 GiB (79 % of the device)."
+    assert list(read_message(NEW).lines())[1] == "Live tensors used 19.00 GiB (79 % of the device)."
 
 
 @pytest.mark.parametrize("text", ["CUDA out of memory.", "all is well", "base_model: x"])

@@ -70,7 +70,7 @@ DAMAGED = (b"", b"\x80\x04", b".", b"((.", b"\x80\x04]", b"]a.", b"N\x85\x85a.",
 
 @pytest.mark.parametrize("data", DAMAGED)
 def test_a_damaged_pickle_is_refused(data):
-    with pytest.raises(ConfigError, match="this is not a whole pickle"):
+    with pytest.raises(ConfigError, match="this pickle is incomplete"):
         read_plain(data)
 
 

@@ -69,5 +69,5 @@ OTHERS = (
 
 @pytest.mark.parametrize("value", OTHERS)
 def test_another_pickle_is_refused(value):
-    with pytest.raises(ConfigError, match="this pickle is no memory snapshot"):
+    with pytest.raises(ConfigError, match="this pickle is not a memory snapshot"):
         read_snapshot(read_plain(pickle.dumps(value)))
