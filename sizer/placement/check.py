@@ -89,7 +89,7 @@ def check_request(
         raise BuildError(
             "quantised weights are on their device as soon as they are quantised",
             given=f"weights={request.weights}",
-            todo="leave weights out: where the others are does not depend on it",
+            todo="leave weights out: the placement of other tensors does not depend on it",
         )
     training, dtype = MODES[request.mode].trains, request.dtypes[0]
     module = build(blueprint, checkpointing=request.checkpointing).train(training)

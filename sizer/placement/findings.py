@@ -26,8 +26,8 @@ class Mistake:
 
 MIXED_DEVICES = Mistake(
     problem="weights on several devices",
-    what="{count} of {total} parameters and buffers are on {others}, the others on {weights}",
-    why="an operator takes its tensors from one device; parts on several work only where forward moves what passes between",
+    what="{count} of {total} parameters and buffers are on {others}, the rest on {weights}",
+    why="an operator takes its tensors from one device; parts on several devices need a forward that moves activations",
     todo='call module.to("{weights}") once everything is built, or move the activations between the parts',
 )
 UNREGISTERED = Mistake(
@@ -59,19 +59,19 @@ MADE_ELSEWHERE = Mistake(
     problem="tensor made on another device",
     what="{tensor} is made on the CPU, and {operator} uses it with the model's own tensors {place}",
     why="without device= a tensor is made on the CPU, whatever device the module is on",
-    todo="make it with device=x.device of a tensor that is there already, or once in __init__ as a buffer",
+    todo="make it with device=x.device of an existing tensor, or once in __init__ as a buffer",
 )
 LEFT_BEHIND = Mistake(
     problem="attribute that .to() leaves behind",
     what="{path} is neither parameter nor buffer, and {operator} uses it with the model's own tensors",
-    why=".to(device) moves parameters and buffers alone; the attribute stays where it was made",
+    why=".to(device) moves only parameters and buffers; the attribute stays on its device",
     todo="register it in __init__: self.register_buffer(name, tensor, persistent=False)",
 )
 COPIED = Mistake(
     problem="attribute copied in every forward pass",
     breaks=False,
-    what="{path} is neither parameter nor buffer, and is copied to the device where it is used",
-    why=".to(device) leaves it on the CPU, so that every pass copies it again and waits for the copy",
+    what="{path} is neither parameter nor buffer, and is copied to the device for each use",
+    why=".to(device) leaves it on the CPU, so every pass copies it again and waits for the copy",
     todo="register it in __init__: self.register_buffer(name, tensor, persistent=False)",
 )
 HARD_CODED = Mistake(

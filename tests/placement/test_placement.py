@@ -229,7 +229,7 @@ def test_weights_on_two_devices():
     (finding,) = check_placement(model, (X,)).findings
     # 20 numbers on the CPU, 16 on meta
     assert (finding.problem, finding.where) == (findings.MIXED_DEVICES.problem, "1.weight")
-    assert finding.what == "1 of 3 parameters and buffers are on meta, the others on cpu"
+    assert finding.what == "1 of 3 parameters and buffers are on meta, the rest on cpu"
 
 
 class CastsItsInput(Model):
