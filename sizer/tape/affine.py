@@ -18,7 +18,7 @@ LIMIT_BYTES = 2**62
 
 
 class NotAffineError(ValueError):
-    """Two tapes of the same work do not differ by `a + b*batch` alone: trace each batch by itself instead."""
+    """Two tapes of the same work do not differ by `a + b*batch` alone: trace each batch separately instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class AffineTape:
             raise NotAffineError(
                 f"{self.tape.describe(block)} would need {sizes[block]} bytes at batch {batch} "
                 f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
-                f"trace batch {batch} by itself"
+                f"trace batch {batch} separately"
             )
         queries = tuple([query.at(batch) for query in self.size_queries])
         more = batch - self.tape.batch
@@ -123,7 +123,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
             raise NotAffineError(
                 f"{first.describe(block)} took {size} bytes at batch {first.batch} and "
                 f"{second.sizes[block]} at batch {second.batch}, which is not a whole "
-                "number of bytes per item: trace each batch by itself"
+                "number of bytes per item: trace each batch separately"
             )
     queried, queried_later = by_block(first.size_queries), by_block(second.size_queries)
     if begun is not first:
@@ -142,7 +142,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         size_queries = fit_size_queries(queried, queried_later, (first.batch, second.batch))
         told = bytes_per_item(first.collectives, second.collectives, [phase for _, phase in second.marks], step)
     except ValueError as error:
-        raise NotAffineError(f"{error}: trace each batch by itself") from error
+        raise NotAffineError(f"{error}: trace each batch separately") from error
     return AffineTape(
         fitted_at=(first.batch, second.batch),
         tape=replace(first, stand_ins=tuple(dict.fromkeys(first.stand_ins + second.stand_ins))),
@@ -164,7 +164,7 @@ def check_tape(whole: Tape, third: Tape, fitted_at: tuple[int, int]) -> None:
     block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
     raise NotAffineError(
         f"{third.describe(block)} took {third.sizes[block]} bytes at batch {third.batch}; from batches "
-        f"{fitted_at[0]} and {fitted_at[1]} it should take {expected.sizes[block]}: trace each batch by itself"
+        f"{fitted_at[0]} and {fitted_at[1]} it should take {expected.sizes[block]}: trace each batch separately"
     )
 
 
@@ -263,24 +263,24 @@ def _check_same_size_queries(one: Tape, other: Tape) -> None:
         block = min(block for block in expected.keys() | found.keys() if expected.get(block) != found.get(block))
         raise NotAffineError(
             f"{other.describe(block)} has the size query {found.get(block)} at batch {other.batch}; "
-            f"it should be {expected.get(block)}: trace each batch by itself"
+            f"it should be {expected.get(block)}: trace each batch separately"
         )
 
 
 def _check_same_collectives(one: Tape, other: Tape) -> None:
-    """Raise NotAffineError where two tapes do not tell other ranks the same."""
+    """Raise NotAffineError if the collectives of two tapes differ."""
     if one.collectives != other.collectives:
         expected, found = set(one.collectives), set(other.collectives)
         raise NotAffineError(
-            f"ranks tell each other {found - expected} at batch {other.batch}; it should be {expected - found}: "
-            "trace each batch by itself"
+            f"collectives are {found - expected} at batch {other.batch}; they should be {expected - found}: "
+            "trace each batch separately"
         )
 
 
 def _different_work(one: Tape, other: Tape, position: int, text: str, other_text: str) -> NotAffineError:
     return NotAffineError(
         f"event {position} is {text} at batch {one.batch} and {other_text} at batch {other.batch}; the order must "
-        "be the same at every batch: trace each batch by itself"
+        "be the same at every batch: trace each batch separately"
     )
 
 

@@ -70,7 +70,7 @@ def bytes_per_item(
                 )
             slopes[row.phase, row.kind, row.group, row.again] = (other.bytes - row.bytes) // step
     if later:
-        raise ValueError(f"{next(iter(later.values()))} is at another batch size alone")
+        raise ValueError(f"{next(iter(later.values()))} is only at another batch size")
     together: Counter[tuple[str, str, bool]] = Counter()
     for (_, kind, group, again), slope in slopes.items():
         together[kind, group, again] += slope

@@ -62,7 +62,7 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
     )
     if not step.is_again(before):
-        raise NotRepeatedError(f"the step at event {loop.begin} is not the one before it once more")
+        raise NotRepeatedError(f"the step at event {loop.begin} does not repeat the step before it")
     earlier = step.earlier()
     if (unknown := next((block for block, _, place in earlier if place < 0), None)) is not None:
         raise NotRepeatedError(f"{tape.describe(unknown)} is released in a step, and was not made in those before")
@@ -166,7 +166,7 @@ def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:
     again = find_repetition(tape, loop)
     found = find_repetition(tape, Loop(begin=begin, end=end, count=0))
     if found.sizes.tolist() != again.sizes_at(loop.count + 1).tolist():
-        raise NotRepeatedError(f"the step at event {begin}, traced by itself, is not what the steps before it lead to")
+        raise NotRepeatedError(f"the step at event {begin}, traced separately, does not continue the steps before it")
 
 
 def append_steps(
@@ -181,7 +181,7 @@ def append_steps(
     Raises NotRepeatedError for any other block.
     """
     if follows[-1] != len(tape.order):
-        raise ValueError("the steps that others follow are not the last ones")
+        raise ValueError("steps can only be appended after the last ones")
     names = dict(kept or {})
     begin = len(follows) - 1
     for (mine_from, mine_to), (from_, to) in zip(pairwise(follows), pairwise(ends), strict=False):
@@ -200,7 +200,7 @@ def append_steps(
             elif ~event in names:
                 order.append(~names[~event])
             else:
-                raise NotRepeatedError("a step releases what was not made in those before")
+                raise NotRepeatedError("a step releases a block that no earlier step made")
         appended.append(len(order))
     return _with_blocks(tape, other, blocks, order), appended
 

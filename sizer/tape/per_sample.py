@@ -41,14 +41,14 @@ class PerSampleTape:
         try:
             return align(self.first, self.second)
         except LayersDifferError as error:
-            raise NotAffineError(f"{error}: trace each batch by itself") from error
+            raise NotAffineError(f"{error}: trace each batch separately") from error
 
     @cached_property
     def _queries(self) -> tuple[AffineSizeQuery, ...]:
         try:
             return _fit_queries(self._aligned)
         except ValueError as error:
-            raise NotAffineError(f"{error}: trace each batch by itself") from error
+            raise NotAffineError(f"{error}: trace each batch separately") from error
 
     @property
     def fitted_at(self) -> tuple[int, int]:
@@ -104,7 +104,7 @@ class PerSampleTape:
         try:
             unfolded = self._aligned.unfold(periods)
         except LayersDifferError as error:
-            raise NotAffineError(f"{error}: trace batch {batch} by itself") from error
+            raise NotAffineError(f"{error}: trace batch {batch} separately") from error
         sizes = np.asarray(unfolded.tape.sizes)
         if int(sizes.sum(dtype=np.float64)) >= LIMIT_BYTES:
             raise ValueError(f"batch was {batch}; its blocks would take too many bytes: give a smaller batch")
@@ -112,7 +112,7 @@ class PerSampleTape:
             block = int(sizes.argmin())
             raise NotAffineError(
                 f"{unfolded.tape.describe(block)} would need {sizes[block]} bytes at batch {batch}; sizes are 0 bytes or more: "
-                f"trace batch {batch} by itself"
+                f"trace batch {batch} separately"
             )
         tape = replace(unfolded.tape, batch=batch, size_queries=self._queries_at(batch, unfolded.sources))
         return with_outputs(tape, self.outputs)[0]
@@ -168,7 +168,7 @@ def _fit_queries(aligned: Aligned) -> tuple[AffineSizeQuery, ...]:
     earlier = after.copy()
     for block, counterpart in zip(ours, theirs, strict=True):
         if (block in before) != (counterpart in after):
-            raise ValueError(f"{one.tape.describe(block)} has a size query at one batch size alone")
+            raise ValueError(f"{one.tape.describe(block)} has a size query at only one batch size")
         if block in before:
             earlier[counterpart] = before[block]
     return fit_size_queries(earlier, after, (one.tape.batch, two.tape.batch))

@@ -13,7 +13,7 @@ Asked = tuple[str, tuple[str, ...], tuple[int, ...]]
 """A query's kind, words and numbers."""
 
 SizeOracle = Callable[[Sequence[Asked]], Sequence[int | None]]
-"""The bytes of a block for each of some queries; None where they are not known and the model stands."""
+"""Bytes of a block for each of some queries; None if unknown: the modelled size then stays."""
 
 Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
 """The same for one query."""

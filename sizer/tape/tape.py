@@ -202,7 +202,7 @@ def blocks_alive(events: Iterable[int]) -> dict[int, None]:
 def _check_range(name: str, column: Sequence[int], stop: int | None) -> None:
     if len(column) and (min(column) < 0 or (stop is not None and max(column) >= stop)):
         allowed = "0 or more" if stop is None else f"0 to {stop - 1}"
-        raise ValueError(f"tape column {name} holds {min(column)} to {max(column)}; allowed are {allowed}")
+        raise ValueError(f"tape column {name} has values {min(column)} to {max(column)}; allowed are {allowed}")
 
 
 def _check_order(tape: Tape) -> None:

@@ -67,7 +67,7 @@ class Unfolded:
         Raises LayersDifferError if that is different work than the tape behind this one.
         """
         if not self.sizes_alone or other.stand_ins != self.second.stand_ins:
-            raise LayersDifferError("more than sizes differs at another batch size")
+            raise LayersDifferError("more than sizes differ at another batch size")
         _check_same_work(beginning(self.second, other), other)
         tape = beginning(self.tape, other)
         sources = self.sources[: len(tape.sizes)]
@@ -110,7 +110,7 @@ def align(first: Tape, second: Tape, stacks: Sequence[Stacks] = (), *, earlier: 
     LayersDifferError for other stretches than repeated ones.
     """
     if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
-        raise LayersDifferError("tapes with loops, or where the host waits for streams, or of other assumptions")
+        raise LayersDifferError("tapes with loops, with a host that waits for streams, or with other assumptions")
     ids: dict[tuple, int] = {}
     across_batches = first.batch != second.batch
     paths = paths_of(stacks)

@@ -44,7 +44,7 @@ def kept_blocks(tape: Tape, other: Tape, *, of: str, before: tuple[int, int], at
     """
     mine, theirs = _held(tape, of, before[0], at[0]), _held(other, of, before[1], at[1])
     if [*mine.values()] != [*theirs.values()]:
-        raise NotRepeatedError(f"what is held of the {of} at event {at[0]} is not what a shorter generation holds")
+        raise NotRepeatedError(f"blocks of the {of} at event {at[0]} differ from those of a shorter generation")
     return dict(zip(theirs, mine, strict=True))
 
 
@@ -133,7 +133,7 @@ def _growth(tape: Tape, windows: Sequence[_Window]) -> np.ndarray:
     sources = [(*(column[one.first : one.last] for column in columns), (one.events >= 0).tolist()) for one in windows]
     # the first window may release blocks that no window before it made
     if any(shape != shapes[-1] for shape in shapes[1:]) or any(source != sources[-1] for source in sources):
-        raise NotRepeatedError(f"the window at event {windows[-1].begin} is not the one before it once more")
+        raise NotRepeatedError(f"the window at event {windows[-1].begin} does not repeat the window before it")
     *earlier, growth = (after.sizes - before.sizes for before, after in pairwise(windows))
     asked = by_block(tape.size_queries)  # a library's answers are on no line: they stay as they are
     grows = np.asarray([block not in asked for block in range(windows[-1].first, windows[-1].last)], bool)

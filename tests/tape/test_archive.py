@@ -24,7 +24,7 @@ TRACED = Traced(
         smallest=2,
     ),
     failure="aten.foo in head at batch 3: no kernel ä",
-    note="traced at each batch size by itself",
+    note="traced separately at each batch size",
     kernels=(Kernel(operator="attention", kernel="flash", why="bfloat16", modules=12),),
     halves_differ=True,
 )

@@ -48,7 +48,7 @@ def test_the_second_step_grows_as_the_first() -> None:
         ((), r"^all-reduce over world in forward is None at another batch size"),
         (
             (row("forward", 12), row("forward", 2, "broadcast")),
-            r"^Collective\(.*'broadcast'.* is at another batch size",
+            r"^Collective\(.*'broadcast'.* is only at another batch size",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_line_gives_the_bytes_at_every_batch() -> None:
     assert line.at(7).collectives == (row("forward", 20),)
     line.check(told(5, 16))
     with pytest.raises(
-        NotAffineError, match=r"^ranks tell each other .*bytes=17.* at batch 5; it should be .*bytes=16"
+        NotAffineError, match=r"^collectives are .*bytes=17.* at batch 5; they should be .*bytes=16"
     ):
         line.check(told(5, 17))
     with pytest.raises(NotAffineError, match=r"^all-reduce over world in forward is None at another batch size"):

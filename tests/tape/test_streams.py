@@ -127,7 +127,7 @@ def test_a_step_of_other_streams_is_another_step() -> None:
     loop = Loop(begin=5, end=7, count=1)
     for streams in (b"", b"\0\0\1\1"):
         assert find_repetition(replace(tape, streams=streams), loop).blocks.tolist() == [3]
-    with pytest.raises(NotRepeatedError, match=r"^the step at event 5 is not the one before it once more$"):
+    with pytest.raises(NotRepeatedError, match=r"^the step at event 5 does not repeat the step before it$"):
         find_repetition(replace(tape, streams=b"\0\0\0\1"), loop)
 
 
