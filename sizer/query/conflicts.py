@@ -89,7 +89,7 @@ def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="compile",
             given=f"{quote(request.compile)} with gpu={request.gpu}",
-            allowed="a CUDA device, whose kernels Inductor writes with Triton",
+            allowed="a CUDA device: Inductor writes its kernels with Triton",
             todo="remove it, or choose another gpu",
         )
     yield from _refused_in_graphs(request)
@@ -123,14 +123,14 @@ def _refused_in_graphs(request: Request) -> Iterator[Refusal]:
         yield Refusal(
             key="accumulate",
             given=f"{request.accumulate} with compile={REDUCE_OVERHEAD}",
-            allowed="1: gradients lie in the graphs' memory, which the next pass overwrites; PyTorch refuses to add to them",
+            allowed="1: gradients are in the graphs' memory, which the next pass overwrites; PyTorch refuses to add to them",
             todo="remove it, or ask for compile=default",
         )
     if request.compile_scope == BLOCKS and not MODES[request.mode].trains:
         yield Refusal(
             key="compile_scope",
             given=f"{BLOCKS!r} with compile={REDUCE_OVERHEAD} and mode={request.mode}",
-            allowed=f"{WHOLE}: each call of a block overwrites what the block before it returned; PyTorch refuses to read that",
+            allowed=f"{WHOLE}: each call of a block overwrites the output of the block before it; PyTorch refuses to read that",
             todo=f"ask for compile_scope={WHOLE}",
         )
 
@@ -155,7 +155,7 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="loss",
             given=f"{request.loss!r} with gpu={request.gpu}",
-            allowed="full, torch, chunked:<chunks>; the others with a CUDA device, for which their kernels are written",
+            allowed="full, torch, chunked:<chunks>; on a CUDA device also the other losses, which have only CUDA kernels",
             todo="choose a CUDA device, or loss=torch",
         )
     if request.autocast and request.dtypes != ("bfloat16",):
@@ -206,7 +206,7 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="evaluate",
             given=f"{request.evaluate!r} with a {request.source} architecture",
-            allowed="none, loss: logits are those of transformers' models",
+            allowed="none, loss: only transformers' models have logits to keep",
             todo="ask for evaluate=loss, or choose a model of transformers",
         )
 
@@ -247,14 +247,14 @@ def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="objective",
             given=f"{request.objective!r} with gpu={request.gpu}",
-            allowed="lm; others with a CUDA device, with which they were compared",
+            allowed="lm; other objectives were compared on CUDA devices only",
             todo="choose a CUDA device",
         )
     for key in ("loss", "evaluate"):
         if not KEYS[key].is_default(request):
             todo = f"remove it, or remove {asked}"
             given = f"{KEYS[key].write(request)!r} with {asked}"
-            yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is the library's own", todo=todo)
+            yield Refusal(key=key, given=given, allowed=f"its default with {asked}, which has its own loss", todo=todo)
     shards = PARALLELS[request.parallel].shards
     if shards and (request.objective == GRPO or is_contrastive(request.objective)):
         yield Refusal(
@@ -270,7 +270,7 @@ def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         for key in ("activations", *(("step", "optimizer_offload") if cached else ())):
             if not KEYS[key].is_default(request):
                 given, todo = f"{KEYS[key].write(request)!r} with {asked}", "remove it"
-                why = "its backward pass has passes of its own" if cached else "sentence-transformers does not offload them"
+                why = "its backward pass runs further passes" if cached else "sentence-transformers does not offload them"
                 yield Refusal(key=key, given=given, allowed=f"its default with {asked}: {why}", todo=todo)
     adapts = request.train == "adapter"
     if adapts and ADAPTERS[request.adapter].learns_prompt:
@@ -297,7 +297,7 @@ def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
         yield Refusal(
             key="train",
             given=f"{request.train!r} with a diffusers architecture",
-            allowed="all, adapter: the whole denoiser, or an adapter of it",
+            allowed="all, adapter: the complete denoiser, or an adapter of it",
             todo="ask for train=adapter",
         )
     if trains and request.train == "adapter" and ADAPTERS[request.adapter].learns_prompt:
@@ -311,7 +311,7 @@ def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
         yield Refusal(
             key="weights",
             given=f"{KEYS['weights'].write(request)!r} with mode={request.mode}",
-            allowed="checkpoint, full, nf4, nf4-dq, int8 of the denoiser: diffusers' scripts train with no others",
+            allowed="checkpoint, full, nf4, nf4-dq, int8 of the denoiser: diffusers' scripts train with these only",
             todo="ask for weights=nf4&train=adapter",
         )
     if WEIGHTS[request.weights].config.get("quant_method") not in (None, BITSANDBYTES):
@@ -370,7 +370,7 @@ def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             age = "older" if release < engine.oldest else "newer"
             yield Refusal(
                 key="engine_version",
-                given=f"{request.engine_version!r}, {age} than {engine.title}'s rules here",
+                given=f"{request.engine_version!r}, {age} than the supported versions of {engine.title}",
                 allowed=f"{format_release(engine.oldest)} to {format_release(engine.newest)}",
                 todo="write the server's version, or leave it out for the newest known",
             )
@@ -406,49 +406,49 @@ def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="optimizer_impl",
             given=f"{request.optimizer_impl!r} with optimizer={optimizer}, gpu={request.gpu}",
-            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which has no other",
+            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}: it has a single one",
             todo="remove it for PyTorch's own choice, or choose another optimizer",
         )
     if OPTIMIZERS[request.optimizer].has_kernels and gpu.backend != "cuda":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with gpu={request.gpu}",
-            allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
+            allowed=f"PyTorch's own; on a CUDA device also those of {OPTIMIZERS[request.optimizer].package}",
             todo="choose another optimizer, or another gpu",
         )
     if request.is_pipeline and gpu.backend != "cuda":
         yield Refusal(
             key="gpu",
             given=quote(request.gpu),
-            allowed="a CUDA device: how pipelines offload elsewhere was not compared",
+            allowed="a CUDA device: offloading of pipelines was compared on these only",
             todo="choose a CUDA device",
         )
     if WEIGHTS[request.weights].quantizes and gpu.backend not in ("cuda", "cpu"):
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with gpu={request.gpu}",
-            allowed="checkpoint, full; the others with a CUDA device or the CPU, whose kernels are known",
+            allowed="checkpoint, full; on a CUDA device or the CPU also quantised weights",
             todo="remove it, or choose another gpu",
         )
     if request.cache in OFFLOADED and gpu.backend != "cuda":
         yield Refusal(
             key="cache",
             given=f"{quote(request.cache)} with gpu={request.gpu}",
-            allowed=f"{', '.join(kind for kind in CACHES if kind not in OFFLOADED)}; the others with a CUDA device and its streams",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in OFFLOADED)}; others need a CUDA device",
             todo="remove it, or choose another gpu",
         )
     if request.cache == QUANTIZED and gpu.backend not in ("cuda", "cpu"):
         yield Refusal(
             key="cache",
             given=f"{quote(request.cache)} with gpu={request.gpu}",
-            allowed="the others; this one with a CUDA device or the CPU, whose kernels are known",
+            allowed="another cache; a quantised one needs a CUDA device or the CPU",
             todo="remove it, or choose another gpu",
         )
     if request.expandable_segments and gpu.backend != "cuda":
         yield Refusal(
             key="expandable",
             given=f"'1' with gpu={request.gpu}",
-            allowed="1 with a CUDA device, whose allocator alone has expandable segments",
+            allowed="1 only with a CUDA device: other allocators have no expandable segments",
             todo="remove it, or choose another gpu",
         )
 
@@ -459,7 +459,7 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="parallel",
             given=f"{request.parallel!r} with gpu={request.gpu}",
-            allowed="a CUDA device, between which NCCL communicates",
+            allowed="a CUDA device, for NCCL",
             todo="remove it, or choose another gpu",
         )
     weights = WEIGHTS[request.weights]
@@ -467,14 +467,14 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with parallel={request.parallel}",
-            allowed="checkpoint, full, or fp8 with tp: how others are split was not compared with PyTorch's own",
+            allowed="checkpoint, full, or fp8 with tp: other splits were not compared with PyTorch's own",
             todo="remove it, or ask for parallel=ddp",
         )
     if OPTIMIZERS[request.optimizer].package != "torch":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with parallel={request.parallel}",
-            allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
+            allowed=f"PyTorch's own: shards in {OPTIMIZERS[request.optimizer].package} were not compared",
             todo="choose another optimizer, or remove parallel",
         )
     if request.parallel == "zero1" and request.modules_to_save and {"bfloat16", "float16"} & {*request.dtypes}:
@@ -504,7 +504,7 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="reshard",
             given=f"{request.reshard} with ranks={request.ranks}",
-            allowed="1, 0, or less than ranks and a divisor of it",
+            allowed="1, 0, or a divisor of ranks below it",
             todo=f"ask for reshard={fitting}",
         )
 
@@ -539,14 +539,14 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]
         yield Refusal(
             key="train",
             given=f"'adapter' with tp={request.tp}",
-            allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
+            allowed="all, head: splits of an adapter's matrices were not compared with PyTorch's own",
             todo="remove it, or tp",
         )
     if MODES[request.mode].generates and request.sp:
         yield Refusal(
             key="sp",
             given=f"'1' with mode={request.mode}",
-            allowed="0: one token does not lie over several ranks",
+            allowed="0: one token cannot be sharded over several ranks",
             todo="remove it",
         )
     if request.cache in (*OFFLOADED, QUANTIZED):
@@ -554,7 +554,7 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]
             key="cache",
             given=f"{quote(request.cache)} with tp={request.tp}",
             allowed=f"{', '.join(kind for kind in CACHES if kind not in (*OFFLOADED, QUANTIZED))}: "
-            "how others are split was not compared with PyTorch's own",
+            "other splits were not compared with PyTorch's own",
             todo="remove it, or tp",
         )
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
@@ -563,7 +563,7 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterator[Refusal]
         yield Refusal(
             key="optimizer_impl",
             given=f"{quote(request.optimizer_impl) if request.optimizer_impl else 'nothing'} with parallel={request.parallel}",
-            allowed="loop: PyTorch's others take no whole parameters beside split ones; with sp=1 any",
+            allowed="loop: foreach and fused optimizers do not support mixing DTensor and regular parameters; with sp=1 any",
             todo="ask for optimizer_impl=loop, or sp=1",
         )
 
@@ -580,7 +580,7 @@ def _refused_in_pipeline(request: Request) -> Iterator[Refusal]:
         yield Refusal(
             key="mode",
             given=f"{request.mode!r} with {pipeline}",
-            allowed="training: its schedules are those of a step that trains",
+            allowed="training: its schedules are for training steps",
             todo="remove pp",
         )
     if request.train != "all":
@@ -623,12 +623,12 @@ def _unscheduled(request: Request) -> Refusal:
     takes = [number for number in range(1, MAX_MICROBATCHES + 1) if schedule.takes(number, request.pp)]
     nearest = min(takes, key=lambda number: abs(number * size - refused[0]))
     possible = ",".join(map(str, request.possible_batches or (nearest * size,)))
-    least = f", {request.pp} of them or more" if schedule.fills else ""
-    rounds = f", in equal rounds of {request.pp} of them or more" if schedule.stages > 1 else ""
+    least = f", {request.pp} microbatches or more" if schedule.fills else ""
+    rounds = f", in equal rounds of {request.pp} microbatches or more" if schedule.stages > 1 else ""
     return Refusal(
         key="batch",
         given=f"{','.join(map(str, refused))} with pp={request.pp}, schedule={request.schedule}",
-        allowed=f"whole microbatches of microbatch={size}{least}{rounds}, at most {MAX_MICROBATCHES}",
+        allowed=f"a multiple of microbatch={size}{least}{rounds}, at most {MAX_MICROBATCHES}",
         todo=f"ask for batch={possible}",
     )
 

@@ -371,7 +371,7 @@ KEYS: dict[str, Key] = {
         read=_read_arch,
         write=_write_arch,
         is_default=lambda request: False,
-        allowed=f"{ARCH_ALLOWED}; or a name alone, or the address of a hub repository; required",
+        allowed=f"{ARCH_ALLOWED}; or only a name, or the address of a hub repository; required",
         affects=MODULE,
     ),
     "head": _field(
@@ -517,7 +517,7 @@ KEYS: dict[str, Key] = {
         allowed="none, or a comma list of module names, such as embed_tokens,lm_head: a copy of each trains with the adapter",
         otherwise="none",
         needs=of_saved_modules,
-        label="Whole modules to train",
+        label="Complete modules to train",
         affects=MODULE,
     ),
     "weights": Key(

@@ -61,7 +61,7 @@ _SWITCHES = {  # by items of a query: the switches that set them
 _STAGES = "zero zero_stage zero_optimization deepspeed"
 _NO = ("0", "false", "no", "off", "none")
 
-_COMPUTED = "dtype is what the model computes in: keep it, and ask for weights="
+_COMPUTED = "dtype is the compute dtype of the model: keep it, and ask for weights="
 TOLD = {  # by key: words that are refused, and their replacement
     "mode": {
         "train": "did you mean training?",
@@ -70,7 +70,7 @@ TOLD = {  # by key: words that are refused, and their replacement
         "serving": "did you mean serve?",
         "finetune": "write mode=training, and train=adapter or train=all",
         "finetuning": "write mode=training, and train=adapter or train=all",
-        "eval": "write mode=inference, or evaluate=loss beside mode=training",
+        "eval": "write mode=inference, or mode=training&evaluate=loss",
     },
     "train": {
         **dict.fromkeys(("lora", "peft"), "write train=adapter"),
@@ -84,20 +84,20 @@ TOLD = {  # by key: words that are refused, and their replacement
         **dict.fromkeys(("int4", "4bit", "nf4", "fp4"), f"{_COMPUTED}nf4"),
         **dict.fromkeys(("fp8", "float8"), f"{_COMPUTED}fp8"),
         **dict.fromkeys(("amp", "mixed"), "write dtype=amp-bfloat16 or dtype=amp-float16"),
-        "tf32": "write dtype=float32, of which TF32 takes the memory",
+        "tf32": "write dtype=float32: TF32 needs the same memory",
         **dict.fromkeys(
-            ("float64", "fp64", "double"), "a query has no float64: give sizer.size_module a module that is in float64"
+            ("float64", "fp64", "double"), "a query has no float64: pass a float64 module to sizer.size_module"
         ),
     },
     "weights": {
         **dict.fromkeys(("4bit", "int4", "qlora"), "write weights=nf4, or weights=fp4"),
         "8bit": "write weights=int8",
-        **dict.fromkeys(("awq", "gptq"), "a config that has quantization_config is read so; mode=serve takes it for others"),
+        **dict.fromkeys(("awq", "gptq"), "a config with quantization_config sets it; for other models it needs mode=serve"),
         "gguf": "write mode=serve&engine=llama.cpp",
     },
     "attention": dict.fromkeys(
         ("flash", "flashattention", "flashattention2", "flashattn", "fa2", "xformers", "memefficient"),
-        "write attention=sdpa, which takes PyTorch's flash attention where it can",
+        "write attention=sdpa, which uses PyTorch's flash attention if possible",
     ),
 }
 SWITCHED = {  # words for 1 and 0

@@ -35,7 +35,7 @@ _KV_NAMES = {
 def read_engine(text: str) -> str:
     """Return the key of an engine. The library transformers is no server: its generation is another mode."""
     if text.lower() == "transformers":
-        raise RefusedValueError(", ".join(ENGINES), "ask for mode=generate, which is generation by transformers")
+        raise RefusedValueError(", ".join(ENGINES), "ask for mode=generate, generation with transformers")
     return choice(ENGINES, {"llamacpp": "llama.cpp", "ollama": "llama.cpp"})(text)
 
 
@@ -61,7 +61,7 @@ def read_tokens(text: str) -> int:
     digits = values.read_tokens(text)
     number = int(digits) if re.fullmatch(r"[0-9]{1,9}", digits, re.ASCII) else 0
     if not 1 <= number <= MAX_TOKENS:
-        raise RefusedValueError(f"tokens from 1 to {MAX_TOKENS:,}, where 8k is 8,192", "write for example 8k")
+        raise RefusedValueError(f"tokens from 1 to {MAX_TOKENS:,}; 8k is 8,192", "write for example 8k")
     return number
 
 
@@ -76,7 +76,7 @@ def read_size(text: str) -> int:
     units = {unit.lower(): size for unit, size in _UNITS.items()}
     number = int(float(found[1]) * units[(found[2] or "").lower()]) if found else _MAX_BYTES + 1
     if number > _MAX_BYTES:
-        raise RefusedValueError("bytes, alone or with KiB, MiB, GiB, KB, MB or GB", "write for example 2GiB")
+        raise RefusedValueError("bytes, or a number with KiB, MiB, GiB, KB, MB or GB", "write for example 2GiB")
     return number
 
 

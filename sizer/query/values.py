@@ -55,7 +55,7 @@ CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
 COMPILES = (OFF, *COMPILE_MODES)  # modes of torch.compile; off runs the model eagerly
 COMPILED_DTYPES, COMPILED_BATCHES = ("bfloat16",), (8,)  # of a compiled question that names none
 _AUTOTUNED = (
-    "it chooses kernels by timing them on the device, and what is fused into a chosen template is never allocated"
+    "it chooses kernels by timing them on the device, and tensors fused into a chosen template are never allocated"
 )
 _REFUSED_COMPILES = dict.fromkeys(("max-autotune", "max-autotune-no-cudagraphs"), _AUTOTUNED)
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
@@ -136,7 +136,7 @@ def read_batches(text: str) -> tuple[int, ...]:
     try:
         sizes = listed(lambda part: _read_integer(part, 1, MAX_BATCH, "batch=1,2,4"))(text)
     except RefusedValueError as refused:
-        allowed = f"{refused.allowed}, at most {MAX_BATCHES} of them, with commas between"
+        allowed = f"{refused.allowed}, at most {MAX_BATCHES} sizes, separated by commas"
         raise RefusedValueError(allowed, refused.todo) from None
     if len(sizes) > MAX_BATCHES:
         raise RefusedValueError(f"at most {MAX_BATCHES} batch sizes", "drop some", f"{len(sizes)} of them")
@@ -226,7 +226,7 @@ def read_image_size(text: str) -> tuple[int, int]:
     except RefusedValueError:
         raise RefusedValueError(
             f"a side, or height x width, each from {MIN_IMAGE} to {MAX_IMAGE} pixels",
-            "write image=224 or image=224x320 (a model may have a minimum of its own)",
+            "write image=224 or image=224x320 (a model may have a larger minimum)",
         ) from None
     return sides[0], sides[1]
 
@@ -261,7 +261,7 @@ def read_torch(text: str) -> str:
     if version is None or version < OLDEST:
         oldest = format_version(OLDEST)
         raise RefusedValueError(
-            f"PyTorch's versions from {oldest} on, the oldest whose rules are known",
+            f"PyTorch's versions from {oldest} on, the oldest with known rules",
             f"write for example torch={oldest}, or leave it out for the installed one",
         )
     return format_version(version)

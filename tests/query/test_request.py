@@ -236,10 +236,10 @@ def test_a_repeated_key_is_refused_even_with_equal_values():
         ("compile=1", "write compile=default"),
         ("train=lora", "write train=adapter"),
         ("train=qlora", "write train=adapter&weights=nf4"),
-        ("dtype=int8", "dtype is what the model computes in: keep it, and ask for weights=int8"),
-        ("dtype=tf32", "write dtype=float32, of which TF32 takes the memory"),
+        ("dtype=int8", "dtype is the compute dtype of the model: keep it, and ask for weights=int8"),
+        ("dtype=tf32", "write dtype=float32: TF32 needs the same memory"),
         ("weights=4bit", "write weights=nf4, or weights=fp4"),
-        ("attention=flash_attention_2", "write attention=sdpa, which takes PyTorch's flash attention where it can"),
+        ("attention=flash_attention_2", "write attention=sdpa, which uses PyTorch's flash attention if possible"),
         ("optimizer=adamw_torch_fused", "write optimizer=adamw&optimizer_impl=fused"),
         ("mode=finetune", "write mode=training, and train=adapter or train=all"),
     ],
@@ -337,7 +337,7 @@ def test_the_optimizers_of_bitsandbytes_are_for_cuda():
     for key in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion", "lion-8bit", "sgd-8bit", "ademamix-8bit"):
         assert parse_query(f"{RESNET}&optimizer={key}").optimizer == key
         with pytest.raises(
-            RequestError, match=f"optimizer: given '{key}' with gpu=cpu, allowed PyTorch's own; those of"
+            RequestError, match=f"optimizer: given '{key}' with gpu=cpu, allowed PyTorch's own; on a CUDA device also those of"
         ):
             parse_query(f"{RESNET}&optimizer={key}&gpu=cpu")
 
@@ -436,7 +436,7 @@ def test_expandable_segments_are_asked_for_by_a_key_of_their_own():
 
 @pytest.mark.parametrize("gpu", ["m2-ultra-64gb", "cpu"])
 def test_expandable_segments_are_cudas_alone(gpu):
-    with pytest.raises(RequestError, match=rf"^expandable: given '1' with gpu={gpu}, allowed 1 with a CUDA device"):
+    with pytest.raises(RequestError, match=rf"^expandable: given '1' with gpu={gpu}, allowed 1 only with a CUDA device"):
         parse_query(f"{RESNET}&gpu={gpu}&expandable=1")
     assert parse_query(f"{RESNET}&gpu={gpu}&expandable=0").gpu == gpu
 
@@ -527,7 +527,7 @@ def test_language_models_are_compiled_by_blocks():
         ("compile=default&budget=1.1", "budget: given '1.1', allowed numbers from 0 to 1, with at most four decimals"),
         ("compile=default&budget=-1", "budget: given '-1', allowed numbers from 0 to 1"),
         ("compile_scope=model", "compile_scope: given 'model' without compile=default or compile=reduce-overhead"),
-        ("compile=reduce-overhead&accumulate=2", "accumulate: given 2 with compile=reduce-overhead, allowed 1: gradients lie"),
+        ("compile=reduce-overhead&accumulate=2", "accumulate: given 2 with compile=reduce-overhead, allowed 1: gradients are"),
         (
             "compile=reduce-overhead&mode=inference&compile_scope=blocks",
             "compile_scope: given 'blocks' with compile=reduce-overhead and mode=inference, allowed model",
@@ -566,11 +566,11 @@ def test_keys_of_a_generation_are_refused_elsewhere_by_name():
     [
         (
             "cache=quantized&gpu=m2-ultra-64gb",
-            "'quantized' with gpu=m2-ultra-64gb, allowed the others; this one with a",
+            "'quantized' with gpu=m2-ultra-64gb, allowed another cache; a quantised one needs a",
         ),
         (
             "cache=offloaded&gpu=cpu",
-            "'offloaded' with gpu=cpu, allowed dynamic, static, quantized; the others with a CUDA device",
+            "'offloaded' with gpu=cpu, allowed dynamic, static, quantized; others need a CUDA device",
         ),
     ],
 )
@@ -591,9 +591,9 @@ RANKS_REFUSED = [
     ("mode=generate&parallel=fsdp", "parallel: given 'fsdp' without mode=training or mode=inference"),
     (
         "mode=generate&tp=2&sp=1",
-        "sp: given '1' with mode=generate, allowed 0: one token does not lie over several ranks",
+        "sp: given '1' with mode=generate, allowed 0: one token cannot be sharded over several ranks",
     ),
-    ("mode=generate&tp=2&cache=offloaded", "cache: given 'offloaded' with tp=2, allowed dynamic, static: how others"),
+    ("mode=generate&tp=2&cache=offloaded", "cache: given 'offloaded' with tp=2, allowed dynamic, static: other splits"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; did you mean"),
     (
         "parallel=fsdp1",
@@ -613,9 +613,9 @@ RANKS_REFUSED = [
     ),
     (
         "parallel=fsdp&ranks=12&reshard=5",
-        "reshard: given 5 with ranks=12, allowed 1, 0, or less than ranks and a divisor of it; ask for reshard=4",
+        "reshard: given 5 with ranks=12, allowed 1, 0, or a divisor of ranks below it; ask for reshard=4",
     ),
-    ("parallel=fsdp&ranks=4&reshard=4", "reshard: given 4 with ranks=4, allowed 1, 0, or less than ranks"),
+    ("parallel=fsdp&ranks=4&reshard=4", "reshard: given 4 with ranks=4, allowed 1, 0, or a divisor of ranks"),
     ("rank=1", "rank: given '1' without parallel=ddp or zero1 or fsdp or hsdp or tp or pp"),
     ("parallel=fsdp&rank=8", "rank: given 8 with 8 ranks, allowed 0 to 7; ask for rank=7"),
     ("parallel=fsdp&rank=-1", "rank: given '-1', allowed whole numbers from 0 to 16,383; write for example rank=0"),
