@@ -34,7 +34,7 @@ def write_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
 def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> dict:
     """Return the snapshot that `write_snapshot` pickles. Raises ValueError for a device without CUDA's allocator."""
     if gpu.backend != "cuda":
-        raise ValueError(f"backend was {gpu.backend!r}; PyTorch has memory snapshots of CUDA's allocator alone")
+        raise ValueError(f"backend was {gpu.backend!r}; PyTorch has memory snapshots only for CUDA's allocator")
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, _ = placed.peak(tape)
     segments = ExpandableSegments() if expandable_segments else Segments()

@@ -128,5 +128,5 @@ def test_the_pickle_holds_what_the_viewer_reads():
 
 @pytest.mark.parametrize("key", ["m2-ultra-64gb", "cpu"])
 def test_other_allocators_have_none(key):
-    with pytest.raises(ValueError, match=r"PyTorch has memory snapshots of CUDA's allocator alone"):
+    with pytest.raises(ValueError, match=r"PyTorch has memory snapshots only for CUDA's allocator"):
         make_snapshot(make_tape([("a", 512)]), find_gpu(key))
