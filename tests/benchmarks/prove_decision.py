@@ -83,7 +83,7 @@ def _holds(limit: Limit, request: Request, cells: Cells) -> bool:
 
     if limit.value is None:
         return bool(limit.reason)
-    more = fits(limit.value + 1) is not True or limit.reason.startswith(("searched", "only the batches"))
+    more = fits(limit.value + 1) is not True or limit.reason.startswith(("searched", "only the separately traced batches"))
     return fits(limit.value) is True and more
 
 

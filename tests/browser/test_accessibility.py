@@ -92,7 +92,7 @@ def test_axe_finds_nothing_in_what_opens(page: Page, app_url: str):
     box = page.get_by_test_id("stMain").locator("textarea")
     box.fill(OUT_OF_MEMORY)
     box.press("Control+Enter")
-    expect(page.get_by_text("The failed request asked for 2.00 GiB")).to_be_visible(timeout=ANSWER_MS)
+    expect(page.get_by_text("The failed request was for 2.00 GiB")).to_be_visible(timeout=ANSWER_MS)
     check(page)
     write(page, "Batch sizes", "0")
     expect(page.get_by_text("The last answer, on another question")).to_be_visible(timeout=ANSWER_MS)

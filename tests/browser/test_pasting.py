@@ -43,7 +43,7 @@ def test_what_people_have_is_read(page: Page, app_url: str) -> None:
     page.get_by_text("Paste what you have").click()
     box.fill(OLD)
     box.press("Control+Enter")
-    expect(page.get_by_text("The failed request asked for 610.00 MiB")).to_be_visible(timeout=ANSWER_MS)
+    expect(page.get_by_text("The failed request was for 610.00 MiB")).to_be_visible(timeout=ANSWER_MS)
     files = page.get_by_test_id("stMain").locator("input[type=file]")
     files.set_input_files({"name": "s.pickle", "mimeType": "application/octet-stream", "buffer": pickle.dumps(SNAPSHOT)})
     expect(page.get_by_text("Memory snapshot, device 0, 2 events")).to_be_visible(timeout=ANSWER_MS)

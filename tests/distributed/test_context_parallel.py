@@ -72,7 +72,7 @@ def test_nothing_stays_behind_where_pytorchs_own_fails(cells: Cells) -> None:
 @pytest.mark.exhaustive
 def test_a_batch_is_of_all_ranks_that_share_sequences() -> None:
     report = sizer.estimate(f"{query()}&parallel=fsdp&ranks=2&cp=2&checkpointing=1")
-    assert "4 ranks of FSDP2, 2 of which share each sequence by context parallel" in report.cautions[0]
+    assert "4 ranks of FSDP2, groups of 2 share each sequence by context parallel" in report.cautions[0]
     assert "all ranks together have 4 samples" in report.cautions[0]
 
 

@@ -108,9 +108,9 @@ def test_of_stages_between_those_are_traced_that_have_what_no_earlier_one_has(ce
 def test_a_report_says_whose_figures_they_are_at_each_batch() -> None:
     report = sizer.estimate(f"{query()}&batch=2,4&pp=2")
     assert [row.batch for row in report.estimates] == [2, 4]
-    assert "2 of which are the stages of a pipeline over microbatches of 1" in report.cautions[0]
+    assert "groups of 2 are the stages of a pipeline over microbatches of 1" in report.cautions[0]
     assert report.notes[-1] == (
-        "float32: traced at each batch size by itself, because a schedule has other steps with more microbatches; "
+        "float32: traced separately at each batch size, because a schedule has other steps with more microbatches; "
         "the figures are those of the rank that needs most: rank 1 at batch 2, 4"
     )
     assert report.max_batch[0].batch == 4, "the largest that was traced"

@@ -69,19 +69,19 @@ def test_what_is_written_is_read_back_as_it_was(keys: str) -> None:
         ("parallel=fsdp&pp=2&offload=1", "offload: given 1 with pp=2, allowed 0"),
         (
             "pp=4&batch=1,2,4,8",
-            "batch: given 1,2 with pp=4, schedule=1f1b, allowed whole microbatches of microbatch=1, 4 of them or more, at most "
+            "batch: given 1,2 with pp=4, schedule=1f1b, allowed a multiple of microbatch=1, 4 microbatches or more, at most "
             "256; ask for batch=4,8",
         ),
         (
             "pp=4&batch=2&microbatch=2",
-            "whole microbatches of microbatch=2, 4 of them or more, at most 256; ask for batch=8",
+            "a multiple of microbatch=2, 4 microbatches or more, at most 256; ask for batch=8",
         ),
         ("pp=2&batch=257", "batch: given 257 with pp=2, schedule=1f1b, allowed"),
         ("pp=2&batch=9&microbatch=2", "ask for batch=8"),
         (
             "pp=4&batch=9&schedule=interleaved",
-            "batch: given 9 with pp=4, schedule=interleaved, allowed whole microbatches of microbatch=1, in equal rounds of 4 of "
-            "them or more, at most 256; ask for batch=8",
+            "batch: given 9 with pp=4, schedule=interleaved, allowed a multiple of microbatch=1, in equal rounds of 4 "
+            "microbatches or more, at most 256; ask for batch=8",
         ),
         ("pp=4&batch=4&rank=4", "rank: given 4 with 4 ranks, allowed 0 to 3; ask for rank=3"),
     ],

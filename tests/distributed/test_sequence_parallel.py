@@ -81,7 +81,7 @@ def test_pytorchs_styles_hold_what_transformers_own_do(
 @pytest.mark.exhaustive
 def test_a_report_says_what_is_split() -> None:
     report = sizer.estimate(f"{query()}&mode=inference&parallel=tp&tp=2&sp=1")
-    assert "2 of which share a batch by tensor and sequence parallel" in report.cautions[0]
+    assert "groups of 2 share a batch by tensor and sequence parallel" in report.cautions[0]
 
 
 MIXTRAL = CONFIG | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}

@@ -32,7 +32,7 @@ SMALL = "arch=hf:smollm2-135m&mode=serve&gpu=t4"
         ("dtype=float32", r"dtype: given 'float32' without mode=training"),
         ("util=0", r"util: given '0', allowed numbers above 0 and up to 1"),
         ("util=1.5", r"util: given '1.5', allowed numbers above 0 and up to 1"),
-        ("engine_version=0.8.5", r"engine_version: given '0.8.5', older than vLLM's rules here, allowed 0.9.0 to 0.33.0"),
+        ("engine_version=0.8.5", r"engine_version: given '0.8.5', older than the supported versions of vLLM, allowed 0.9.0 to"),
         ("engine_version=9", r"engine_version: given '9', allowed a version such as 0.11.2"),
         ("weights=int8", r"weights: given 'int8' with mode=serve, .*; ask for weights=w8a8, a server's INT8"),
         ("weights=nf4", r"weights: given 'nf4' with mode=serve"),

@@ -164,7 +164,7 @@ def test_a_device_of_another_maker_has_no_graphs_of_prefills():
 
 def test_the_newest_version_is_the_default_and_a_newer_one_is_refused():
     assert served().engine_version == "0.5.23"
-    with pytest.raises(RequestError, match=r"given '0.5.24', newer than SGLang's rules here, allowed 0.4.0 to 0.5.23"):
+    with pytest.raises(RequestError, match=r"given '0.5.24', newer than the supported versions of SGLang, allowed 0.4.0 to 0.5.23"):
         parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&engine_version=0.5.24")
 
 

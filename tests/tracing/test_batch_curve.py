@@ -84,7 +84,7 @@ def test_what_a_sample_adds_must_repeat_what_the_one_before_has_added() -> None:
     line = fit_per_sample(*(one_by_one(batch) for batch in (2, 3)))
     line.check(one_by_one(5))
     for other in (one_by_one(5, last=64), one_by_one(5, each=80)):
-        with pytest.raises(NotAffineError, match="trace each batch by itself"):
+        with pytest.raises(NotAffineError, match="trace each batch separately"):
             line.check(other)
     with pytest.raises(NotAffineError, match="repeats nothing"):
         fit_per_sample(one_by_one(2), one_by_one(3, last=64))

@@ -65,8 +65,8 @@ def test_which_of_two_free_blocks_is_taken_is_told_by_version() -> None:
 def test_the_report_says_that_2_8_was_not_read() -> None:
     report = sizer.size_step(perceptron, gpu="a100-80gb", torch="2.8")
     assert report.target == {"torch": "2.8"}
-    (said,) = [text for text in report.notes if "PyTorch 2.8 is not among the versions whose rules were read" in text]
-    assert said.endswith("those of 2.6 were followed")
+    (said,) = [text for text in report.notes if "PyTorch 2.8 is not among the versions with known rules" in text]
+    assert said.endswith("the rules of 2.6 are used")
     by_2_6 = sizer.size_step(perceptron, gpu="a100-80gb", torch="2.6").estimates[0]
     assert report.estimates[0].phases == by_2_6.phases
 

@@ -160,7 +160,7 @@ def test_a_step_traced_by_itself_must_be_what_the_loop_leads_to() -> None:
         tape = replace(steps(0, 10, 20, 30, size), loops=(Loop(begin=5, end=7, count=count),))
         check_follows(tape, (7, 9))
     tape = replace(steps(0, 10, 20, 30, 60), loops=(Loop(begin=5, end=7, count=3),))
-    with pytest.raises(NotRepeatedError, match="is not what the steps before it lead to"):
+    with pytest.raises(NotRepeatedError, match="does not continue the steps before it"):
         check_follows(tape, (7, 9))
 
 

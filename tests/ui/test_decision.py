@@ -167,7 +167,7 @@ def test_the_fewest_gpus_are_named_and_asked_for(client, open_page):
 
 def test_a_compiled_step_is_shown_over_its_budget(client, open_page):
     page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "Compiled")
-    assert "**The lowest peak of those tried is 20.00 GiB, at budget 0.4. A smaller budget needs more" in markup(page)
+    assert "**The lowest tested peak is 20.00 GiB, at budget 0.4. A smaller budget needs more" in markup(page)
     frame = budgets_frame(budgets_for(QUERY))
     compiled = [f"compiled, budget {budget}" for budget in ("1", "0.4", "0")]
     assert list(frame["Step"]) == ["eager", "eager, checkpointing", *compiled]
@@ -229,10 +229,10 @@ def test_what_ended_early_is_shown_as_far_as_it_came_and_not_asked_for_again(cli
 
 def test_fewer_gpus_with_checkpointing_are_named_first():
     found = replace(ranks_for(QUERY), fewest_changed=1, change="with checkpointing")
-    assert next(describe_fewest(found)) == "It fits on 1 GPU with checkpointing; as it is, on 2."
+    assert next(describe_fewest(found)) == "It fits on 1 GPU with checkpointing; unchanged, on 2."
     nowhere = replace(found, fewest=None)
-    assert next(describe_fewest(nowhere)) == "It fits on 1 GPU with checkpointing; as it is, on none of up to 16 GPUs."
-    assert "with none of the changes" in next(describe_fewest(replace(nowhere, fewest_changed=None)))
+    assert next(describe_fewest(nowhere)) == "It fits on 1 GPU with checkpointing; unchanged, on none of up to 16 GPUs."
+    assert "with none of the tested changes" in next(describe_fewest(replace(nowhere, fewest_changed=None)))
 
 
 def test_how_much_was_tried_before_a_limit():

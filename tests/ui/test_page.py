@@ -233,7 +233,7 @@ def test_a_panel_says_how_it_was_computed(client, open_page):
     titles = [element.value for element in panel.markdown]
     assert titles == [
         "**Kernels, by the rules of CUDA capability 8.0 in PyTorch 2.15**",
-        "**Held inside kernels beside their tensors, at batch 1**",
+        "**Internal memory of kernels, at batch 1**",
         "**Exact**",
         "**Modelled or left out**",
         "**Allocator**",
@@ -304,14 +304,14 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     assert len(client.requests) == 1
     assert page.error[0].value == "This query was refused."
     below_the_field = (
-        "'4, many' is not understood. Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between. "
+        "'4, many' is not understood. Allowed: whole numbers from 1 to 65,536, at most 32 sizes, separated by commas. "
         "Write for example 1,2,4."
     )
     assert below_the_field in texts(page.sidebar)
     assert [text for text in texts(page) if text != below_the_field] == [
         "batch",
         "Given: '4, many'",
-        "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
+        "Allowed: whole numbers from 1 to 65,536, at most 32 sizes, separated by commas",
         "What to do: write for example batch=1,2,4",
         *(text for text in texts(page) if text.startswith("The last answer, on another question: resnet50")),
     ]
@@ -398,7 +398,7 @@ def test_batch_sizes_without_commas_are_refused_not_joined(client, open_page, gi
     assert texts(page)[:3] == [
         "batch",
         f"Given: {given!r}",
-        "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
+        "Allowed: whole numbers from 1 to 65,536, at most 32 sizes, separated by commas",
     ]
 
 

@@ -64,7 +64,7 @@ def test_a_message_becomes_a_diagnosis_beside_the_estimate(client, open_page):
     page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
     page.text_area(key=pasting.TEXT).set_value(NEW).run()
     shown = texts(page)
-    assert any(line.startswith("The failed request asked for 2.00 GiB") for line in shown)
+    assert any(line.startswith("The failed request was for 2.00 GiB") for line in shown)
     assert any(line.startswith("float32 at batch 2 allocates ") for line in shown)
     assert len(client.requests) >= 1 and client.requests[-1].name == "resnet18"
 
@@ -97,7 +97,7 @@ def test_a_snapshot_is_read_by_a_job_and_compared(client, open_page, monkeypatch
 
 def test_a_snapshot_that_is_refused_says_why(client, open_page, monkeypatch):
     def refuse() -> None:
-        raise ConfigError("this pickle holds more than plain values", given="opcode GLOBAL at byte 2")
+        raise ConfigError("this pickle has more than plain values", given="opcode GLOBAL at byte 2")
 
     monkeypatch.setattr(client, "submit_pasted_snapshot", lambda data: ScriptedJob(refuse), raising=False)
     page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
@@ -169,7 +169,7 @@ def test_a_command_of_a_server_becomes_the_question(monkeypatch, open_page):
     assert client.requests[-1] == asked
     page.text_area(key=pasting.TEXT).set_value("vllm serve /models -tp 4").run()
     assert (client.requests[-1].name, client.requests[-1].tp) == ("qwen3-8b", 4)
-    assert any("is no repository: the model of the form is kept" in line for line in texts(page))
+    assert any("is not a repository: the model of the form is kept" in line for line in texts(page))
 
 
 def test_a_models_config_becomes_the_question_on_the_device_at_hand(client, open_page):
@@ -212,4 +212,4 @@ def test_a_log_of_a_version_without_rules_is_refused_in_its_key(monkeypatch, ope
     page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")
     page.text_area(key=pasting.TEXT).set_value(LOG.replace("v0.9.2", "v0.8.5")).run()
     assert client.requests[-1].engine_version is None
-    assert any("engine_version" in line and "older than vLLM's rules here" in line for line in texts(page))
+    assert any("engine_version" in line and "older than the supported versions of vLLM" in line for line in texts(page))
