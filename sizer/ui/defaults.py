@@ -79,8 +79,9 @@ def _parts_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def task_for(source: Source, name: str, gpu: Gpu) -> str:
-    """Return the task that suits a model and a device: inference for models that cannot be trained, fine-tuning if training does
-    not fit, else training.
+    """Return the task that suits a model and a device.
+
+    It is inference for models that cannot be trained, fine-tuning if training does not fit, else training.
 
     *Known limitation*: the size of a model is known for presets only.
     """

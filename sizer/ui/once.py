@@ -176,8 +176,11 @@ def done_once() -> Iterator[None]:
 
 
 def _read_once(read: Callable[[CustomThemeConfig, str], None]) -> Callable[..., None]:
-    """Cache the theme. Streamlit reads its six sections from all options for each page, more than a tenth of the time
-    (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py)."""
+    """Cache the theme.
+
+    Streamlit reads its six sections from all options for each page, more than a tenth of the time
+    (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py).
+    """
 
     @functools.cache
     def theme(section: str) -> CustomThemeConfig:
@@ -193,8 +196,11 @@ def _read_once(read: Callable[[CustomThemeConfig, str], None]) -> Callable[..., 
 
 
 def _convert_once(convert: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Cache conversions. Streamlit converts the values and the texts of a tinted table each time it shows it, a tenth of the
-    time (`ArrowMixin.dataframe`, streamlit/elements/arrow.py)."""
+    """Cache conversions.
+
+    Streamlit converts the values and the texts of a tinted table each time it shows it, a tenth of the time
+    (`ArrowMixin.dataframe`, streamlit/elements/arrow.py).
+    """
 
     def convert_unless_kept(frame: DataFrame, **options: object) -> bytes:
         if isinstance(frame, Texts) and not options:

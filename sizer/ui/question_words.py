@@ -1,5 +1,7 @@
-"""The question as text: one line above its answer, the title of the browser's tab, names of files. It may hold a stranger's text,
-such as the name of a repository."""
+"""The question as text: one line above its answer, the title of the browser's tab, names of files.
+
+It may hold a stranger's text, such as the name of a repository.
+"""
 
 from __future__ import annotations
 

@@ -140,8 +140,10 @@ def begin(request: Request) -> Answer:
 
 
 def begin_or_preset(request: Request) -> tuple[Request, Answer]:
-    """Return the request and the current answer. If the hub does not answer, the preset of the repository does, if there is one.
-    A repository with a diffusion pipeline is answered by that pipeline.
+    """Return the request and the current answer.
+
+    If the hub does not answer, the preset of the repository does, if there is one. A repository with a diffusion pipeline is
+    answered by that pipeline.
 
     Raises SizerError if there is no figure.
     """

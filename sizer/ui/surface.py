@@ -81,8 +81,10 @@ class Bucket:
 
 
 class Quotas:
-    """Limits of pages, uploads and requests: status 503 for too many pages, 413 for a large upload, 411 for one without a length,
-    429 for too many requests of an address. Too fast messages of a page wait: Streamlit reruns the page for each message.
+    """Limits of pages, uploads and requests.
+
+    The status is 503 for too many pages, 413 for a large upload, 411 for one without a length, 429 for too many requests of an
+    address. Too fast messages of a page wait: Streamlit reruns the page for each message.
     """
 
     def __init__(self, app: ASGIApp, held: Held = held_uploads):
