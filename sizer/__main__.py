@@ -1,6 +1,7 @@
 """The command line.
 
     python -m sizer estimate resnet50
+    python -m sizer estimate train.yaml --gpu rtx-4090
     python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--explain | --json | --csv]
     python -m sizer levers | limits | which | ranks | budget "arch=hf:gpt2&dtype=bfloat16&batch=8" [--config FILE] [--json]
     python -m sizer compare "arch=hf:gpt2&batch=8" "arch=hf:gpt2&batch=8&checkpointing=1" [--json | --csv]
@@ -17,9 +18,9 @@
     python -m sizer app [-- --server.port 8600]
     python -m sizer suite --device cuda:0 [--record] [--only SUBSTRING] [--minutes 9] [--out FOLDER] [--again] [--list]
 
-Exit status: 0; 1 where the job hit a limit or crashed; 2 for bad input; 3 where the model was counted but no step could
-be traced (the counts are printed); 4 where a device was asked for that is not there; 5 if a run does not fit. An error is one
-line on stderr, or one for each key that is refused.
+Exit status: 0 for an answer; 1 if the job hit a limit or crashed; 2 for bad input; 3 if the model was counted but no step could
+be traced (the counts are printed); 4 if the requested device does not exist; 5 if a run does not fit. An error is one line on
+stderr, or one line for each refused key.
 """
 
 from __future__ import annotations
