@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, expect
 
+from sizer.ui import devices_view, measure, measuring
 from tests.browser.conftest import ANSWER_MS, running_app
 from tests.processes.running import is_running, wait_until
 
@@ -110,10 +111,10 @@ def test_pages_draw_under_the_policy_and_say_what_is_off(public_app: str, contex
     expect(page.get_by_test_id("stSidebar").get_by_text("Model source").first).to_be_in_viewport()
     page.set_viewport_size({"width": 1400, "height": 1000})
     page.goto(f"{public_app}/measure?{SMALL}")
-    expect(page.get_by_text("Measuring is disabled in this deployment")).to_be_visible()
-    expect(page.get_by_text("Importing is disabled in this deployment")).to_be_attached()
+    expect(page.get_by_text(measure.SWITCHED_OFF)).to_be_visible()
+    expect(page.get_by_text(measuring.SWITCHED_OFF)).to_be_attached()
     page.goto(f"{public_app}/devices")
-    expect(page.get_by_text("is switched off here")).to_be_visible(timeout=ANSWER_MS)
+    expect(page.get_by_text(devices_view.SWITCHED_OFF)).to_be_visible(timeout=ANSWER_MS)
     page.goto(f"{public_app}/numbers")
     expect(page.get_by_text("seccomp: ").first).to_be_visible()
     assert "".join(errors) == ""

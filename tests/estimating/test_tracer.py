@@ -11,6 +11,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError, TraceError
 from sizer.estimating.estimator import Estimator, estimate
 from sizer.estimating.kept import digest_name
+from sizer.estimating.tracer import BY_ITSELF
 from sizer.query.text import parse_query
 from sizer.report.report import Focus, Report
 from sizer.tracing import trace
@@ -209,7 +210,7 @@ def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_fi
     reports = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), kept=shelf).reports())
     grown = [[row.batch for row in report.estimates] for report in reports]
     assert grown == [[], [4], [2, 4], [2, 4, 8], [2, 4, 8]]
-    assert any("by itself" in note for note in reports[-1].notes)
+    assert any(BY_ITSELF in note for note in reports[-1].notes)
     again = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), kept=shelf).reports())
     assert plain(again[-1]) == plain(reports[-1])
     assert [len(report.estimates) for report in again] == [0, 1, 3, 3]

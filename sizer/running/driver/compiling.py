@@ -87,9 +87,9 @@ def sources_digest() -> str:
 
 
 def build(folder: Path, *pytorches: PyTorch) -> None:
-    """Compile the libraries for several PyTorch versions into a folder. The headers come from the first version.
+    """Compile the libraries into a folder, for all of some PyTorches. The headers are those of the first.
 
-    Raises subprocess.CalledProcessError if gcc or nm fails.
+    Raises subprocess.CalledProcessError if gcc or nm refuses.
     """
     headers = pytorches[0].headers
     called = set().union(*map(called_by, pytorches))
@@ -112,7 +112,7 @@ def build(folder: Path, *pytorches: PyTorch) -> None:
 
 
 def _stubs(defined: set[str], called: set[str], headers: Path) -> str:
-    """Return C functions that return success for called but undefined names, and the table of the driver's functions by name."""
+    """C functions that return success for what is called and not defined, and the table of the driver's functions by name."""
     called = called | symbols_of("--defined-only", headers.parent / "lib" / RUNTIME, "-D")
     declared = set(_DECLARED.findall((headers / "cuda.h").read_text()))
     called |= declared | {re.sub(r"_v\d+$", "", name) for name in declared}

@@ -1,8 +1,8 @@
 """Null versions of cuFFT, cuSOLVER and cuSPARSE, generated from NVIDIA's headers. No torch.
 
-Each function that PyTorch calls returns success. Workspace sizes are returned as 0. Handles are returned as separately
-allocated memory, according to the types and names of the parameters. `null_libraries` records which libraries were called, so
-that a report can say that their workspaces are not counted.
+Each function that PyTorch calls returns success. Sizes of workspaces come back as 0 and handles as memory of their own, by the
+types and names of the parameters. `null_libraries` says which of the libraries were called, so that a report can say that their
+workspaces are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROTOTYPE = re.compile(
     r"((?:cufft|cusolver|cusparse)\w+)\s*\(([^()]*)\)"
 )
 _SIZE = re.compile(r"lwork|[sS]ize|[bB]ytes")
-# cuFFT transforms 16-bit numbers only for lengths that are powers of two (cuFFT 13.3, "Half-precision cuFFT Transforms").
+# cuFFT transforms 16-bit numbers of lengths that are powers of two alone (cuFFT 13.3, "Half-precision cuFFT Transforms").
 _HALVES = " || ".join(
     f"{argument} == {kind}"
     for argument in ("inputtype", "outputtype", "executiontype")
@@ -32,7 +32,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def null_libraries(called: set[str], include: Path) -> str:
-    """Return C code for the called functions of these libraries.
+    """Return C code for the functions of these libraries among those that are called.
 
     Args:
         called: Names of functions.
