@@ -115,7 +115,7 @@ def test_another_work_is_traced_anew(traces, change):
 def test_batches_that_are_on_no_line_are_added_to_those_that_were_traced(traces):
     shelf = Shelf()
     first = estimate(parse_query(f"{STAGE}&batch=2"), kept=shelf)
-    if not any("by itself" in note for note in first.notes):
+    if not any(BY_ITSELF in note for note in first.notes):
         pytest.fail("this model is affine in the batch now: take another one")
     traces.clear()
     both = estimate(parse_query(f"{STAGE}&batch=2,4"), kept=shelf)
