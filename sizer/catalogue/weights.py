@@ -33,7 +33,7 @@ class Weights:
 
     @property
     def quantizes(self) -> bool:
-        """Whether weights are quantized on load."""
+        """Return True if weights are quantized on load."""
         return bool(self.config)
 
     def quantizes_on(self, gpu: Gpu) -> bool:

@@ -186,7 +186,7 @@ def checked(request: Request) -> Request:
 
 
 def why(error: SizerError) -> str:
-    """Why a question has no answer, in one line."""
+    """Return the reason why a question has no answer, in one line."""
     return " ".join(str(error).split())
 
 

@@ -10,7 +10,7 @@ from sizer.catalogue.schedules import SCHEDULES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a module is split over ranks.
+    """Plan of the split of a module over ranks.
 
     - `parallel`: a key of PARALLELS except "none". `ranks`: ranks that shard one copy. `replicate`: number of such copies.
     - `reshard`: FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group. `offload`: its
@@ -51,15 +51,15 @@ class Plan:
 
     @property
     def splits(self) -> bool:
-        """Whether no rank ever holds the whole model."""
+        """Return True if no rank ever holds the whole model."""
         return self.shards or self.tp > 1 or self.pp > 1
 
     @property
     def replicates(self) -> bool:
-        """Whether DDP reduces the gradients of each rank's parameters."""
+        """Return True if DDP reduces the gradients of each rank's parameters."""
         return self.parallel in ("ddp", "zero1")
 
     @property
     def shards(self) -> bool:
-        """Whether the weights are sharded over the ranks."""
+        """Return True if the weights are sharded over the ranks."""
         return PARALLELS[self.parallel].shards

@@ -22,7 +22,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether there is a value or an error."""
+        """Return True if there is a value or an error."""
         return self._finished
 
     def finish(self, value: object = None, failure: SizerError | None = None) -> None:

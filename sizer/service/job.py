@@ -47,7 +47,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether `result` would return at once."""
+        """Return True if `result` would return at once."""
         return self.cancelled or self.shared.done
 
     def result(self, timeout: float | None = None) -> Any:
@@ -76,7 +76,7 @@ class Job:
         timer.start()
 
     def cancel(self) -> None:
-        """Give up this share; the job is stopped if nobody else waits for it. A finished job is not changed."""
+        """Give up this share; the job is stopped if no other caller waits for it. A finished job is not changed."""
         self._give_up(self)
 
 
@@ -145,7 +145,7 @@ class JoinedJob:
 
     @property
     def done(self) -> bool:
-        """Whether all jobs are done."""
+        """Return True if all jobs are done."""
         return all(job.done for job in self.jobs)
 
     def result(self, timeout: float | None = None) -> object | None:

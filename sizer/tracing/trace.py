@@ -59,7 +59,7 @@ from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.libraries import library_values_assumed
 
 Ends = bool | Callable[[Tape], bool]
-"""Whether a trace ends at some phase, or a function of the tape so far that returns whether it does."""
+"""True if a trace ends at a phase, or a function of the tape so far that returns True to end it there."""
 
 # Of the accumulated passes of a step, the first has no gradients yet; from the second on all are equal
 # (tests/tracing/test_accumulate.py).

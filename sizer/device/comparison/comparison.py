@@ -117,12 +117,12 @@ class Comparison(Document):
 
     @property
     def holds(self) -> bool:
-        """Whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
+        """Return True if every row with a tolerance stays within it, and both sides agree on whether the work fits."""
         return not self.wrong
 
     @property
     def process_in_range(self) -> bool | None:
-        """Whether the driver's figure of the process is in the estimate's range; None if the two cannot be compared."""
+        """Return True if the driver's figure of the process is in the estimate's range; None if the two cannot be compared."""
         row = self.find("process_bytes")
         if row is None:
             return None

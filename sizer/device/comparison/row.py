@@ -63,7 +63,7 @@ class Row:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the error stays within the tolerance; None without a promise."""
+        """Return True if the error stays within the tolerance; None without a promise."""
         if self.tolerance is None:
             return None
         return abs(self.difference_bytes) <= self.tolerance * self.measured_bytes + self.allowance_bytes

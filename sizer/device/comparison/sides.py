@@ -76,7 +76,7 @@ class Sides:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the device completed the work."""
+        """Return True if the device completed the work."""
         return self.measured.out_of_memory is None and self.measured.failure is None
 
     @property

@@ -124,7 +124,7 @@ class Answering:
         return sent if len(to_line(sent)) <= self._settings.request_bytes else message
 
     def _relay(self, digest: str, inbox: queue.SimpleQueue[dict], architecture: str | None) -> bool:
-        """Forward the job server's messages until it has answered, or nobody waits any more; return whether there is a result."""
+        """Forward the job server's messages until it has answered, or no caller waits; return whether there is a result."""
         beaten = time.monotonic()
         while not self._ending.is_set():
             try:

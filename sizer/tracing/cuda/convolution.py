@@ -48,7 +48,7 @@ class Call:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is convolved by itself."""
+        """Return True if each channel is convolved by itself."""
         channels = self.input.shape[1]
         several = not self.transposed and self.groups > 1 and channels == self.groups
         return several and self.weight.shape[0] % channels == 0
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernel has one pixel, unstrided and unpadded: its columns are the image itself."""
+        """Return True if the kernel has one pixel, unstrided and unpadded: its columns are the image itself."""
         return prod(self.weight.shape[2:]) == 1 and prod(self.stride) == 1 and not any(self.padding)
 
     @property
