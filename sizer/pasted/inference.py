@@ -93,7 +93,12 @@ def _pipeline(text: str, made: Call) -> Question:
     missing = [name for name in made.given if name.startswith(("text_encoder", "image_encoder")) and _is_none(made.tree, name)]
     if missing:
         draft.take(", ".join(f"{name}=None" for name in missing), without=",".join(missing))
-    weights = dict(_quantised_parts(text))
+    weights: dict[str, str] = {}
+    for part, how in _quantised_parts(text):
+        if how is None:
+            draft.unmatched.append(f"quantization_config of {part or 'the pipeline'}: only bitsandbytes' nf4 and int8 are read")
+        else:
+            weights[part] = how
     pipes = list(dict.fromkeys(found[1] for found in _MADE.finditer(text)))
     for call in _calls(text, _OF_PIPELINES):
         if call.name.partition(".")[0] in (*pipes, "apply_group_offloading"):
@@ -125,18 +130,17 @@ def _take_dtype(draft: Draft, call: Call, why: str, otherwise: str) -> None:
         draft.assume(why, dtype=otherwise)
 
 
-def _quantised_parts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield parts of a pipeline with the layout of their weights: of its config, and of parts that the code loads itself."""
+def _quantised_parts(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the quantised parts of a pipeline with the layout of their weights; None for another layout than those of a query."""
     bits = list(_calls(text, _BITS))
     for call in _calls(text, "PipelineQuantizationConfig"):
         how = _layout({**call.given, **(call.given.get("quant_kwargs") or {})})
         parts = call.given.get("components_to_quantize")
-        if how is not None:
-            yield from ((part, how) for part in ([parts] if isinstance(parts, str) else parts or [""]))
+        yield from ((part, how) for part in ([parts] if isinstance(parts, str) else parts or [""]))
     for call in _calls(text, rf"{_NAME}\.from_pretrained"):
-        part, asked = call.given.get("subfolder"), bool(bits) and "quantization_config" in call.given
-        if asked and isinstance(part, str) and (how := _layout(bits[0].given)) is not None:
-            yield part, how
+        part = call.given.get("subfolder")
+        if "quantization_config" in call.given and isinstance(part, str):
+            yield part, _layout(bits[0].given) if bits else None
 
 
 def _layout(given: dict[str, Any]) -> str | None:
@@ -217,7 +221,10 @@ def _model(calls: list[Call]) -> Question:
         draft.assume("the code names no repository: the model of the form is kept")
     why = "transformers loads weights in the checkpoint's dtype, mostly this one for such models"
     _take_dtype(draft, made, why, "bfloat16" if generates else "float32")
-    bits = next((call.given for call in calls if call.name.endswith("BitsAndBytesConfig")), made.given)
+    named = next((call.given for call in calls if call.name.endswith("BitsAndBytesConfig")), None)
+    bits = made.given if named is None else named
+    if named is None and "quantization_config" in made.given:
+        draft.unmatched.append("quantization_config: only that of bitsandbytes is read; weights are counted unquantised")
     if bits.get("load_in_4bit"):
         double = bits.get("bnb_4bit_use_double_quant")
         kind = ("nf4-dq" if double else "nf4") if bits.get("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"

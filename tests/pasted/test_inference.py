@@ -116,6 +116,25 @@ def test_other_code_is_none(text):
     assert read_inference(text) is None and server_command(text) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q = BitsAndBytesConfig(load_in_4bit=True)\n"  # fp4, which a pipeline's query does not have
+        "t = FluxTransformer2DModel.from_pretrained('a/b', subfolder='transformer', quantization_config=q)\n"
+        "pipe = FluxPipeline.from_pretrained('black-forest-labs/FLUX.1-dev', transformer=t)",
+        "t = FluxTransformer2DModel.from_pretrained('a/b', subfolder='transformer', quantization_config=TorchAoConfig('int8wo'))\n"
+        "pipe = FluxPipeline.from_pretrained('black-forest-labs/FLUX.1-dev', transformer=t)",
+        "config = PipelineQuantizationConfig(quant_backend='quanto', components_to_quantize=['transformer'])\n"
+        "pipe = FluxPipeline.from_pretrained('black-forest-labs/FLUX.1-dev', quantization_config=config)",
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B', quantization_config=HqqConfig(nbits=4))",
+    ],
+)
+def test_a_quantization_that_is_not_read_is_said(text):
+    found = read_inference(text)
+    assert "weights" not in found.items
+    assert [line for line in found.unmatched if line.startswith("quantization_config")]
+
+
 def test_the_class_of_vllm_is_a_server():
     code = """
 from vllm import LLM, SamplingParams
