@@ -32,17 +32,23 @@ _VLLM = re.compile(r"(?m)^[ \t]*(?:from|import)\s+vllm\b")
 _GENERATES = ("text-generation", "image-text-to-text", "any-to-any")  # tasks of transformers' pipeline()
 _HEADS = re.compile(r"(?:CausalLM|Seq2SeqLM|ImageTextToText|ConditionalGeneration|MultimodalLM|LMHeadModel)$")
 _FRAMES = ("num_frames", "video_length", "frames")
+_OF_CALLS = (*_FRAMES, "height", "width", "num_images_per_prompt", "guidance_scale", "max_sequence_length")
 _ALIKE = ("enable_xformers", "enable_freeu", "set_progress", "set_adapters", "load_textual", "set_timesteps")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call in a text: the name of its function, and its arguments by name, unknown ones None."""
+    """A call in a text: the name of its function, and its arguments by name; a value that is not in the text is None."""
 
     name: str
     given: dict[str, Any]
     first: Any
     tree: ast.Call
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the arguments whose values are not in the text."""
+        return tuple(name for name, value in self.given.items() if value is None and not _is_none(self.tree, name))
 
 
 def read_inference(text: str) -> Question | None:
@@ -55,8 +61,8 @@ def read_inference(text: str) -> Question | None:
     return _model(calls) if any(_is_model(call) for call in calls) else None
 
 
-def server_command(text: str) -> str | None:
-    """Return the command of a server with the arguments of vLLM's class LLM; None for other code."""
+def server_command(text: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the command of a server with the arguments of vLLM's class LLM, and the names of unread ones; None for other code."""
     if len(text) > MAX_BYTES or _VLLM.search(text) is None:
         return None
     if (call := next(_calls(text, _SERVER), None)) is None:
@@ -69,7 +75,7 @@ def server_command(text: str) -> str | None:
             words.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+    return shlex.join(words), call.unread
 
 
 def _calls(text: str, names: str) -> Iterator[Call]:
@@ -178,6 +184,7 @@ def _setting(draft: Draft, call: Call, weights: dict[str, str]) -> None:
 def _called(draft: Draft, call: Call) -> None:
     """Read the arguments of a pipeline's call."""
     given = call.given
+    draft.unmatched += [f"{name}: its value is not in the text" for name in call.unread if name in _OF_CALLS]
     height, width = given.get("height"), given.get("width")
     if isinstance(height, int) and isinstance(width, int):
         draft.take(f"height={height}, width={width}", image=f"{height}x{width}")

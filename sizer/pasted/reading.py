@@ -23,20 +23,21 @@ def read_question(text: str, gpu: str | None) -> Question:
     try:
         return read_config(text, gpu)
     except ConfigError:
-        command = server_command(text)
-        if command is None and not is_launch(text):
+        found_call = server_command(text)
+        if found_call is None and not is_launch(text):
             if (found := read_inference(text) or read_model(text)) is None:
                 raise
             return found
-    launch = read_launch(text if command is None else command)
+    command, unread = found_call or (text, ())
+    launch = read_launch(command)
     arch = {} if launch.arch is None else {"arch": launch.arch}
     unknown = f"the model {quote(launch.model)} is not a repository" if launch.model else "the command names no model"
     return Question(
         title=launch.title,
         kind="command",
-        items=arch | dict(launch.items) | ({} if command is None else {"api": "offline"}),
+        items=arch | dict(launch.items) | ({} if found_call is None else {"api": "offline"}),
         read=tuple(Line(given=given, means=means) for given, means in launch.read),
         assumed=() if arch else (f"{unknown}: the model of the form is kept",),
-        unmatched=launch.unmatched,
+        unmatched=(*launch.unmatched, *(f"{name}: its value is not in the text" for name in unread)),
         irrelevant=launch.irrelevant,
     )

@@ -9,6 +9,7 @@ import pytest
 from sizer.base.errors import ConfigError
 from sizer.pasted.formats import read_config
 from sizer.pasted.inference import read_inference, server_command
+from sizer.pasted.reading import read_question
 from sizer.query.text import parse_query
 
 
@@ -135,13 +136,20 @@ def test_a_quantization_that_is_not_read_is_said(text):
     assert [line for line in found.unmatched if line.startswith("quantization_config")]
 
 
+def test_an_argument_whose_value_is_not_in_the_text_is_said():
+    found = read_inference('pipe = DiffusionPipeline.from_pretrained("a/b").to("cuda")\npipe("x", height=side, width=512, seed=s)')
+    assert found.unmatched == ("height: its value is not in the text",) and "image" not in found.items
+
+
 def test_the_class_of_vllm_is_a_server():
     code = """
 from vllm import LLM, SamplingParams
 llm = LLM("meta-llama/Llama-3.1-8B", tensor_parallel_size=2, max_model_len=8192, enforce_eager=True, trust_remote_code=False)
 """
     command = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-model-len 8192 --enforce-eager"
-    assert server_command(code) == command
+    assert server_command(code) == (command, ())
+    assert server_command(code.replace("8192", "length"))[1] == ("max_model_len",)
+    assert "max_model_len: its value is not in the text" in read_question(code.replace("8192", "length"), None).unmatched
     assert server_command(code.replace("from vllm", "from langchain.llms")) is None, "another library has a class of this name"
 
 
