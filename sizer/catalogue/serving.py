@@ -6,11 +6,20 @@ from dataclasses import dataclass
 
 AUTO = "auto"
 KV_DTYPES = (AUTO, "fp8")
+CACHE_TYPES = ("f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of llama.cpp; its default is f16
 APIS = ("server", "offline")
 SAMPLERS = (AUTO, "sort", "triton", "flashinfer")
 SWITCHES = (AUTO, "0", "1")
 # Layouts that a server quantizes to, or finds in a checkpoint; "checkpoint" and "full" are values of sizer.catalogue.weights.
 LAYOUTS = ("awq", "gptq", "fp8", "w8a8", "mxfp4")
+# Types of GGUF files, llama.cpp b11549, tools/quantize/quantize.cpp, QUANT_OPTIONS.
+FILE_TYPES = (
+    *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0"),
+    *("iq4_nl", "iq4_xs"),
+    *("q3_k_l", "q3_k_m", "q3_k_s", "iq3_m", "iq3_s", "iq3_xs", "iq3_xxs", "q2_k", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs"),
+    *("iq1_m", "iq1_s", "mxfp4"),
+)
+MAX_LAYERS = 1000
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
 MAX_OFFLOAD = 4096  # GiB
@@ -23,7 +32,8 @@ class Engine:
     """One value of `engine=`.
 
     `oldest` and `newest` bound the versions with known rules, None if the engine has no version here. `backends` are the device
-    types with known rules. `takes` are its query keys, in addition to the keys of every engine.
+    types with known rules. `takes` are its query keys, in addition to the keys of every engine. `layouts` and `kv` are the values
+    of `weights` and `kv` that it takes.
     """
 
     key: str
@@ -32,6 +42,8 @@ class Engine:
     newest: tuple[int, int, int] | None = None
     backends: tuple[str, ...] = ("cuda",)
     takes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = LAYOUTS
+    kv: tuple[str, ...] = KV_DTYPES
 
 
 _SHARED = ("util", "max_num_seqs", "max_num_batched_tokens", "pp", "dp", "ep", "enforce_eager")
@@ -54,7 +66,14 @@ _ROWS = (
         newest=(0, 5, 23),
         takes=(*_SHARED, "kv", "tp", "engine_version", "weights"),
     ),
-    Engine(key="llama.cpp", title="llama.cpp", backends=("cuda", "mps", "cpu"), takes=("max_num_seqs",)),
+    Engine(
+        key="llama.cpp",
+        title="llama.cpp",
+        backends=("cuda", "mps", "cpu"),
+        takes=("max_num_seqs", "max_num_batched_tokens", "kv", "weights", "gpu_layers", "cpu_moe"),
+        layouts=FILE_TYPES,
+        kv=(AUTO, *CACHE_TYPES),
+    ),
 )
 
 ENGINES: dict[str, Engine] = {row.key: row for row in _ROWS}

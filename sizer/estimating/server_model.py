@@ -72,6 +72,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
     encoder = next((found[1] for weight in weights if (found := _ENCODER.search(weight.name)) and found[1]), None)
     layers = tuple(_layers(weights, facts, kv_heads, head, heads))
     lent = _lent(layers, facts)
+    widths = tuple(_rotary_widths(ropes, weights, facts, head))
     if not any(layer.elements or layer.state_elements or layer.conv_elements for layer in layers):
         raise _no_cache(model_type)
     return Architecture(
@@ -99,9 +100,10 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         tower=(tower := read_tower(config, hidden)),
         deepstack=_deepstack(config),
         idle_weights=tuple(_idle_weights(weights, facts)),
-        rotary_widths=tuple(_rotary_widths(ropes, weights, facts, head)),
+        rotary_widths=widths,
         rotary_itemsize=4 if "compress_rates" in facts else SERVED_ITEMSIZE,
         step_buffers=tuple(_step_buffers(config, facts, hidden)),
+        file_elements=_file_elements(module, ropes, _rotary(facts, ropes, head), max(widths, default=0)),
         uncounted=_uncounted(facts, None if tower is not None else encoder),
         lent=lent,
         **_quantization(checkpoint),
@@ -292,6 +294,19 @@ def _rotary_rows(ropes: Mapping[str, Any], positions: int, *, of_images: bool = 
             yield positions + original
         else:
             yield positions
+
+
+def _file_elements(module: nn.Module, ropes: Mapping[str, Any], rotary: int, widest: int) -> int:
+    """Return the elements of a GGUF file's tables of scaled rotations and of the biases that choose experts.
+
+    Source: llama.cpp b11549, conversion/llama.py, generate_extra_tensors, and conversion/deepseek.py.
+    """
+    nested = [rope for rope in ropes.values() if isinstance(rope, Mapping)] or [ropes]
+    kinds = {str(rope.get("rope_type") or rope.get("type") or "default") for rope in nested}
+    tables = {"llama3": rotary // 2, "longrope": rotary, "proportional": widest // 2}
+    stored = ("e_score_correction_bias", "expert_bias", "layer_scalar")
+    buffers = sum(buffer.numel() for name, buffer in module.named_buffers() if name.endswith(stored))
+    return sum(tables.get(kind, 0) for kind in kinds) + buffers
 
 
 def _state_itemsize(facts: Mapping[str, Any], model_type: str) -> int:

@@ -32,7 +32,7 @@ from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm, longest_flags
 from sizer.serving.architecture import Architecture
 from sizer.serving.flags import Flags, resolve_flags
-from sizer.serving.llama_cpp import answer_llama, resolve_llama
+from sizer.serving.llama_cpp import Layout, answer_llama, resolve_llama
 from sizer.serving.plan import Profile
 from sizer.serving.sglang import answer_sglang, resolve_sglang
 from sizer.serving.words import headline
@@ -131,8 +131,8 @@ class Planner:
         if request.engine == "sglang":
             return answer_sglang(architecture, resolve_sglang(request, architecture, gpu), gpu, auto=auto, **asked)
         if request.engine == "llama.cpp":
-            of_llama = resolve_llama(request, architecture)
-            return answer_llama(architecture, of_llama, gpu, model=model, want=request.want, auto=auto)
+            layout = Layout(architecture, shares_memory=gpu.backend != "cuda", copies_cache=gpu.backend == "cuda")
+            return answer_llama(layout, resolve_llama(request, layout), gpu, auto=auto, **asked)
         if request.inputs == TEXT:
             architecture = architecture.reading_text()
         flags = resolve_flags(request, architecture, gpu, processors_of(gpu))

@@ -374,13 +374,22 @@ def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
                 allowed=f"{format_release(engine.oldest)} to {format_release(engine.newest)}",
                 todo="write the server's version, or leave it out for the newest known",
             )
-    if request.weights not in ("checkpoint", "full", *LAYOUTS):
-        hint = "ask for weights=w8a8, a server's INT8" if request.weights == "int8" else "ask for weights=awq"
+    asked = request.server_weights or request.weights
+    if asked not in ("checkpoint", "full", *engine.layouts):
+        files = engine.layouts is not LAYOUTS
+        hint = "ask for weights=w8a8, a server's INT8" if asked == "int8" else "ask for weights=awq"
         yield Refusal(
             key="weights",
-            given=f"{request.weights!r} with mode=serve",
-            allowed=f"checkpoint, full, {', '.join(LAYOUTS)}",
-            todo=hint,
+            given=f"{asked!r} with engine={engine.key}",
+            allowed="checkpoint, full, or the type of a GGUF file" if files else f"checkpoint, full, {', '.join(LAYOUTS)}",
+            todo="ask for weights=q4_k_m, or engine=vllm" if files else hint,
+        )
+    if request.kv not in engine.kv:
+        yield Refusal(
+            key="kv",
+            given=f"{request.kv!r} with engine={engine.key}",
+            allowed=", ".join(engine.kv),
+            todo=f"ask for kv={engine.kv[2] if len(engine.kv) > 2 else engine.kv[1]}",
         )
     if request.fully_sharded_loras and not (request.max_loras or request.max_lora_rank):
         yield Refusal(

@@ -54,10 +54,12 @@ from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import (
     APIS,
     AUTO,
+    CACHE_TYPES,
     ENGINES,
     KV_DTYPES,
     LAYOUTS,
     LORA_RANKS,
+    MAX_LAYERS,
     MAX_LORAS,
     MAX_SEQS,
     MAX_TOKENS,
@@ -108,6 +110,7 @@ from sizer.query.server_values import (
     format_want,
     read_engine,
     read_kv,
+    read_layers,
     read_layout,
     read_length,
     read_lora_rank,
@@ -525,7 +528,8 @@ KEYS: dict[str, Key] = {
         write=lambda request: request.server_weights or _write_weights(request),
         is_default=lambda request: request.weights == "checkpoint" and not (request.part_weights or request.server_weights),
         allowed=f"{', '.join(WEIGHTS)}: as in the checkpoint, unquantised, or quantised on loading; for a pipeline also {CAST}, "
-        f"or by part: transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}",
+        f"or by part: transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}, or with engine=llama.cpp "
+        "the type of the GGUF file, such as q4_k_m",
         needs=of_weights,
         affects=MODULE,
     ),
@@ -898,7 +902,7 @@ KEYS: dict[str, Key] = {
     "kv": _field(
         "kv",
         read_kv,
-        allowed=f"{', '.join(KV_DTYPES)}: the dtype of the server's KV cache, with mode=serve",
+        allowed=f"{', '.join(KV_DTYPES)}; with llama.cpp {', '.join(CACHE_TYPES)}: dtype of the server's KV cache, with mode=serve",
         needs=of_engines("kv"),
     ),
     "dp": _field(
@@ -1004,6 +1008,19 @@ KEYS: dict[str, Key] = {
         whole_number(MAX_TP, "dcp=2"),
         allowed=f"1 to {MAX_TP}: decode context parallel size, tp ranks that share a request's tokens, with mode=serve",
         needs=of_engines("dcp"),
+    ),
+    "gpu_layers": _field(
+        "gpu_layers",
+        read_layers,
+        allowed=f"0 to {MAX_LAYERS}: layers on the device, counted from the last, the head is one, with engine=llama.cpp",
+        otherwise="all",
+        needs=of_engines("gpu_layers"),
+    ),
+    "cpu_moe": _field(
+        "cpu_moe",
+        read_layers,
+        allowed=f"0 to {MAX_LAYERS}: first layers whose experts stay on the host, with engine=llama.cpp",
+        needs=of_engines("cpu_moe"),
     ),
     "want": _field(
         "want",

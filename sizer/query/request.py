@@ -167,6 +167,8 @@ class Request:
     fully_sharded_loras: bool = False
     cpu_offload_gb: float = 0
     dcp: int = 1
+    gpu_layers: int | None = None
+    cpu_moe: int = 0
     loss: str = "full"
     step: str = "after"
     evaluate: str = "none"

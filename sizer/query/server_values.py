@@ -8,7 +8,19 @@ from __future__ import annotations
 import re
 
 from sizer.base.errors import RefusedValueError
-from sizer.catalogue.serving import AUTO, ENGINES, KV_DTYPES, LAYOUTS, LORA_RANKS, MAX_OFFLOAD, MAX_SEQS, MAX_TOKENS
+from sizer.catalogue.serving import (
+    AUTO,
+    CACHE_TYPES,
+    ENGINES,
+    FILE_TYPES,
+    KV_DTYPES,
+    LAYOUTS,
+    LORA_RANKS,
+    MAX_LAYERS,
+    MAX_OFFLOAD,
+    MAX_SEQS,
+    MAX_TOKENS,
+)
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query import values
 from sizer.query.values import choice
@@ -28,7 +40,7 @@ _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?B)?", re.ASCII | 
 _MAX_BYTES = 2**50
 _KV_NAMES = {
     **dict.fromkeys(("fp8e4m3", "fp8e5m2", "fp8inc"), "fp8"),
-    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), AUTO),
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "f16", "float16", "half"), AUTO),
 }
 
 
@@ -106,7 +118,14 @@ def format_want(want: tuple[int, int]) -> str:
 
 def read_kv(text: str) -> str:
     """Return the dtype of a server's KV cache."""
-    return choice(KV_DTYPES, _KV_NAMES)(text)
+    return choice((*KV_DTYPES, *CACHE_TYPES), _KV_NAMES)(text)
+
+
+def read_layers(text: str) -> int:
+    """Return a number of layers, from 0."""
+    if not re.fullmatch(r"[0-9]{1,4}", text, re.ASCII) or int(text) > MAX_LAYERS:
+        raise RefusedValueError(f"whole numbers from 0 to {MAX_LAYERS:,}", "write for example 20")
+    return int(text)
 
 
 def read_offload(text: str) -> float:
@@ -125,4 +144,4 @@ def read_lora_rank(text: str) -> int:
 
 def read_layout(text: str) -> dict[str, object]:
     """Return the field of a request for a layout that only servers have; empty for any other value of `weights`."""
-    return {"server_weights": text.lower()} if text.lower() in LAYOUTS and text.lower() not in WEIGHTS else {}
+    return {"server_weights": text.lower()} if text.lower() in (*LAYOUTS, *FILE_TYPES) and text.lower() not in WEIGHTS else {}

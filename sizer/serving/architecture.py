@@ -78,7 +78,8 @@ class Architecture:
     `tower` is the encoder if vLLM's profile run counts it. `deepstack` is the number of layers that receive image features.
     `rotary_widths` are the elements of a row of each table if they differ, `rotary_itemsize` the bytes of one. `step_buffers`
     is the number of elements per token of a step in buffers that are allocated with the model. `idle_weights` are weights that
-    vLLM allocates and no checkpoint fills.
+    vLLM allocates and no checkpoint fills. `file_elements` is the number of float32 elements that a GGUF
+    file has in addition to the parameters.
 
     `lent` is the memory that the last layers would keep if they did not share the cache of earlier layers.
 
@@ -116,6 +117,7 @@ class Architecture:
     rotary_widths: tuple[int, ...] = ()
     rotary_itemsize: int = 2
     step_buffers: tuple[int, ...] = ()
+    file_elements: int = 0
     idle_weights: tuple[Weight, ...] = ()
     uncounted: tuple[str, ...] = ()
     lent: tuple[Layer, ...] = ()

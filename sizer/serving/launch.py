@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.serving import ENGINES
+from sizer.catalogue.serving import ENGINES, FILE_TYPES, MAX_LAYERS
 from sizer.catalogue.sources import arch_of
 from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, unread_layout
 
@@ -336,15 +336,29 @@ _LLAMA_FLAGS = {
     **dict.fromkeys(("hf", "hfr", "hf-repo", "m", "model"), "model"),
     **dict.fromkeys(("c", "ctx-size"), "tokens"),
     **dict.fromkeys(("np", "parallel"), "slots"),
+    **dict.fromkeys(("ngl", "gpu-layers", "n-gpu-layers"), "layers"),
+    **dict.fromkeys(("ncmoe", "n-cpu-moe"), "host_experts"),
+    **dict.fromkeys(("ub", "ubatch-size"), "micro_batch"),
+    **dict.fromkeys(("ctk", "cache-type-k"), "keys"),
+    **dict.fromkeys(("ctv", "cache-type-v"), "values"),
+}
+_LLAMA_SWITCHES = {**dict.fromkeys(("cmoe", "cpu-moe"), "host_experts")}  # the experts of all layers
+_LLAMA_NUMBERS = {
+    "slots": "max_num_seqs",
+    "micro_batch": "max_num_batched_tokens",
+    "layers": "gpu_layers",
+    "host_experts": "cpu_moe",
 }
 _LLAMA_UNCOUNTED = {
-    **dict.fromkeys(("ctk", "ctv", "cache-type-k", "cache-type-v"), "the cache is counted in 16 bits: fewer tokens than there are"),
-    **dict.fromkeys(("ngl", "gpu-layers", "n-gpu-layers"), "all layers are counted on the device"),
+    **dict.fromkeys(("ot", "override-tensor"), "tensors are counted where llama.cpp puts them without it"),
+    **dict.fromkeys(("ts", "tensor-split", "sm", "split-mode"), "one device is counted"),
     **dict.fromkeys(("nkvo", "no-kv-offload"), "the cache is counted on the device"),
     **dict.fromkeys(("md", "model-draft", "hfd", "hfrd", "hf-repo-draft"), "a draft model is not counted"),
     **dict.fromkeys(("mm", "mmproj"), "the projector of images is not counted"),
 }
 _ALL_LAYERS = 99  # what people write for -ngl
+_FILE_TYPE = re.compile(rf"[-_.:](?:ud-)?({'|'.join(sorted(FILE_TYPES, key=len, reverse=True))})(?:_(xl|l))?(?=[-_.]|$)")
+_FILE_NAMES = {"fp16": "f16", "q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 _GGUF = re.compile(r"[-_.](?:i?q[0-9]\w{0,8}|bf16|f16|fp16|f32|mxfp4|ud|gguf)$")
 _LONGEST_NAME = 200
 
@@ -361,7 +375,9 @@ def _read_llama(text: str) -> Launch:
         given = f"{'-' if len(name) < 4 else '--'}{name}{f' {value}' if value else ''}"
         if (meaning := _LLAMA_FLAGS.get(name)) is not None and value:
             found[meaning] = (given, value)
-        elif name in _LLAMA_UNCOUNTED and not (value.isdecimal() and int(value) >= _ALL_LAYERS):
+        elif name in _LLAMA_SWITCHES:
+            found[_LLAMA_SWITCHES[name]] = (given, str(MAX_LAYERS))
+        elif name in _LLAMA_UNCOUNTED:
             unmatched.append(f"{given}: {_LLAMA_UNCOUNTED[name]}")
         else:
             irrelevant += 1
@@ -369,12 +385,29 @@ def _read_llama(text: str) -> Launch:
     arch = _arch_of_gguf(model)
     if arch is not None:
         read.append((given, f"arch={arch}"))
-    if model:
-        unmatched.append(f"{given}: weights are counted in 16 bits, whatever the GGUF file holds")
-    given, slots = found.get("slots", ("", "1"))
-    if given and slots.isdecimal() and int(slots) > 0:
-        items["max_num_seqs"] = slots
-        read.append((given, f"max_num_seqs={slots}"))
+    file_type, exact = _file_type_of(model)
+    if file_type is not None:
+        items["weights"] = file_type
+        read.append((given, f"weights={file_type}"))
+    if model and not exact:
+        counted = "in 16 bits" if file_type is None else f"as {file_type.upper()}"
+        unmatched.append(f"{given}: weights are counted {counted}, whatever the GGUF file holds")
+    for meaning, key in _LLAMA_NUMBERS.items():
+        given, number = found.get(meaning, ("", ""))
+        if not given or (meaning == "layers" and (number in ("-1", "all") or (number.isdecimal() and int(number) >= _ALL_LAYERS))):
+            continue
+        if number.isascii() and number.isdecimal() and len(number) < 7 and (int(number) or meaning == "layers"):
+            items[key] = number
+            read.append((given, f"{key}={number}"))
+        elif number != "auto":
+            unmatched.append(f"{given}: not a number")
+    cached = {found[meaning][1].lower() for meaning in ("keys", "values") if meaning in found}
+    if len(cached) == 1 and {"keys", "values"} <= found.keys() and cached <= set(ENGINES["llama.cpp"].kv):
+        items["kv"] = cached.pop()
+        read.append((f"{found['keys'][0]} {found['values'][0]}", f"kv={items['kv']}"))
+    elif cached - {"f16", "bf16"}:
+        given = " ".join(found[meaning][0] for meaning in ("keys", "values") if meaning in found)
+        unmatched.append(f"{given}: the cache is counted in 16 bits; kv=q8_0 counts keys and values in 8 bits")
     given, tokens = found.get("tokens", ("", ""))
     if tokens.isdecimal() and int(tokens) > 0:
         each = max(1, int(tokens) // int(items.get("max_num_seqs", "1")))
@@ -383,6 +416,17 @@ def _read_llama(text: str) -> Launch:
     return Launch(
         engine="llama.cpp", model=model, arch=arch, items=items, read=tuple(read), unmatched=tuple(unmatched), irrelevant=irrelevant
     )
+
+
+def _file_type_of(model: str) -> tuple[str | None, bool]:
+    """Return the type of a GGUF file by its name or tag, and whether all of its tensors follow llama.cpp's own rules."""
+    text = model[-_LONGEST_NAME:].lower().replace("fp16", "f16")
+    found = list(_FILE_TYPE.finditer(text))
+    if found:
+        own = found[-1][2] is None and "ud-" not in found[-1][0]
+        return found[-1][1], own
+    named = re.search(r"[-_.:](q[345]_k)(_x?l)?(?=[-_.]|$)", text)
+    return (_FILE_NAMES[named[1]], False) if named else (None, False)
 
 
 def _arch_of_gguf(model: str) -> str | None:

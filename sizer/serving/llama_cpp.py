@@ -1,41 +1,77 @@
-"""Memory of llama.cpp on a device: the weights in 16 bits, the cells of its KV cache, and recurrent states.
+"""Memory of llama.cpp on a device: the tensors of a GGUF file, the cells of the KV cache, recurrent states, the compute buffer.
 
-All cells are allocated when the server starts. Source: llama.cpp, src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and
-llama-memory-recurrent.cpp, 2025: cells in steps of 256, a sliding window holds its tokens and one micro-batch, states are float32.
+All of it is allocated when the server starts. Source: llama.cpp b11549 (October 2026), src/llama-model.cpp, llama-context.cpp,
+llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and llama-memory-recurrent.cpp. `docs/serving.md` says what was compared with it.
 
-*Known limitations*: the compute buffer is not counted, nor layouts of GGUF files with fewer bits.
+*Known limitations*: flash attention is on, which is the default on a GPU. The pools of CUDA kernels, a draft model and the
+projector of images are not counted.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from sizer.base.codec import Difference
 from sizer.base.errors import Refusal, RequestError
+from sizer.base.units import MIB
 from sizer.catalogue.gpus import Gpu
-from sizer.report.served import ContextRow, Served, Want
+from sizer.report.served import ContextRow, Served, Starts, Want, both
+from sizer.serving.answer import CONTEXTS, contexts_of
 from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture
 from sizer.serving.flags import check_engine
+from sizer.serving.gguf import BLOCKS, WHOLE_GATES, Tensor, tensors_of, types_of
+from sizer.serving.levers import Change, Outcome, find_levers
 
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)
 MICRO_BATCH = 512  # common/common.h, n_ubatch
-NOT_COUNTED = "llama.cpp's compute buffer, and GGUF files with less than 16 bits"
+INDEX_HEAD = 128  # llama-kv-cache-dsa.cpp, elements of an indexer's key
+INPUT_BYTES = 24  # of each token: position, output number, and the cells of its key and value
+# Models whose window llama.cpp ignores: all tokens are kept (src/models/phi3.cpp, llama.cpp, qwen2.cpp and starcoder2.cpp).
+WITHOUT_WINDOW = ("phi3", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2")
+NOT_COUNTED = "pools of llama.cpp's CUDA kernels"
+SMALLER_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "iq2_m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlags:
-    """The flags of one llama.cpp server: tokens of each of its `slots`, and device bytes that other processes use."""
+    """The flags of one llama.cpp server.
 
-    length: int
+    Each of `slots` requests has up to `max_model_len` tokens. `file_type` is the type of the GGUF file, `kv` that of the cache.
+    `layers` is the number of layers on the device, counted from the last; the head is one of them. The experts of the first
+    `host_experts` layers stay on the host. `used_bytes` is the device memory of other processes.
+    """
+
+    max_model_len: int
     slots: int
+    file_type: str
+    layers: int
+    kv: str = "f16"
+    host_experts: int = 0
+    micro_batch: int = MICRO_BATCH
     used_bytes: int = 0
 
 
-def resolve_llama(request: Any, architecture: Architecture) -> LlamaFlags:
-    """Return the flags for a request. Raises RequestError for a length past the config's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Bytes on the device, and those of weights on the host."""
+
+    weights: int
+    host_weights: int
+    cells: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        """Return all bytes on the device."""
+        return self.weights + self.cells + self.compute
+
+
+def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
+    """Return the flags for a request. Raises RequestError for a value that the model does not take."""
+    architecture = layout.architecture
     check_engine("llama.cpp", architecture)
     length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
     if not length or (architecture.positions and length > architecture.positions):
@@ -44,72 +80,206 @@ def resolve_llama(request: Any, architecture: Architecture) -> LlamaFlags:
         todo = "ask for less" if known else "write for example max_model_len=2k"
         refusal = Refusal(key="max_model_len", given=f"{length:,}", allowed=allowed, todo=todo)
         raise RequestError(refusals=[refusal])
-    return LlamaFlags(length=length, slots=request.max_num_seqs or 1, used_bytes=request.used)
+    if request.cpu_moe and not architecture.experts:
+        refusal = Refusal(key="cpu_moe", given=str(request.cpu_moe), allowed="0 for a model without experts", todo="remove it")
+        raise RequestError(refusals=[refusal])
+    every = layout.layers + 1
+    return LlamaFlags(
+        max_model_len=length,
+        slots=request.max_num_seqs or 1,
+        file_type=file_type_of(request, architecture),
+        layers=every if request.gpu_layers is None else min(request.gpu_layers, every),
+        kv="f16" if request.kv == "auto" else request.kv,
+        host_experts=request.cpu_moe,
+        micro_batch=request.max_num_batched_tokens or MICRO_BATCH,
+        used_bytes=request.used,
+    )
 
 
-def cache_bytes(architecture: Architecture, flags: LlamaFlags) -> int:
-    """Return the bytes of all cells and states."""
-    cells, total = _cells(flags.length * flags.slots), 0
-    for layer in architecture.layers:
-        if layer.kind == STATE:
-            total += (layer.state_elements + layer.conv_elements) * 4 * flags.slots
-        elif layer.kind in (SLIDING, CHUNKED):
-            total += layer.elements * 2 * min(cells, _cells(layer.window * flags.slots + MICRO_BATCH))
-        else:
-            total += layer.elements * 2 * cells
-    return total
+def file_type_of(request: Any, architecture: Architecture) -> str:
+    """Return the type of the GGUF file: as requested, MXFP4 for a checkpoint in it, else 16 bits."""
+    asked = request.server_weights or request.weights
+    if asked in ("checkpoint", "full"):
+        return "mxfp4" if asked == "checkpoint" and architecture.quantization == "mxfp4" else "bf16"
+    return str(asked)
+
+
+class Layout:
+    """The files of one model, and where a server puts their tensors.
+
+    Args:
+        architecture: The model.
+        shares_memory: True if device and host share their memory: all weights then count once, as on the device.
+        copies_cache: True if attention copies a quantized cache of one layer to 16 bits, as CUDA's kernels do.
+    """
+
+    def __init__(self, architecture: Architecture, *, shares_memory: bool = False, copies_cache: bool = False) -> None:
+        self.architecture, self.shares_memory, self.copies_cache = architecture, shares_memory, copies_cache
+        self.tensors = tensors_of(architecture)
+        self.layers = max((tensor.layer for tensor in self.tensors), default=-1) + 1
+        self.gated = any(tensor.role == "ffn_gate" for tensor in self.tensors) or architecture.model_type in WHOLE_GATES
+        self._sizes: dict[str, tuple[int, ...]] = {}
+
+    def sizes(self, file_type: str) -> tuple[int, ...]:
+        """Return the bytes of each tensor in a file of a type."""
+        if file_type not in self._sizes:
+            types = types_of(self.tensors, file_type, self.architecture)
+            self._sizes[file_type] = tuple(one.bytes_in(name) for one, name in zip(self.tensors, types, strict=True))
+        return self._sizes[file_type]
+
+    def parts(self, flags: LlamaFlags) -> Parts:
+        """Return the bytes of a server.
+
+        Source: llama-model.cpp, load_tensors: the embedding of tokens stays on the host; a head that is the same tensor is copied.
+        """
+        first = self.layers + 1 - flags.layers
+        tied = all(tensor.role != "output" for tensor in self.tensors)
+        device = host = largest = 0
+        for tensor, size in zip(self.tensors, self.sizes(flags.file_type), strict=True):
+            if tensor.is_input and not self.shares_memory:
+                host += size
+                if tied and tensor.role == "token_embd":
+                    device += size if flags.layers else 0
+                    largest = largest if flags.layers else size
+            elif self.shares_memory or _is_on_device(tensor, first, flags):
+                device += size
+            else:
+                host += size
+                largest = max(largest, size)
+        return Parts(
+            weights=device,
+            host_weights=host,
+            cells=self.cache_bytes(flags),
+            compute=self.compute_bytes(flags, copied_bytes=largest),
+        )
+
+    def cache_bytes(self, flags: LlamaFlags) -> int:
+        """Return the bytes of all cells and states of the layers on the device."""
+        layers, total = self.architecture.layers, 0
+        block, size = BLOCKS[flags.kv]
+        cells = _cells(flags.max_model_len)
+        first = 0 if self.shares_memory else max(0, self.layers + 1 - flags.layers) * len(layers) // max(1, self.layers)
+        for layer in layers[first:]:
+            if layer.kind == STATE:
+                total += (layer.state_elements + layer.conv_elements) * 4 * flags.slots
+                continue
+            own = cells
+            if layer.kind == CHUNKED or (layer.kind == SLIDING and self.architecture.model_type not in WITHOUT_WINDOW):
+                own = min(cells, _cells(layer.window + flags.micro_batch))
+            elements = layer.elements + (INDEX_HEAD if layer.index_bytes else 0)
+            total += elements // block * size * own * flags.slots
+        return total
+
+    def compute_bytes(self, flags: LlamaFlags, *, copied_bytes: int = 0) -> int:
+        """Return the bytes of the compute buffer: the largest sum of tensors that one micro-batch has at once.
+
+        These are the logits with the last hidden states, or in a layer the three tensors of the feed-forward part with three
+        hidden states, the mask and the inputs. A matrix of `copied_bytes` on the host is copied for the layer that multiplies it.
+        CUDA's attention has queries, its result and a quantized cache of the layer in 16 bits.
+
+        Source: src/llama-graph.cpp, build_ffn, build_moe_ffn and build_attn_mha; ggml/src/ggml-alloc.c and ggml-backend.cpp,
+        ggml_backend_sched_split_graph; ggml/src/ggml-cuda/fattn.cu, ggml_cuda_flash_attn_ext_get_alloc_size.
+        """
+        model, cells = self.architecture, _cells(flags.max_model_len)
+        tokens = min(flags.micro_batch, cells * flags.slots)
+        rows = next((tensor.rows for tensor in self.tensors if tensor.role == "token_embd"), model.vocabulary)
+        products = 3 if self.gated else 1  # gate, up and their product; an activation alone overwrites its input
+        layer = products * max(model.intermediate, model.expert_width * model.experts_per_token) + 3 * model.hidden
+        if model.latent:
+            rank, keys, _ = model.latent
+            layer = max(layer, model.heads * (2 * rank + keys + 2 * model.rotary) + 4 * model.hidden + 2 * rank)
+        layer_bytes, inputs = layer * 4 * tokens, (INPUT_BYTES + 2 * cells) * tokens
+        if self.copies_cache and flags.kv not in ("f16", "f32"):
+            widest = max((one.elements for one in model.layers if one.kind != STATE), default=0)
+            attention = 2 * model.heads * model.head_size + 3 * model.hidden
+            layer_bytes = max(layer_bytes, attention * 4 * tokens + widest * 2 * cells)
+        head = (rows + model.hidden) * 4 * tokens
+        return max(head if flags.layers else head + copied_bytes, layer_bytes + inputs + copied_bytes)
+
+    def longest(self, flags: LlamaFlags, budget: int) -> int:
+        """Return the longest request in tokens of each slot for which `budget` bytes are enough, 0 if none is."""
+        limit = self.architecture.positions or flags.max_model_len
+        return _largest(limit, lambda length: self.parts(replace(flags, max_model_len=length)).total <= budget)
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to a limit that fits, where each smaller one fits, too; 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _is_on_device(tensor: Tensor, first: int, flags: LlamaFlags) -> bool:
+    """Return True if a tensor is on the device: those outside of the layers belong to the head."""
+    if tensor.layer < 0:
+        return flags.layers > 0
+    return tensor.layer >= first and not (tensor.is_of_experts and tensor.layer < flags.host_experts)
 
 
 def _cells(tokens: int) -> int:
     return -(-tokens // CELL_STEP) * CELL_STEP
 
 
-def longest_slot(architecture: Architecture, flags: LlamaFlags, available: int) -> int:
-    """Return the longest request in tokens of each slot whose cells `available` bytes hold, 0 if none fits."""
-    low, high = 0, architecture.positions or flags.length
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = cache_bytes(architecture, replace(flags, length=middle)) <= available
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
 def answer_llama(
-    architecture: Architecture, flags: LlamaFlags, gpu: Gpu, *, model: str, want: tuple[int, int] | None, auto: bool
+    layout: Layout,
+    flags: LlamaFlags,
+    gpu: Gpu,
+    *,
+    model: str,
+    want: tuple[int, int] | None,
+    auto: bool,
+    with_levers: bool = True,
 ) -> Served:
     """Return the estimate in bytes of a llama.cpp server on one device; with `auto`, use the longest request that fits."""
     budget = gpu.total_bytes - flags.used_bytes - gpu.context_bytes
-    weights = sum(prod(weight.shape) * 2 for weight in architecture.weights)
-    left = budget - weights
-    longest = longest_slot(architecture, flags, left)
+    longest = layout.longest(flags, budget)
     if auto and longest:
-        flags = replace(flags, length=longest)
-    cache, tokens = cache_bytes(architecture, flags), flags.length * flags.slots
-    starts = cache <= left
-    wanted = None
-    if want is not None:
-        needed = cache_bytes(architecture, LlamaFlags(length=want[1], slots=want[0]))
-        wanted = Want(requests=want[0], tokens=want[1], fits=needed <= left, missing_bytes=max(0, needed - left))
+        flags = replace(flags, max_model_len=longest)
+
+    def outcome(other: LlamaFlags) -> Outcome:
+        found = layout.parts(other)
+        starts = found.total <= budget
+        fits = both(starts, _wanted(layout, other, want, budget)) if want else starts
+        return Outcome(
+            starts=starts, fits=fits, kv_cache_bytes=found.cells, requests_at_once=float(other.slots) if starts else 0.0
+        )
+
+    parts = layout.parts(flags)
+    starts: Starts = parts.total <= budget
+    changes = [*_changes(layout, flags, budget, want, longest)] if with_levers else []
+    tokens = flags.max_model_len * flags.slots
     requests = float(flags.slots) if starts else 0.0
+    rows = contexts_of(CONTEXTS, flags.max_model_len, want)
     return Served(
         engine="llama.cpp",
         engine_version="",
-        flags={"max_model_len": flags.length, "parallel": flags.slots},
+        flags={
+            "max_model_len": flags.max_model_len,
+            "parallel": flags.slots,
+            "file_type": flags.file_type,
+            "gpu_layers": flags.layers,
+            "cpu_moe": flags.host_experts,
+            "cache_type": flags.kv,
+            "ubatch_size": flags.micro_batch,
+        },
         gpus=1,
         budget_bytes=budget,
-        weights_bytes=weights,
-        profile_peak_bytes=0,
-        forward_bytes=0,
+        weights_bytes=parts.weights,
+        offloaded_bytes=parts.host_weights,
+        profile_peak_bytes=parts.compute,
+        forward_bytes=parts.compute,
         sampler_bytes=0,
         encoder_bytes=0,
         compiling_bytes=0,
         outside_torch_bytes=0,
         graphs_bytes=0,
         graphs_in_budget=False,
-        kv_cache_bytes=Difference(cache),
-        kv_cache_low_bytes=Difference(cache),
-        kv_cache_high_bytes=Difference(cache),
-        blocks=_cells(tokens),
+        kv_cache_bytes=Difference(parts.cells),
+        kv_cache_low_bytes=Difference(parts.cells),
+        kv_cache_high_bytes=Difference(parts.cells),
+        blocks=_cells(flags.max_model_len) * flags.slots,
         block_tokens=1,
         kv_tokens=tokens if starts else 0,
         kv_tokens_low=tokens if starts else 0,
@@ -119,11 +289,80 @@ def answer_llama(
         requests_at_once_high=requests,
         longest=longest,
         starts=starts,
-        command=shlex.join(
-            ["llama-server", "-m", f"{model}.gguf", "-c", str(tokens), "-np", str(flags.slots), "-ngl", "999"]
+        command=_command(layout, flags, model),
+        message="" if starts else _message(parts, budget, layout),
+        want=_wanted(layout, flags, want, budget) if want is not None else None,
+        levers=find_levers(changes, flags, outcome),
+        contexts=tuple(
+            ContextRow(context=one, requests=flags.slots if one <= longest else 0) for one in rows
         ),
-        message="" if starts else f"weights and cells take {weights + cache:,} bytes, {budget:,} are free",
-        want=wanted,
-        contexts=(ContextRow(context=flags.length, requests=flags.slots if starts else 0),),
-        reasons=(f"exact for weights in 16 bits and the cells; not counted: {NOT_COUNTED}",),
+        reasons=(f"the file's tensors, cells and buffers as llama.cpp allocates them; not counted: {NOT_COUNTED}",),
     )
+
+
+def _wanted(layout: Layout, flags: LlamaFlags, want: tuple[int, int], budget: int) -> Want:
+    """Return whether a server with a slot for each wanted request holds them, and the missing bytes."""
+    needed = layout.parts(replace(flags, slots=want[0], max_model_len=want[1])).total
+    return Want(requests=want[0], tokens=want[1], fits=needed <= budget, missing_bytes=max(0, needed - budget))
+
+
+def _message(parts: Parts, budget: int, layout: Layout) -> str:
+    """Return what a server prints that cannot allocate one of its three buffers (ggml-cuda.cu, alloc_buffer)."""
+    if layout.shares_memory:
+        return f"weights, cells and compute buffer take {parts.total:,} bytes, {budget:,} are free"
+    left = budget
+    for size in (parts.weights, parts.cells, parts.compute):
+        if size > left:
+            return f"allocating {size / MIB:.2f} MiB on device 0: cudaMalloc failed: out of memory"
+        left -= size
+    return ""
+
+
+def _changes(
+    layout: Layout, flags: LlamaFlags, budget: int, want: tuple[int, int] | None, longest: int
+) -> Iterator[Change]:
+    """Yield each change that may make room, with the least that is enough of those that come in steps.
+
+    `longest` is the longest request in tokens for which the budget is enough, 0 if none is.
+    """
+    if want is None and 0 < longest < flags.max_model_len:
+        flag, note = f"-c {longest * flags.slots}", "longer requests are refused"
+        yield Change(flag=flag, query=f"max_model_len={longest}", fields={"max_model_len": longest}, note=note)
+    if want is not None:
+        flags = replace(flags, slots=want[0], max_model_len=want[1])
+
+    def fits(other: LlamaFlags) -> bool:
+        return layout.parts(other).total <= budget
+
+    if flags.kv == "f16":
+        yield Change(
+            flag="-ctk q8_0 -ctv q8_0", query="kv=q8_0", fields={"kv": "q8_0"}, note="keys and values are rounded to 8 bits"
+        )
+    size = sum(layout.sizes(flags.file_type))
+    smaller = [one for one in SMALLER_FILES if sum(layout.sizes(one)) < size]
+    if smaller:
+        chosen = next((one for one in smaller if fits(replace(flags, file_type=one))), smaller[-1])
+        note = "another file, rounded more" if flags.file_type not in ("f32", "f16", "bf16") else "weights are rounded"
+        yield Change(flag=f"a {chosen.upper()} file", query=f"weights={chosen}", fields={"file_type": chosen}, note=note)
+    if layout.shares_memory:
+        return
+    count = layout.layers
+    if layout.architecture.experts and flags.host_experts < count:
+        most = count - _largest(count - flags.host_experts, lambda kept: fits(replace(flags, host_experts=count - kept)))
+        note = f"experts of {most} of {count} layers are computed on the host, more slowly"
+        yield Change(flag=f"--n-cpu-moe {most}", query=f"cpu_moe={most}", fields={"host_experts": most}, note=note)
+    layers = _largest(flags.layers - 1, lambda one: fits(replace(flags, layers=one)))
+    if fits(replace(flags, layers=layers)):
+        note = f"{count + 1 - layers} of {count + 1} layers are computed on the host, more slowly"
+        yield Change(flag=f"-ngl {layers}", query=f"gpu_layers={layers}", fields={"layers": layers}, note=note)
+
+
+def _command(layout: Layout, flags: LlamaFlags, model: str) -> str:
+    """Return the command of the server, with a file named as people name them."""
+    file = f"{model}-{flags.file_type.upper()}.gguf"
+    words = ["llama-server", "-m", file, "-c", str(flags.max_model_len * flags.slots), "-np", str(flags.slots)]
+    words += ["-ngl", "999" if flags.layers > layout.layers else str(flags.layers)]
+    words += ["--n-cpu-moe", str(flags.host_experts)] if flags.host_experts else []
+    words += ["-ctk", flags.kv, "-ctv", flags.kv] if flags.kv != "f16" else []
+    words += ["-ub", str(flags.micro_batch), "-b", str(max(2048, flags.micro_batch))] if flags.micro_batch != MICRO_BATCH else []
+    return shlex.join(words)

@@ -42,7 +42,8 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
         logits = f" (sampler: {served.flags['max_num_seqs']:,} × {vocabulary:,} logits)"
     graphs = f" + {gib(served.graphs_bytes)} CUDA graphs" if served.graphs_in_budget and served.graphs_bytes else ""
     cache = "+" if served.kv_cache_bytes >= 0 else "−"
-    peak = f" + {gib(served.profile_peak_bytes)} profile{logits}" if served.profile_peak_bytes else ""
+    profile = "compute buffer" if served.engine == "llama.cpp" else "profile"
+    peak = f" + {gib(served.profile_peak_bytes)} {profile}{logits}" if served.profile_peak_bytes else ""
     outside = f" + {gib(served.outside_torch_bytes)} outside PyTorch" if served.outside_torch_bytes else ""
     adapters = f" + {gib(served.lora_bytes)} LoRA adapters" if served.lora_bytes else ""
     host = f" ({gib(served.offloaded_bytes)} more on the host)" if served.offloaded_bytes else ""
@@ -52,6 +53,8 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
 
 def graphs_line(served: Served) -> str:
     """Return the memory of CUDA graphs, and whether it is part of the budget."""
+    if served.engine == "llama.cpp":
+        return "CUDA graphs and the pools of kernels: not counted"
     if served.engine == "sglang":
         return "CUDA graphs and activations: of the memory that the static share leaves, not counted"
     if not served.graphs_bytes:
@@ -76,6 +79,8 @@ def want_line(want: Want) -> str:
 def range_line(served: Served) -> str:
     """Return the range of requests at once and tokens, and why it is as wide."""
     low, high, length = served.requests_at_once_low, served.requests_at_once_high, served.flags.get("max_model_len")
+    if served.engine == "llama.cpp":
+        return f"Counted: {'; '.join(served.reasons)}"
     tokens = f"{served.kv_tokens_low:,} to {served.kv_tokens_high:,} KV tokens"
     return f"Range: {low:,.1f} to {high:,.1f} requests of {length:,} tokens, {tokens} ({'; '.join(served.reasons)})"
 

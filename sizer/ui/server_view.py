@@ -8,7 +8,7 @@ import streamlit as st
 
 from sizer.base.units import GIB, counted
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.serving import APIS, ENGINES, KV_DTYPES, LAYOUTS, SAMPLERS, SWITCHES
+from sizer.catalogue.serving import APIS, ENGINES, SAMPLERS, SWITCHES
 from sizer.catalogue.sources import Source
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
@@ -30,10 +30,11 @@ from sizer.ui.vega import Spec, nominal, quantitative
 PREFIX = "serve_"  # of the keys of the form's widgets
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
 SIGNS: dict[Starts, Verdict] = {True: "fits", "uncertain": "may not fit", False: "does not fit"}  # the marks of other work
+PROFILE, COMPUTE = "profile run", "compute buffer"
 BAR = {
     "weights": "#0B63A8",
     "LoRA adapters": "#66A9D9",
-    "profile run": "#E08214",
+    **dict.fromkeys((PROFILE, COMPUTE), "#E08214"),
     "outside PyTorch": "#7F7F7F",
     "CUDA graphs": "#8073AC",
     "KV cache": "#1B9E77",
@@ -46,8 +47,12 @@ FIRST = {
 FLAGS = {
     "max_model_len": ("Longest request", "Tokens; auto is the longest that fits.", "the config's"),
     "util": ("Share of the memory", "gpu_memory_utilization, or SGLang's mem_fraction_static.", "the server's own"),
-    "max_num_seqs": ("Requests in a step", "max_num_seqs, or SGLang's max_running_requests.", "the server's own"),
-    "max_num_batched_tokens": ("Tokens in a step", "max_num_batched_tokens, or SGLang's chunked_prefill_size.", "the server's own"),
+    "max_num_seqs": ("Requests in a step", "max_num_seqs, SGLang's max_running_requests, llama.cpp's -np.", "the server's own"),
+    "max_num_batched_tokens": (
+        "Tokens in a step",
+        "max_num_batched_tokens, SGLang's chunked_prefill_size, llama.cpp's -ub.",
+        "the server's own",
+    ),
     "engine_version": ("Version", "Version of the server, such as 0.11.2.", "the newest known"),
     "used": ("Memory in use", "Device memory that other programs hold, such as 2GiB.", "nothing"),
     "outside": ("Memory outside of PyTorch", "Measured from a log of your machine, such as 0.5GiB.", "fitted"),
@@ -55,6 +60,8 @@ FLAGS = {
     "max_loras": ("LoRA adapters at once", "max_loras: number of slots for adapters.", "none"),
     "max_lora_rank": ("Largest rank of an adapter", "max_lora_rank, such as 16 or 64.", "none"),
     "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB of each GPU's weights, such as 8.", "none"),
+    "gpu_layers": ("Layers on the device", "-ngl: counted from the last layer; the head is one.", "all"),
+    "cpu_moe": ("Layers with experts on the host", "--n-cpu-moe: counted from the first layer.", "none"),
     "kv_bytes": ("Bytes of the cache", "KV cache size without a profile run, such as 8GiB.", "from the profile run"),
 }
 SWITCHED = {"enforce_eager": "Without CUDA graphs", "ep": "Expert parallel", "fully_sharded_loras": "Fully sharded adapters"}
@@ -75,8 +82,9 @@ def fill(request: Request) -> None:
         state[PREFIX + key] = texts.get(key, "")
     requests, _, tokens = texts.get("want", "").partition("x")
     state[f"{PREFIX}want_requests"], state[f"{PREFIX}want_tokens"] = requests, tokens
-    state[f"{PREFIX}engine"], state[f"{PREFIX}kv"] = request.engine, request.kv
-    layouts = ("checkpoint", "full", *LAYOUTS)
+    engine = ENGINES[request.engine]
+    state[f"{PREFIX}engine"], state[f"{PREFIX}kv"] = request.engine, request.kv if request.kv in engine.kv else "auto"
+    layouts = ("checkpoint", "full", *engine.layouts)
     asked = request.server_weights or request.weights
     state[f"{PREFIX}weights"] = asked if asked in layouts else "checkpoint"
     state[f"{PREFIX}api"], state[f"{PREFIX}sampler"] = request.api, request.sampler
@@ -104,14 +112,14 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
         for key, column in zip(shown[first:], columns, strict=False):
             values[key] = _text(column, key, RANKS)
     if "weights" in takes:
-        layouts = ("checkpoint", "full", *LAYOUTS)
+        layouts = ("checkpoint", "full", *ENGINES[engine].layouts)
         values["weights"] = st.selectbox("Weights", layouts, key=f"{PREFIX}weights", **KEEP)
     with st.expander("Flags of the server"):
         for key in FLAGS:
             if key in takes:
                 values[key] = _text(st, key, FLAGS)
         for key, label, options in (
-            ("kv", "KV cache", KV_DTYPES),
+            ("kv", "KV cache", ENGINES[engine].kv),
             ("api", "Started as", APIS),
             ("sampler", "Sampler", SAMPLERS),
             ("prefix_caching", "Prefix caching", SWITCHES),
@@ -167,10 +175,12 @@ def show(request: Request, report: Report, served: Served) -> None:
     with st.container(horizontal=True, gap="medium"):
         _metric("Budget", served.budget_bytes)
         _metric("Weights", served.weights_bytes)
+        if served.offloaded_bytes:
+            _metric("Weights on the host", served.offloaded_bytes)
         if served.lora_bytes:
             _metric("LoRA adapters", served.lora_bytes)
         if served.profile_peak_bytes:
-            _metric("Profile run", served.profile_peak_bytes)
+            _metric((COMPUTE if served.engine == "llama.cpp" else PROFILE).capitalize(), served.profile_peak_bytes)
         _metric("KV cache", served.kv_cache_bytes)
     st.caption(graphs_line(served))
     st.caption(range_line(served))
@@ -207,7 +217,7 @@ def budget_parts(served: Served) -> dict[str, int]:
     parts = {
         "weights": served.weights_bytes,
         "LoRA adapters": served.lora_bytes,
-        "profile run": served.profile_peak_bytes,
+        COMPUTE if served.engine == "llama.cpp" else PROFILE: served.profile_peak_bytes,
         "outside PyTorch": served.outside_torch_bytes,
         "CUDA graphs": served.graphs_bytes if served.graphs_in_budget else 0,
         "KV cache": max(0, served.kv_cache_bytes),

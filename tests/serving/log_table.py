@@ -125,3 +125,34 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+LLAMA = Path(__file__).parent.parent / "measured/llama_cpp"
+
+
+def _read_llama(name: str) -> list[dict[str, str]]:
+    with (LLAMA / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def llama_files() -> Iterator[str]:
+    """Yield a table of what was compared with llama.cpp's own programs; tests/serving/test_llama_cpp.py compares each row."""
+    files, memory = _read_llama("files.csv"), _read_llama("memory.csv")
+    models, kinds = (len({row[key] for row in files}) for key in ("model", "file_type"))
+    most = {row["model"]: max(int(one["layers"]) for one in memory if one["model"] == row["model"]) for row in memory}
+    whole: list[float] = []
+    split: list[float] = []
+    for row in memory:
+        moved = int(row["layers"]) < most[row["model"]] or row["host_experts"] != "0"
+        (split if moved else whole).append((int(row["estimated_bytes"]) / int(row["compute_bytes"]) - 1) * 100)
+    yield "| figure | llama.cpp's program | result |"
+    yield "|---|---|---|"
+    each, all_files, all_memory = f"{kinds} types of {models} models", f"{len(files):,}", len(memory)
+    yield f"| bytes of the file, {each} | `llama-quantize --dry-run` | {all_files} of {all_files} equal |"
+    remote = "`llama-fit-params` with a remote device"
+    yield f"| cells and states, {len(most)} models | {remote} | {all_memory} of {all_memory} equal |"
+    yield "| weights on the device | the same | equal, except for 24 kB of alignment at most |"
+    for name, offs in (("all layers on the device", whole), ("layers or experts on the host", split)):
+        equal = sum(one == 0 for one in offs)
+        result = f"{equal} of {len(offs)} equal, median {median(offs):+.1f} %, from {min(offs):+.0f} to {max(offs):+.0f} %"
+        yield f"| compute buffer, {name} | the same | {result.replace('-', '−')} |"
