@@ -60,7 +60,7 @@ COMMANDS = {
     "measure": ("measurements", "measure on a real device and compare with the estimate"),
     "ledger": ("ledger_command", "list the comparisons of estimates with measurements, and their errors"),
     "suite": ("measurements", "measure a list of models on a device, each in its own process"),
-    "cache": ("cache_command", "show the folder of cached traces and reports, or empty it with --clear"),
+    "cache": ("lists", "show the folder of cached traces and reports, or empty it with --clear"),
     "app": ("app", "the page, in a browser"),
 }
 INTERRUPTED = 130  # exit status of a shell after Ctrl-C

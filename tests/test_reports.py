@@ -15,7 +15,7 @@ from sizer.base.config_json import read_config
 from sizer.estimating.estimator import estimate_cell
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import parse_query
-from sizer.report.unbounded import replay_unbounded
+from sizer.report.replays import replay_unbounded
 from sizer.tape.loop_choices import gradients_zeroed
 from tests.benchmarks.tables import read_table
 from tests.figures import REPORTS

@@ -220,7 +220,7 @@ BRINGS = {
         *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events")),
         *(f"sizer.device.trial.{name}" for name in ("launch", "measuring_process")),
         *(f"sizer.device.suite.{name}" for name in ("cases", "suite")),
-        *(f"sizer.placement.{name}" for name in ("report", "findings")),
+        "sizer.placement.report",
         *(f"sizer.running.{name}" for name in ("starting", "routes", "run_outcome", "history", "run_settings")),
         *(f"sizer.running.{name}" for name in ("command_line", "difference", "pytest_plugin")),
         "sizer.running.driver.*",

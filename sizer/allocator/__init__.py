@@ -1,7 +1,7 @@
 """Replays of a tape through a device's allocator: the bytes that each block takes, and the reserved bytes around it.
 
     Tape ──allocator.replay──► Replay ──► Timeline: memory by phase, the peak, a curve
-                                     └──► addresses, segments ──► snapshot, as PyTorch's own
+                                     └──► addresses ──► snapshot, as PyTorch's own
 
 Each kind of allocator has its rules in one module and its compiled loop in another: `cuda` and `cuda_cache`, `expandable` and
 `expandable_cache`, `mps` and `heaps`. `looped` replays tapes with loops. No torch.

@@ -1,15 +1,148 @@
-"""Replay of a tape with its loops: by an allocator, or by the bytes of its tensors alone."""
+"""Replay of a tape with its loops (sizer.tape.loops): by an allocator, step by step, or by the bytes of its tensors alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
 import numpy as np
 
-from sizer.allocator.loop_runner import LoopRunner, Pools
-from sizer.allocator.loop_sums import Sums, loop_replay
 from sizer.allocator.replay import LoopReplay, Replay, changes_of, fill_reserved, sums_by_category
 from sizer.tape.loops import DEPTH, Repetition, repetitions
 from sizer.tape.streams import by_stream, stream_of
 from sizer.tape.tape import CATEGORIES, Tape
+
+
+class Pools(Protocol):
+    """An allocator with separate free blocks for each stream. `run` is as in CudaCache, for the stream last passed to `use`."""
+
+    capacity: int | None
+    grown: list[tuple[int, int]]
+    started: int
+    position: int
+    given_back: list[int]
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the driver."""
+
+    @property
+    def retries(self) -> int:
+        """Return how often cached memory was given back."""
+
+    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+        """Return the bytes that the pools are asked for, 0 for no request."""
+
+    def use(self, stream: int) -> None:
+        """Allocate and release on this stream from now on."""
+
+    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+        """Return whether the events found room."""
+
+    def release_cached(self, stream: int = 0) -> None:
+        """Return unused memory to the device (`torch.cuda.empty_cache()`), or the cache of a deleted private pool (see Tape)."""
+
+
+class LoopRunner:
+    """The loops of one tape on one allocator. `taken` and `addresses` are by block; in a loop they are those of its last step."""
+
+    def __init__(self, pools: Pools, taken: np.ndarray, addresses: np.ndarray) -> None:
+        self.pools, self.taken, self.addresses = pools, taken, addresses
+
+    def run(self, tape: Tape, again: Repetition, rounded: Iterable[np.ndarray], before: np.ndarray) -> LoopReplay:
+        """Run every step of a loop, up to the first request that finds no room.
+
+        `rounded` has the requested bytes of the step's blocks for each repetition, `before` the bytes alive by category. The
+        `position` of the pools is then that of the refused request in its step.
+        """
+        pools, taken, addresses = self.pools, self.taken, self.addresses
+        sums = Sums(tape, again, before, taken)
+        old, later = again.moves.T
+        for sizes in rounded:
+            taken[old], addresses[old] = taken[later], addresses[later]
+            taken[again.blocks] = sizes
+            reserved = pools.reserved
+            done = pools.run(again.events, taken, addresses)
+            if not done:
+                sums.refused(taken[again.blocks], pools.position)
+                break
+            sums.add(taken[again.blocks], reserved, pools.grown[1:])
+        return sums.found()
+
+
+Row = tuple[int, int, np.ndarray, np.ndarray, int, int]
+
+
+class Sums:
+    """Steps and bytes of a loop, by category."""
+
+    def __init__(self, tape: Tape, again: Repetition, before: np.ndarray, taken: np.ndarray) -> None:
+        made = len(again.blocks)
+        place_of = {block: place for place, block in enumerate(again.blocks.tolist())}
+        place_of |= {block: steps * made + place for block, steps, place in again.earlier}
+        blocks = np.where(again.events >= 0, again.events, ~again.events)
+        self._again = again
+        self._places = np.asarray([place_of[block] for block in blocks.tolist()], np.int64)
+        self._signs = np.where(again.events >= 0, 1, -1)
+        self.categories = np.frombuffer(tape.categories, np.uint8)[blocks]
+        self._level = before.astype(np.int64)
+        # bytes taken by block, in the last step and earlier ones
+        self._history = [np.zeros(made, np.int64) for _ in range(DEPTH)]
+        self._history[0][:] = taken[again.blocks]
+        successor = dict(again.moves.tolist())
+        for block, steps, place in again.earlier:
+            self._history[steps - 1][place] = taken[successor[block]]
+        self._rows: list[Row] = []
+        self._refused: tuple[int, int] | None = None
+
+    def add(self, taken: np.ndarray, reserved: int, grown: list[tuple[int, int]]) -> None:
+        """Add a step with blocks of `taken` bytes.
+
+        `reserved` are the reserved bytes before it; `grown` has the positions in it from which they changed.
+        """
+        changes = self.changes((taken, *self._history))
+        self._history = [taken, *self._history[:-1]]
+        levels = np.cumsum(changes)
+        at = int(levels.argmax()) + 1
+        peak = self._level + sums_by_category(changes[:at], self.categories[:at])
+        self._level = self._level + sums_by_category(changes, self.categories)
+        at_peak = next((held for place, held in reversed(grown) if place < at), reserved)
+        self._rows.append((len(self._rows) + 1, at, peak, self._level, at_peak, grown[-1][1] if grown else reserved))
+
+    def refused(self, taken: np.ndarray, place: int) -> None:
+        """Note the request, at a place in the step, that found no room."""
+        asked = self._again.sizes_at(len(self._rows) + 1)[self._places[place]]
+        self._refused = int(asked), int(self._level.sum() + self.changes((taken, *self._history))[:place].sum())
+
+    def found(self) -> LoopReplay:
+        """Return the result of the added steps."""
+        return loop_replay(len(self._again.events), self._rows, self._refused)
+
+    def changes(self, sizes: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the bytes by which each event of a step changes the bytes alive.
+
+        `sizes` are those of its blocks and of earlier steps' blocks.
+        """
+        return self._signs * np.concatenate(sizes)[self._places]
+
+
+def loop_replay(events: int, rows: list[Row], refused: tuple[int, int] | None) -> LoopReplay:
+    """Return the result of rows.
+
+    A row has: repetition, events up to the peak, bytes by category then and at the end, reserved bytes then and at the end.
+    """
+    none = np.zeros((0, len(CATEGORIES)), np.int64)
+    times, at, peaks, levels, at_peak, reserved = zip(*rows, strict=True) if rows else ((),) * 6
+    return LoopReplay(
+        events=events,
+        times=np.asarray(times, np.int64),
+        peak_after=np.asarray(at, np.int64),
+        peaks=np.stack(peaks) if peaks else none,
+        levels=np.stack(levels) if levels else none,
+        reserved_at_peak=np.asarray(at_peak, np.int64),
+        reserved=np.asarray(reserved, np.int64),
+        refused=refused,
+    )
 
 
 def place(tape: Tape, pools: Pools) -> Replay:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import pickle
 from itertools import pairwise
 
-from sizer.allocator.addresses import find_addresses
-from sizer.allocator.segments import ExpandableSegments, Segments
+from sizer.allocator.addresses import ExpandableSegments, Segments, find_addresses
 from sizer.catalogue.gpus import Gpu
 from sizer.tape.streams import stream_of
 from sizer.tape.tape import CATEGORIES, Tape

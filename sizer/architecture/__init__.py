@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from sizer.architecture.loaded import as_loaded
 from sizer.base.errors import BuildError
-from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES, import_function
-from sizer.catalogue.weights import WEIGHTS
+from sizer.catalogue.weights import METHODS, WEIGHTS
 
 if TYPE_CHECKING:
     from sizer.architecture.blueprint import Blueprint

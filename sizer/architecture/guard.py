@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sizer.architecture.domain import check_value
 from sizer.architecture.foreign_configs import as_transformers
 from sizer.architecture.schema import (
     BACKBONE_KEYS,
     ConfigClass,
+    check_value,
     class_of_part,
     class_of_type,
     field_rows,

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from sizer.architecture.quantization_settings import UNNAMED, Quantization, quantization_of
 from sizer.architecture.quark_settings import unknown_of
 from sizer.base.errors import quote
-from sizer.catalogue.checkpoints import METHODS, title_of
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import takes_weights
-from sizer.catalogue.weights import WEIGHTS
+from sizer.catalogue.weights import METHODS, WEIGHTS, title_of
 from sizer.query.request import Request
 
 NOT_TRACED = (

@@ -19,7 +19,7 @@ from sizer.architecture.quantization_settings import Quantization
 from sizer.architecture.quantized_layers import quantized_layers, settings_of, sides_of
 from sizer.base.errors import BuildError, ConfigError, quote
 from sizer.base.units import format_both
-from sizer.catalogue.checkpoints import METHODS
+from sizer.catalogue.weights import METHODS
 
 
 class PackedLinear(nn.Module):

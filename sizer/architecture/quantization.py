@@ -12,7 +12,7 @@ from sizer.architecture.held_tensors import parts_of
 from sizer.architecture.peft_adapters import is_adapted
 from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.report.caveats import UNQUANTISED_PART
+from sizer.report.advice import UNQUANTISED_PART
 
 NO_OUTLIERS = "Activations are assumed to have no outliers: no column is multiplied in 16 bits."
 MANY = 8  # names in one sentence

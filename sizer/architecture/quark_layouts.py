@@ -14,8 +14,8 @@ import torch
 
 from sizer.architecture.compressed_layouts import Tensors
 from sizer.architecture.quantization_settings import WORD, whole
-from sizer.architecture.quark_settings import is_dynamic
-from sizer.base.errors import ConfigError, quote
+from sizer.architecture.quark_settings import is_dynamic, malformed
+from sizer.base.errors import quote
 
 # The storage dtype of an element, and the number of elements in it.
 _INTEGERS = {
@@ -66,7 +66,7 @@ def _scales(spec: Mapping[str, Any], outputs: int, inputs: int) -> tuple[int, ..
         return ((outputs, inputs)[_axis(spec)],)
     size = whole(spec, "group_size", None)
     if size < 1 or inputs % size:
-        raise _malformed(f"group_size = {size} for {inputs} inputs", "a divisor of the inputs")
+        raise malformed(f"group_size = {size} for {inputs} inputs", "a divisor of the inputs")
     return outputs, inputs // size
 
 
@@ -85,9 +85,5 @@ def _scale_dtype(spec: Mapping[str, Any]) -> torch.dtype:
 def _axis(spec: Mapping[str, Any]) -> int:
     axis = spec.get("ch_axis", spec.get("axis"))  # "axis" is quark's name before 1.0
     if axis not in (0, 1, -1) or isinstance(axis, bool):
-        raise _malformed(f"ch_axis = {quote(axis)}", "0, 1, -1")
+        raise malformed(f"ch_axis = {quote(axis)}", "0, 1, -1")
     return axis
-
-
-def _malformed(given: str, allowed: str) -> ConfigError:
-    return ConfigError("quantization_config is malformed", given=given, allowed=allowed)

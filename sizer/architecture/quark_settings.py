@@ -117,7 +117,7 @@ def _rotates(algorithm: Mapping[str, Any]) -> bool:
 def _global(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     found = settings.get("global_quant_config")
     if not isinstance(found, dict):
-        raise _malformed(f"global_quant_config = {quote(found)}", "a config of quark's")
+        raise malformed(f"global_quant_config = {quote(found)}", "a config of quark's")
     return found
 
 
@@ -125,22 +125,23 @@ def _parts(settings: Mapping[str, Any], key: str) -> dict[str, dict]:
     """Return configs by pattern, or by class."""
     found = settings.get(key) or {}
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise _malformed(f"{key} = {quote(found)}", "configs by name")
+        raise malformed(f"{key} = {quote(found)}", "configs by name")
     return found
 
 
 def _excluded(settings: Mapping[str, Any]) -> list[str]:
     names = settings.get("exclude") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _malformed(f"exclude = {quote(names)}", "a list of names")
+        raise malformed(f"exclude = {quote(names)}", "a list of names")
     return names
 
 
 def _spec(value: object) -> dict:
     if not isinstance(value, dict):
-        raise _malformed(quote(value), "how a tensor is quantised")
+        raise malformed(quote(value), "how a tensor is quantised")
     return value
 
 
-def _malformed(given: str, allowed: str) -> ConfigError:
+def malformed(given: str, allowed: str) -> ConfigError:
+    """Return the error of a malformed `quantization_config`."""
     return ConfigError("quantization_config is malformed", given=given, allowed=allowed)

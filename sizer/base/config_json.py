@@ -15,17 +15,18 @@ import zlib
 from collections.abc import Iterator
 
 from sizer.base.errors import ConfigError, quote
-from sizer.base.pasted_json import (
+from sizer.base.pasted_text import (
     adapter_query,
     check_kind,
     check_text,
     is_quantization,
+    is_yaml,
     pasted_lines,
     relax,
     two_objects,
     with_quantization,
+    yaml_as_json,
 )
-from sizer.base.pasted_yaml import is_yaml, yaml_as_json
 
 MAX_CONFIG_BYTES = 2 * 2**20
 MAX_DEPTH = 16

@@ -1,4 +1,4 @@
-"""The modes (training, inference, ...), each with its phases and their names."""
+"""The modes (training, inference, ...) with their phases and names, the tasks of the form, and the modes of torch.compile."""
 
 from __future__ import annotations
 
@@ -85,3 +85,40 @@ _ROWS = (
 )
 
 MODES: dict[str, Mode] = {row.key: row for row in _ROWS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task: its mode, and the values of `train` that it offers (empty if the mode trains nothing)."""
+
+    key: str
+    title: str
+    mode: str
+    trains: tuple[str, ...] = ()
+
+
+_TASK_ROWS = (
+    Task(key="training", title="Training", mode="training", trains=("all",)),
+    Task(key="fine-tuning", title="Fine-tuning", mode="training", trains=("adapter", "without-tower", "head")),
+    Task(key="generate", title="Generation", mode="generate"),
+    Task(key="serve", title="Serving", mode="serve"),
+    Task(key="inference", title="Inference", mode="inference"),
+)
+_NAMED = {row.mode for row in _TASK_ROWS}
+TASKS: dict[str, Task] = {
+    row.key: row
+    for row in (
+        *(row for row in _TASK_ROWS if row.mode in MODES),
+        *(Task(key=mode.key, title=mode.title, mode=mode.key) for mode in MODES.values() if mode.key not in _NAMED),
+    )
+}
+
+
+def task_of(mode: str, train: str) -> str:
+    """Return the key of the task of a mode and of the trained part."""
+    rows = [row for row in TASKS.values() if row.mode == mode]
+    return next((row.key for row in rows if train in row.trains), rows[0].key)
+
+
+DEFAULT, REDUCE_OVERHEAD = COMPILE_MODES = ("default", "reduce-overhead")  # the second records CUDA graphs
+BLOCKS, MODEL = SCOPES = ("blocks", "model")  # each repeated block is compiled, or the whole model

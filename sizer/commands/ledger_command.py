@@ -14,8 +14,7 @@ from sizer.base.errors import RequestError, quote
 from sizer.commands.figures import TITLES, percent
 from sizer.commands.terminal import format_table, to_printable
 from sizer.commands.waiting import MakeClient, wait
-from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
-from sizer.device.ledger.ledger import ImportResult, Ledger
+from sizer.device.ledger.ledger import LIMIT_CHARACTERS, ImportItem, ImportResult, Ledger, read_items
 from sizer.device.ledger.rows import ErrorStatistics, LedgerRow
 from sizer.device.record.recording import read_measured
 

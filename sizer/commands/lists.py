@@ -1,11 +1,13 @@
-"""The commands `gpus`, `models` and `devices`: the devices and models that can be estimated, and the devices of this machine."""
+"""The commands `gpus`, `models`, `devices` and `cache`: the devices and models that can be estimated, and what this machine has."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from sizer.base.units import format_bytes, format_count
 from sizer.catalogue.gpu_keys import EXAMPLE
@@ -16,7 +18,7 @@ from sizer.commands.waiting import MakeClient, wait
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.service.kept_reports import KeptReports
-from sizer.service.tape_folder import default_folder
+from sizer.service.tape_folder import FOLDER_VARIABLE, default_folder
 
 
 def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +150,31 @@ def format_demonstration(shown: Demonstration) -> Iterator[str]:
     yield from shown.remarks
 
 
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--clear", action="store_true", help="remove all files first")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run_cache(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print the folder, the number of files and their bytes."""
+    given = default_folder()
+    if options.clear and given:
+        for path in Path(given).glob("*/"):
+            shutil.rmtree(path)
+    files = [path for path in Path(given).rglob("*") if path.is_file()] if given else []
+    size_bytes = sum(path.stat().st_size for path in files)
+    lines = [
+        given or f"Nothing is kept on disk: {FOLDER_VARIABLE} is empty.",
+        *([f"{len(files):,} files, {format_bytes(size_bytes)}"] if given else []),
+    ]
+    print_list(options, {"folder": given, "files": len(files), "bytes": size_bytes}, lines)
+    return 0
+
+
 COMMANDS = {
     "gpus": (add_gpus_arguments, run_gpus),
     "models": (add_models_arguments, run_models),
     "devices": (add_devices_arguments, run_devices),
+    "cache": (add_cache_arguments, run_cache),
 }

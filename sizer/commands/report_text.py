@@ -12,9 +12,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import AFTER as STEP_AFTER
 from sizer.catalogue.recipes import FULL, KEEP, LM, NONE
 from sizer.commands.terminal import format_table, to_printable
-from sizer.report.advice import PHRASES, advise
-from sizer.report.caveats import caveats
-from sizer.report.download import describe_download
+from sizer.report.advice import PHRASES, advise, caveats, describe_download
 from sizer.report.estimate import Estimate, describe_copies
 from sizer.report.explanation import sections
 from sizer.report.kv_cache import SERVER_NOTE, describe_growth

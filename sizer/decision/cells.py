@@ -17,11 +17,10 @@ from sizer.report.decision import Cell, cell_of
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.report.fit import Fits, fits_in
 from sizer.report.largest_batch import MaxBatch, find_largest_batch, no_batch
-from sizer.report.unbounded import find_unbounded
+from sizer.report.replays import find_unbounded
 from sizer.tape.affine import NotAffineError
-from sizer.tape.block_notes import BlockNotes
 from sizer.tape.compiled_code import CompiledCode
-from sizer.tape.tape import Tape
+from sizer.tape.tape import BlockNotes, Tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 
 if TYPE_CHECKING:

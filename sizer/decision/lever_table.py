@@ -10,9 +10,8 @@ from sizer.architecture.greedy_generation import keeps_last_logits
 from sizer.base.units import counted
 from sizer.base.versions import installed_version
 from sizer.catalogue.adapters import PACKAGE, SCRIPT, targets_of_script
-from sizer.catalogue.compilation import BLOCKS, DEFAULT, REDUCE_OVERHEAD
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import FREED, KEPT, MODES
+from sizer.catalogue.modes import BLOCKS, DEFAULT, FREED, KEPT, MODES, REDUCE_OVERHEAD
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
 from sizer.catalogue.recipes import (

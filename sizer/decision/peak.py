@@ -13,7 +13,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.recipes import TORCH, TRL
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.decision.effects import SAME
+from sizer.decision.levers import SAME
 from sizer.decision.pipeline_levers import describe_part, remedies
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted

@@ -17,13 +17,11 @@ from sizer.catalogue.modes import KEPT, MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import RECIPE_KEYS
-from sizer.decision.script_models import Parts, parts_of
+from sizer.decision.script_models import Parts, is_quantized, parts_of, training_imports, training_lines
 from sizer.decision.script_pipeline import pipeline_lines
 from sizer.decision.script_ranks import DEVICE, command, main_lines, model_lines, rank_imports
 from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, MAIN_BESIDE, TAIL, TRAINING
-from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
-from sizer.decision.script_weights import is_quantized
 from sizer.distributed.passes import rank_example
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import plan_of

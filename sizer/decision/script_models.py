@@ -1,4 +1,4 @@
-"""Parts of a script that depend on the source of a model: its construction and its training task."""
+"""Parts of a script that depend on the source of a model: its construction, its weights, its trained part and its task."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.checkpointing import repeated_blocks
+from sizer.architecture.peft_adapters import arguments_of, base_of, task_of
 from sizer.architecture.torchvision_models import auxiliary_weight_of, build_options, class_name_of, task_name_of
+from sizer.architecture.trained_part import head_of, towers_of
 from sizer.architecture.vision_inputs import FLOW_GAMMA, FLOW_LIMIT, SEGMENTATION_AUXILIARY
 from sizer.base.errors import BuildError
+from sizer.catalogue.adapters import ADAPTERS, ATTENTION, WITHOUT_TOWER
+from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.sources import SOURCES
-from sizer.decision.script_weights import is_quantized, quantized_lines
+from sizer.catalogue.weights import WEIGHTS
 from sizer.query.request import Request
 from sizer.tracing import trace
 
@@ -175,3 +179,101 @@ def _fields(config: transformers.PreTrainedConfig) -> str:
 
 def _is_argument(name: str) -> bool:
     return name.isidentifier() and not iskeyword(name)
+
+
+QUANTIZED = """\
+    with torch.device("meta"):
+        whole = {model}(config)
+    # Random values instead of a checkpoint's: each weight is quantised when it arrives on the device.
+    weights = {{name: 0.02 * torch.randn(tensor.shape, dtype=dtype) for name, tensor in whole.named_parameters()}}
+    model = {model}.from_pretrained(
+        None,
+        config=config,
+        state_dict=weights,
+        dtype=dtype,
+        device_map={{"": device}},
+        quantization_config=BitsAndBytesConfig({options}),
+    )
+"""
+
+
+def is_quantized(blueprint: Blueprint) -> bool:
+    """Return whether a blueprint's weights are quantised on its device."""
+    return blueprint.replace_layers is not None
+
+
+def quantized_lines(request: Request, model: str) -> str:
+    """Return the lines that make `model`, by the name of its class, from its config.
+
+    Raises BuildError if its weights are quantised by other means than bitsandbytes: by their checkpoint, or by kernels of the
+    hub.
+    """
+    row = WEIGHTS[request.weights]
+    if row.package != BITSANDBYTES:
+        allowed = ", ".join(key for key, one in WEIGHTS.items() if one.package == BITSANDBYTES)
+        given = f"weights={request.weights}"
+        raise BuildError("no script can be written for weights that are quantised so", given=given, allowed=allowed)
+    options = [f"{name}={value!r}" for name, value in row.config.items() if name != "quant_method"]
+    if row.has_4_bits:
+        options.append(f"bnb_4bit_compute_dtype=torch.{request.compute or request.dtypes[0].removeprefix('amp-')}")
+    return QUANTIZED.format(model=model, options=", ".join(options))
+
+
+HEAD = """\
+    model.requires_grad_(False)
+    for name in {names}:
+        model.get_submodule(name).requires_grad_(True)
+"""
+WITHOUT_TOWERS = """\
+    for name in {names}:
+        model.get_submodule(name).requires_grad_(False)
+"""
+ATTENTION_LAYERS = """\
+    attention = [
+        f"{path}.{name}"
+        for path, part in model.named_modules()
+        if "Attention" in type(part).__name__
+        for name, layer in part.named_modules()
+        if type(layer).__name__ in ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
+    ]
+"""
+PREPARED = """\
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False){checkpointed}
+"""
+INPUT_GRADIENTS = "\n    model.enable_input_require_grads()"  # as that does with checkpointing, which is on already
+ADAPTER = """\
+    config = {config}({arguments})
+    model = get_peft_model({model}, config)  # which keeps its own weights in float32
+"""
+
+
+def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
+    """Return the imports of a script to limit the trained part, for weights that may be quantised."""
+    if request.train != "adapter":
+        return ()
+    prepares = ", prepare_model_for_kbit_training" if quantized and request.prepare else ""
+    return (f"from peft import {ADAPTERS[request.adapter].config_class}, get_peft_model{prepares}",)
+
+
+def training_lines(request: Request, module: nn.Module, *, quantized: bool) -> str:
+    """Return the end of `build_model` for the model that `module` is on meta, with weights that may be quantised."""
+    if request.train == "all":
+        return ""
+    if request.train == "head":
+        heads = {id(part) for part in head_of(module)}
+        return HEAD.format(names=[name for name, part in module.named_modules() if id(part) in heads])
+    if request.train == WITHOUT_TOWER:
+        return WITHOUT_TOWERS.format(names=list(towers_of(module)))
+    base, row = base_of(module), ADAPTERS[request.adapter]
+    arguments = {"task_type": task_of(base), **arguments_of(request, base)}
+    named = request.adapter_targets == (ATTENTION,) and "targets" in row.arguments
+    written = (
+        f"{name}={ATTENTION if named and name == row.arguments['targets'] else repr(value)}"
+        for name, value in arguments.items()
+        if value is not None
+    )
+    whole = "model" if quantized else "model.to(dtype)"
+    lines = ADAPTER.format(config=row.config_class, arguments=", ".join(written), model=whole)
+    checkpointed = INPUT_GRADIENTS if request.checkpointing else ""
+    prepared = PREPARED.format(checkpointed=checkpointed) if quantized and request.prepare else ""
+    return f"{prepared}{ATTENTION_LAYERS if named else ''}{lines}"

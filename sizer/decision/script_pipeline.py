@@ -6,7 +6,7 @@ from torch import nn
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.checkpointing import repeated_blocks
-from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.parallel import SCHEDULES
 from sizer.distributed.pipeline import layers_by_stage, layers_of, parts_at_ends
 from sizer.estimating.work import plan_of
 from sizer.query.request import Request

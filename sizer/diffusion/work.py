@@ -28,8 +28,7 @@ from sizer.diffusion.placing import INT8, MODEL, NF4, NF4_TWICE, NONE, denoisers
 from sizer.diffusion.tokens import UnknownWords
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
-from sizer.tape.block_notes import BlockNotes, PhaseOfStep
-from sizer.tape.tape import AFTER, PIPELINE_PHASES, Tape
+from sizer.tape.tape import AFTER, PIPELINE_PHASES, BlockNotes, PhaseOfStep, Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.host_memory import HostMemory

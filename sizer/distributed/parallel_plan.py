@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.parallel import PARALLELS, SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

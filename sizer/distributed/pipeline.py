@@ -17,7 +17,7 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.base.errors import RequestError, TraceError
-from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.parallel import SCHEDULES
 from sizer.distributed.parallel_plan import Plan
 
 

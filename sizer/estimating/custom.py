@@ -30,8 +30,8 @@ from sizer.report.bounds import ROUTED, Margin
 from sizer.report.census import Census
 from sizer.report.column import read_columns
 from sizer.report.estimate import with_margin
+from sizer.report.replays import peak_reserved_bytes
 from sizer.report.report import Report, build_report
-from sizer.report.unbounded import peak_reserved_bytes
 from sizer.tape.archive import Traced
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tape.family import TapeFamily

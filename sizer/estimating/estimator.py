@@ -25,8 +25,8 @@ from sizer.report.interval import left_out
 from sizer.report.kv_cache import KvCache, build_kv_cache
 from sizer.report.largest_batch import likely_largest, no_batch
 from sizer.report.loop_decisions import LoopDecision, decision, loop_decisions, summed_losses
+from sizer.report.replays import peak_reserved_bytes
 from sizer.report.report import Focus, Report, build_report, default_focus
-from sizer.report.unbounded import peak_reserved_bytes
 from sizer.tape.archive import Traced
 from sizer.tape.compiled_code import merge_compiled
 from sizer.tape.tape import Tape

@@ -38,11 +38,10 @@ from sizer.report.kv_cache import KvSegment
 from sizer.report.replays import Replays
 from sizer.tape.affine import NotAffineError
 from sizer.tape.archive import Traced
-from sizer.tape.block_notes import BlockNotes
 from sizer.tape.compiled_code import CompiledCode, merge_compiled
 from sizer.tape.family import NotTracedError, TapeFamily
 from sizer.tape.loop_choices import with_outputs
-from sizer.tape.tape import Tape
+from sizer.tape.tape import BlockNotes, Tape
 from sizer.tracing.batch_lines import LineFacts, trace_lines
 from sizer.tracing.cuda.builds import installed_flags
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded
-from sizer.catalogue.compilation import DEFAULT
+from sizer.catalogue.modes import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import ACCELERATED, AUTO, LM, is_contrastive, is_library, reference_of
 from sizer.distributed.parallel_plan import Plan

@@ -6,8 +6,7 @@ import json
 
 from sizer.base.config_json import canonical_config, encode_config, query_of_adapter
 from sizer.base.errors import ConfigError
-from sizer.base.pasted_json import CONFIG_CLASS, is_other_class, pasted_lines, relax
-from sizer.base.pasted_yaml import is_yaml, yaml_as_json
+from sizer.base.pasted_text import CONFIG_CLASS, is_other_class, is_yaml, pasted_lines, relax, yaml_as_json
 from sizer.catalogue.sources import arch_of
 from sizer.pasted.question import Draft, Question
 

@@ -10,8 +10,7 @@ import yaml
 
 from sizer.base.config_json import read_object
 from sizer.base.errors import ConfigError, RefusedValueError, quote
-from sizer.base.pasted_json import pasted_lines
-from sizer.base.pasted_yaml import PlainLoader
+from sizer.base.pasted_text import PlainLoader, pasted_lines
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.pasted.code import is_command, read_calls, read_command
 

@@ -19,9 +19,8 @@ from sizer.architecture.peft_adapters import cast
 from sizer.base.arguments import arguments_of, describe
 from sizer.base.errors import BuildError, RequestError, TraceError
 from sizer.catalogue.modes import MODES
-from sizer.placement import findings
-from sizer.placement.function_mode import PlacementFunctionMode
-from sizer.placement.placement_mode import PlacementMode, on_meta
+from sizer.placement import report
+from sizer.placement.placement_mode import PlacementFunctionMode, PlacementMode, on_meta
 from sizer.placement.report import Finding, Group, PlacementReport
 from sizer.query.request import Request, check_traced
 from sizer.tracing.steps import autocast, place, weight_dtype
@@ -209,11 +208,11 @@ def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unreg
     elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
     if elsewhere:
         others = ", ".join(sorted(set(elsewhere.values())))
-        yield findings.MIXED_DEVICES.at(
-            findings.join(elsewhere), count=len(elsewhere), total=len(named), others=others, weights=device
+        yield report.MIXED_DEVICES.at(
+            report.join(elsewhere), count=len(elsewhere), total=len(named), others=others, weights=device
         )
     if parameters := [path for path, tensor in unregistered if isinstance(tensor, nn.Parameter)]:
-        yield findings.UNREGISTERED.at(findings.join(parameters), count=len(parameters))
+        yield report.UNREGISTERED.at(report.join(parameters), count=len(parameters))
 
 
 def _input_name(path: Any) -> str:

@@ -1,28 +1,84 @@
-"""A mode that watches a forward pass on meta tensors for tensors of other devices and dtypes.
+"""Modes that watch a forward pass on meta tensors for tensors of other devices and dtypes.
 
 In the pass, all tensors on the device of the weights are on meta, and all others on the CPU. An operator with tensors of both
-would raise on an accelerator. Here it is a finding, the tensor is moved to meta, and the pass continues.
+would raise on an accelerator. Here it is a finding, the tensor is moved to meta, and the pass continues. A function mode finds
+what only Python shows: devices named in the code, and dropped results. Lines of code are read from Python's own frames.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
+import os
 import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizer.placement import findings
-from sizer.placement.call_site import line_of
+from sizer.placement import report
 from sizer.placement.report import Finding
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.values.known import is_small, tensors_of
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_ROOM = str(Path(__file__).parent) + os.sep
+_TRACING = str(Path(__file__).parents[1] / "tracing") + os.sep
+
+
+def is_hidden(frame: FrameType) -> bool:
+    """Return whether a frame is PyTorch's or Sizer's tracing, not the model's."""
+    return frame.f_code.co_filename.startswith((_TORCH, _TRACING, _ROOM))
+
+
+def line_of(frame: FrameType | None) -> str | None:
+    """Return "file:line in function" of the innermost frame of the model's code, from `frame` outwards; None without one."""
+    while frame is not None and is_hidden(frame):
+        frame = frame.f_back
+    return frame and f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def drops_result(frame: FrameType) -> bool:
+    """Return whether the call of a frame is a separate statement: its next instruction drops the result.
+
+    *Known limitations*: reads CPython's byte code; elsewhere nothing is found. Tried on 3.11.
+    """
+    return frame.f_lasti in _dropping_calls(frame.f_code)
+
+
+@functools.lru_cache(maxsize=4096)
+def _dropping_calls(code: CodeType) -> frozenset[int]:
+    """Return the offsets of the calls in a code object with a result that the next instruction pops off the stack.
+
+    A frame may be at the call or at one of the inline caches after it, which `dis` leaves out.
+    """
+    return frozenset(
+        offset
+        for call, then in itertools.pairwise(dis.get_instructions(code))
+        if call.opname.startswith("CALL") and then.opname == "POP_TOP"
+        for offset in range(call.offset, then.offset, 2)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _short(filename: str) -> str:
+    """Return a file's name from its package on, or from the current folder."""
+    path = Path(filename)
+    for folder in ("site-packages", "dist-packages"):
+        if folder in path.parts:
+            return Path(*path.parts[path.parts.index(folder) + 1 :]).as_posix()
+    return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else path.as_posix()
+
 
 ACCELERATORS = ("cuda", "mps", "xpu")
 
@@ -61,7 +117,7 @@ def on_meta(tensor: Tensor) -> Tensor:
 class PlacementMode(TorchDispatchMode):
     """Dispatch mode that sees every operator before `recorder` does.
 
-    `sizer.placement.function_mode` sees what only Python shows. `device` is that of the weights, represented by meta, and
+    `sizer.placement.placement_mode` sees what only Python shows. `device` is that of the weights, represented by meta, and
     `dtype` their dtype.
     """
 
@@ -89,7 +145,7 @@ class PlacementMode(TorchDispatchMode):
     def forget_copies_of(self, names: Iterable[str]) -> None:
         """Drop the findings about attributes that the pass has moved for good: the next one copies nothing."""
         for name in names:
-            for key in [key for key in self._found if key[0] == findings.COPIED.problem and key[2] == name]:
+            for key in [key for key in self._found if key[0] == report.COPIED.problem and key[2] == name]:
                 del self._found[key]
 
     # ---------------------------------------------------------------------------------------------------- before the pass
@@ -163,13 +219,13 @@ class PlacementMode(TorchDispatchMode):
             if origin.kind == "input":
                 names = {"name": origin.name, "variable": "x" if origin.name.startswith("input ") else origin.name}
                 devices = {"device": origin.device, "weights": self.device}
-                self.add(findings.INPUT_DEVICE.at(here, operator=operator, **names, **devices), origin.name)
+                self.add(report.INPUT_DEVICE.at(here, operator=operator, **names, **devices), origin.name)
             elif origin.kind == "attribute":
-                self.add(findings.LEFT_BEHIND.at(here, path=origin.name, operator=operator), origin.name)
+                self.add(report.LEFT_BEHIND.at(here, path=origin.name, operator=operator), origin.name)
             else:
                 described = f"a {_name(tensor.dtype)} tensor of shape {tuple(tensor.shape)}"
                 place = "there" if origin.line == here else f"at {here}"
-                made = findings.MADE_ELSEWHERE.at(origin.line, tensor=described, operator=operator, place=place)
+                made = report.MADE_ELSEWHERE.at(origin.line, tensor=described, operator=operator, place=place)
                 self.add(made)
 
     def move_to_meta(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -188,7 +244,7 @@ class PlacementMode(TorchDispatchMode):
             source, arrives = args[1], packet is _aten.copy_ and args[0].device.type == "meta"
         origin = self._origin(source) if arrives and source.dim() else None
         if origin is not None and origin.kind == "attribute":
-            self.add(findings.COPIED.at(self._current_line() or "the model", path=origin.name), origin.name)
+            self.add(report.COPIED.at(self._current_line() or "the model", path=origin.name), origin.name)
 
     def _unify_dtypes(self, packet: Any, args: tuple) -> tuple:
         floats = [arg for arg in args if isinstance(arg, Tensor) and arg.dtype.is_floating_point]
@@ -199,9 +255,9 @@ class PlacementMode(TorchDispatchMode):
         here = self._current_line() or "the model"
         names = {"given": _name(odd), "weights": _name(weights), "operator": packet.__name__}
         if odd in self._input_dtypes:
-            self.add(findings.INPUT_DTYPE.at(here, inputs=findings.join(self._input_dtypes[odd]), **names))
+            self.add(report.INPUT_DTYPE.at(here, inputs=report.join(self._input_dtypes[odd]), **names))
         else:
-            self.add(findings.MIXED_DTYPES.at(here, **names))
+            self.add(report.MIXED_DTYPES.at(here, **names))
         return tuple(arg.to(weights) if any(arg is one for one in floats) else arg for arg in args)
 
     # ------------------------------------------------------------------------------------------------------------ origins
@@ -229,3 +285,52 @@ class PlacementMode(TorchDispatchMode):
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+_MOVERS = {
+    Tensor.to: "to", Tensor.cuda: "cuda", Tensor.cpu: "cpu", Tensor.xpu: "xpu", Tensor.float: "float", Tensor.half: "half",
+    Tensor.bfloat16: "bfloat16", Tensor.double: "double", Tensor.type: "type", Tensor.type_as: "type_as",
+}  # fmt: skip
+_BY_NAME = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
+_IS_CUDA = Tensor.is_cuda.__get__
+
+
+class PlacementFunctionMode(TorchFunctionMode):
+    """Function mode that adds findings to `mode` that only it can see: devices named in the code, and dropped results."""
+
+    def __init__(self, mode: PlacementMode):
+        super().__init__()
+        self._mode = mode
+        self._asks = False  # code that checks whether a tensor is on CUDA may name CUDA
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs, caller = kwargs or {}, sys._getframe(1)
+        if func in _MOVERS and not is_hidden(caller) and drops_result(caller):
+            self._mode.add(report.DROPPED.at(line_of(caller) or "the model", method=_MOVERS[func]))
+        if func == _IS_CUDA and args[0].device.type == "meta":
+            self._asks = True
+            return self._mode.device.type in ("cuda", "cpu", "meta")  # tensors that will be on CUDA count as on CUDA
+        if func in _BY_NAME:
+            self._name(_BY_NAME[func], caller)
+            return args[0].to("meta")
+        if func is torch.nn.functional.scaled_dot_product_attention:  # compares devices before any operator is called
+            tensors = tensors_of(args) + tensors_of(kwargs.values())
+            if misplaced := self._mode.misplaced(tensors):
+                self._mode.add_misplaced(torch.ops.aten.scaled_dot_product_attention.default, misplaced)
+                args, kwargs = self._mode.move_to_meta(args, kwargs)
+        args = tuple(self._redirect(arg, caller) for arg in args)
+        return func(*args, **{key: self._redirect(value, caller) for key, value in kwargs.items()})
+
+    def _redirect(self, value: Any, caller: FrameType) -> Any:
+        """Meta in the place of an accelerator."""
+        named = isinstance(value, str) and value.partition(":")[0] in ACCELERATORS
+        if not named and not (isinstance(value, torch.device) and value.type in ACCELERATORS):
+            return value
+        self._name(str(value), caller)
+        return torch.device("meta")
+
+    def _name(self, device: str, caller: FrameType) -> None:
+        device_of_weights = self._mode.device
+        if device.partition(":")[0] != device_of_weights.type and not self._asks:
+            where = line_of(caller) or "the model"
+            self._mode.add(report.HARD_CODED.at(where, device=device, weights=device_of_weights))

@@ -1,9 +1,13 @@
-"""A child process as its parent sees it: started in a clean environment, spoken to in JSON lines, killed with all it started."""
+"""A child process as its parent sees it: started in a clean environment, spoken to in JSON lines, killed with all it started.
+
+`run_program` runs a module as a separate program that answers with one JSON value, so that the caller imports no torch.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sizer.base.errors import JobError, quote
-from sizer.processes.environment import environment
-from sizer.processes.wire import to_line
+from sizer.base.errors import JobError, SizerError, quote
+from sizer.processes.environment import environment, own_environment
+from sizer.processes.wire import error_from_wire, error_to_wire, to_line
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -133,3 +137,43 @@ class ChildProcess:
         with self._stderr as pipe:
             for line in iter(lambda: pipe.readline(LIMIT_STDERR_LINE), b""):
                 self._stderr_lines.append(line.decode("utf-8", "replace").strip())
+
+
+def run_program(module: str, *arguments: str, seconds: float, what: str) -> object:
+    """Return the value (plain data) that `python -m MODULE ARGUMENTS` prints with `print_value`.
+
+    `what` completes the sentence "... could not be ...".
+
+    Raises:
+        SizerError: The program's own error.
+        JobError: The program crashed, gave no valid answer, or took longer than `seconds` and was killed.
+    """
+    try:
+        done = subprocess.run(
+            python_command(module, *arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=own_environment(),
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"{what} within {seconds:.0f} s") from None
+    try:
+        message = json.loads(done.stdout.splitlines()[-1])
+        if "error" in message:
+            raise error_from_wire(message["error"])
+        return message["result"]
+    except (ValueError, IndexError, KeyError, TypeError):
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        todo = "check that torch can be imported"
+        raise JobError(f"{what} ({quote(lines[-1], 300)})", todo=todo) from None
+
+
+def print_value(make: Callable[[], object]) -> None:
+    """Print what `make` returns, or the SizerError that it raises, as the last line of standard output."""
+    try:
+        message = {"result": make()}
+    except SizerError as error:
+        message = {"error": error_to_wire(error)}
+    sys.stdout.write(f"\n{json.dumps(message, allow_nan=False)}\n")

@@ -2,7 +2,6 @@
 
     text ──keys──► fields ──conflicts──► Request ──format_query──► text
 
-Every key of the contract is one row of `keys.KEYS`. `values` and `server_values` read single values. `needs` defines the
-questions that a key applies to, `conflicts` the values that exclude each other. `several` reads several questions at once. No
-torch.
+Every key of the contract is one row of `keys.KEYS`. `values` reads single values. `needs` defines the questions that a key
+applies to, `conflicts` the values that exclude each other. `several` reads several questions at once. No torch.
 """

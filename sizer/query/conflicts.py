@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from sizer.base.errors import Refusal, quote
 from sizer.base.units import format_bytes
 from sizer.catalogue.adapters import ADAPTERS, COMPILED_ADAPTERS, TRAINS, WITHOUT_TOWER
-from sizer.catalogue.compilation import BLOCKS, REDUCE_OVERHEAD
-from sizer.catalogue.compilation import MODEL as WHOLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
+from sizer.catalogue.modes import BLOCKS, MODES, OFFLOADED, QUANTIZED, REDUCE_OVERHEAD
+from sizer.catalogue.modes import MODEL as WHOLE
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
-from sizer.catalogue.parallel import PARALLELS, takes_weights
+from sizer.catalogue.parallel import PARALLELS, SCHEDULES, takes_weights
 from sizer.catalogue.pipelines import TRAINS_OF_DENOISERS
 from sizer.catalogue.recipes import (
     ADAPTER,
@@ -38,7 +37,6 @@ from sizer.catalogue.recipes import (
     is_library,
     is_made_by_trl,
 )
-from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS

@@ -13,12 +13,11 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import RefusedValueError, letters, suggest
 from sizer.base.versions import OLDEST, format_version
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, SCRIPT, TRAINS
-from sizer.catalogue.compilation import SCOPES
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
+from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, SCOPES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS, items_of_optimizer
-from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
+from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS, SCHEDULES
 from sizer.catalogue.pipelines import (
     CACHED,
     CAST,
@@ -50,7 +49,6 @@ from sizer.catalogue.recipes import (
     STEPS,
     TRANSFORMERS,
 )
-from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import (
     APIS,
     AUTO,
@@ -105,22 +103,6 @@ from sizer.query.needs import (
 )
 from sizer.query.other_words import TOLD
 from sizer.query.request import Request
-from sizer.query.server_values import (
-    format_size,
-    format_want,
-    read_engine,
-    read_kv,
-    read_layers,
-    read_layout,
-    read_length,
-    read_lora_rank,
-    read_offload,
-    read_release,
-    read_size,
-    read_tokens,
-    read_util,
-    read_want,
-)
 from sizer.query.values import (
     ATTENTIONS,
     CACHES,
@@ -147,31 +129,45 @@ from sizer.query.values import (
     choice,
     format_image_size,
     format_list,
+    format_size,
     format_switch,
+    format_want,
     listed,
     read_activations,
     read_batches,
     read_budget,
     read_cache,
     read_compile,
+    read_engine,
     read_evaluate,
     read_group,
     read_head,
     read_image_size,
     read_inputs,
+    read_kv,
+    read_layers,
+    read_layout,
+    read_length,
+    read_lora_rank,
     read_loss,
     read_modules,
     read_new,
     read_objective,
+    read_offload,
     read_rank,
+    read_release,
     read_reshard,
     read_rollout,
     read_sequence_length,
     read_share,
+    read_size,
     read_switch,
     read_targets,
+    read_token_count,
     read_torch,
     read_trainable_layers,
+    read_util,
+    read_want,
     whole_number,
 )
 
@@ -894,7 +890,7 @@ KEYS: dict[str, Key] = {
     ),
     "max_num_batched_tokens": _field(
         "max_num_batched_tokens",
-        read_tokens,
+        read_token_count,
         allowed=f"tokens in one step of the server, 1 to {MAX_TOKENS}, with mode=serve",
         otherwise="the server's default",
         needs=of_engines("max_num_batched_tokens"),

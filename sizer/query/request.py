@@ -7,14 +7,12 @@ from math import gcd
 
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.adapters import ALL_LINEAR
-from sizer.catalogue.compilation import BLOCKS, MODEL, REDUCE_OVERHEAD
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import MODES
-from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
+from sizer.catalogue.modes import BLOCKS, MODEL, MODES, REDUCE_OVERHEAD
+from sizer.catalogue.parallel import PARALLELS, SCHEDULES, beside_nccl, nccl_bytes
 from sizer.catalogue.pipelines import ALL_CACHED
 from sizer.catalogue.recipes import GROUP, GRPO, TRANSFORMERS, server_share
-from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, is_fetched
 from sizer.query.values import DTYPES, MAX_MICROBATCHES
 

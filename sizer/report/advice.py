@@ -1,10 +1,13 @@
-"""Say in plain lines whether an estimate fits. Changes that help are traced: see sizer.decision."""
+"""Lines next to the headline: whether an estimate fits, caveats, and the size of the weights as hubs state it.
+
+Changes that help are traced: see sizer.decision.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.base.units import counted, format_bytes, format_range
+from sizer.base.units import counted, format_both, format_bytes, format_range
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate, has_range
 from sizer.report.fit import Verdict
@@ -60,3 +63,39 @@ def describe_room(estimate: Estimate, gpu: Gpu) -> str:
     """Return as text how much of the device work that fits leaves free, from the least to the most."""
     least, most = gpu.total_bytes - estimate.process_high_bytes, gpu.total_bytes - estimate.process_low_bytes
     return format_range(least, most) if has_range(estimate) else format_bytes(least)
+
+
+def describe_download(report: Report, estimate: Estimate) -> str:
+    """Return the size of an estimate's weights in both units; empty for shards and adapters.
+
+    The estimate of a shard has a part of the weights, that of an adapter more than the weights.
+    """
+    request = report.request
+    if request.get("parallel") not in (None, "none") or request.get("train") == "adapter" or not estimate.weights_bytes:
+        return ""
+    return f"{format_both(estimate.weights_bytes)} to download"
+
+
+# First words of notes on facts that change the figure much, or that a reader may have assumed otherwise.
+MOVES = ("The model resizes each ", "Built from scratch: every layer of the backbone trains")
+UNQUANTISED_PART = "Not quantised: "  # first words of a note on modules that a quantizer left unquantised
+
+
+def caveats(report: Report) -> tuple[str, ...]:
+    """Return the cautions of a report, and one line for each item that it counts differently than a reader may expect."""
+    return tuple(_caveats(report))
+
+
+def _caveats(report: Report) -> Iterator[str]:
+    for caution in report.cautions:
+        yield f"{caution}."
+    for note in report.notes:
+        if note.startswith((UNQUANTISED_PART, *MOVES)):
+            yield f"{note[0].lower()}{note[1:]}"
+    if report.request.get("attention") == "eager":
+        yield "attention is eager: it keeps the scores of all pairs of tokens. SDPA does not."
+    tokens = report.request.get("sequence_length")
+    if report.request.get("mode") == "inference" and tokens is not None:
+        yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."
+    if stand_ins := report.explanation.stand_ins if report.explanation is not None else ():
+        yield f"{counted(len(stand_ins), 'value')} that the code reads had to be assumed: see Not counted."

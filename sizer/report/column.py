@@ -9,8 +9,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.report.interval import left_out
 from sizer.report.largest_batch import MaxBatch, find_largest_batch
-from sizer.report.replays import Replays
-from sizer.report.unbounded import find_unbounded
+from sizer.report.replays import Replays, find_unbounded
 from sizer.tape.affine import NotAffineError
 from sizer.tape.family import TapeFamily
 from sizer.tape.size_queries import SizeOracle

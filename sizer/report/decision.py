@@ -202,7 +202,7 @@ def describe_fitting(found: DeviceReport) -> str:
 class RankRow:
     """One query on several GPUs with one parallelism, `title`. `cell` is that of each rank, or None with a `reason`.
 
-    `at_peak` are the bytes alive at the peak, largest first (sizer.report.weighing). `communication` is the traffic of a rank
+    `at_peak` are the bytes alive at the peak, largest first (sizer.decision.ranks). `communication` is the traffic of a rank
     in a step.
 
     `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may. They are None if even 1

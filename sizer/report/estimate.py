@@ -11,7 +11,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.report.bounds import Margin
 from sizer.report.fit import Fits, Verdict, fit, verdict_of
-from sizer.report.unbounded import Unbounded
+from sizer.report.replays import Unbounded
 from sizer.tape.communication import Volume, volumes_of_step
 from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE, Tape
 

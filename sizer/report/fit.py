@@ -23,7 +23,7 @@ from sizer.report.bounds import (
     engines_margin,
     without_models,
 )
-from sizer.report.unbounded import Unbounded, replay_unbounded
+from sizer.report.replays import Unbounded, replay_unbounded
 from sizer.tape.tape import Tape
 
 Fits = bool | Literal["uncertain"]

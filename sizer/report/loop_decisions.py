@@ -13,8 +13,7 @@ from sizer.base.codec import Difference
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import FREED, KEPT
 from sizer.report.estimate import Estimate
-from sizer.report.replays import Replays
-from sizer.report.unbounded import find_unbounded
+from sizer.report.replays import Replays, find_unbounded
 from sizer.tape.loop_choices import (
     float32_outputs,
     gradients_kept,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from sizer.allocator.addresses import Addresses, find_addresses
 from sizer.base.units import counted, format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.tape.block_notes import BlockNotes, PhaseOfStep, Tensor
-from sizer.tape.tape import CATEGORIES, FROZEN, Tape, blocks_alive
+from sizer.tape.tape import CATEGORIES, FROZEN, BlockNotes, PhaseOfStep, Tape, Tensor, blocks_alive
 
 LARGEST = 40  # rows of tensors; the rest is counted together
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")

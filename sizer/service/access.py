@@ -66,7 +66,7 @@ def access_of(task: str, query: str | None, config_text: str | None, versions: s
         task: the name of the question's task.
         query: the question's query.
         config_text: the config of an architecture from the hub.
-        versions: the edition of everything that answers depend on (`sizer.service.tapes.edition_of`).
+        versions: the edition of everything that answers depend on (`sizer.service.edition.edition_of`).
     """
     try:
         request = parse_query(query) if query else None

@@ -29,7 +29,7 @@ from sizer.processes.child import Channel, redirect_to_null, run_job
 from sizer.processes.sandbox import Limits, confine, die_with
 from sizer.processes.wall import raise_wall, readable_folders
 from sizer.processes.wire import from_line
-from sizer.service.memory_group import join
+from sizer.service.job_memory import join
 from sizer.service.settings import Settings
 
 # Factor of a job's time limit for its lifetime, pauses included, and extra seconds: ends the job if the server does not.

@@ -24,7 +24,7 @@ from sizer.query.request import Request
 from sizer.service.fair_queue import check_room
 from sizer.service.held_job import STARTED
 from sizer.service.job import Job, SharedJob, View
-from sizer.service.memory_group import CONFINEMENT, GROUP
+from sizer.service.job_memory import CONFINEMENT, GROUP
 from sizer.service.monitoring import JobMetrics
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect, Connection, Supervisor

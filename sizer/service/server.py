@@ -33,11 +33,13 @@ fork, on Windows, each job is a fresh process, which imports torch again: slower
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import sys
+import threading
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +55,7 @@ from sizer.service.edition import edition_of
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
 from sizer.service.job_child import Template
+from sizer.service.job_memory import GROUP, MemoryGroup, private_bytes
 from sizer.service.job_process import (
     ForkedJob,
     SpawnedJob,
@@ -63,13 +66,50 @@ from sizer.service.job_process import (
     too_slow,
     without_memory,
 )
-from sizer.service.memory_budget import private_bytes
-from sizer.service.memory_group import GROUP, MemoryGroup
 from sizer.service.messages import cells_of, texts_of
 from sizer.service.preload import preload
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
-from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore
+
+
+async def read_pipe(limit: int) -> AsyncIterator[bytes | None]:
+    """Yield the lines of stdin until it ends, without threads; None for a line of more than `limit` bytes."""
+    reader = asyncio.StreamReader(limit=limit)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer.raw)  # type: ignore[union-attr]
+    skipping = False
+    while True:
+        try:
+            line = await reader.readuntil(b"\n")
+            yield None if skipping else line
+            skipping = False
+        except asyncio.LimitOverrunError as overrun:
+            await reader.readexactly(overrun.consumed)
+            skipping = True
+        except asyncio.IncompleteReadError:
+            return
+
+
+async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
+    """Yield the same lines from a thread, for Windows, whose event loop cannot wait for stdin. Never combined with fork."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def read() -> None:
+        with contextlib.suppress(RuntimeError, ValueError):  # the loop or stdin has been closed: the server is ending
+            while True:
+                line = sys.stdin.buffer.readline(limit)
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+                if not line:
+                    return
+
+    threading.Thread(target=read, daemon=True).start()
+    skipping = False
+    while line := await lines.get():
+        if line.endswith(b"\n"):
+            yield None if skipping else line
+        skipping = not line.endswith(b"\n")
+
 
 LOOK_SECONDS = 0.25  # interval of the checks for ended turns
 FORKED_BYTES = 96 * MIB  # least memory of a job; pages that it copied from the template are not measured

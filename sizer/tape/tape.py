@@ -1,10 +1,11 @@
-"""Tapes: every allocation and release of one traced piece of work."""
+"""Tapes: every allocation and release of one traced piece of work, and notes on its blocks that a trace can request."""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from sizer.tape.communication import Collective
@@ -228,3 +229,37 @@ def _check_marks(tape: Tape) -> None:
         raise ValueError(f"marks name a phase twice: {[name for _, name in tape.marks]}; each phase ends once")
     if positions != sorted(positions) or (positions and not 0 <= positions[0] <= positions[-1] <= len(tape.order)):
         raise ValueError(f"marks end at {positions}; they must ascend within 0 to {len(tape.order)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """The shape and the dtype ("bfloat16") of the tensor that a block was first seen to hold."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseOfStep:
+    """A phase ("forward") of one of the two steps, 1 or 2; step 0 is the work before them."""
+
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockNotes:
+    """By number of a tape's block: its tensor, which a kernel's workspace lacks, and its parameter's name.
+
+    Gradients and optimizer state have the name of their parameter. `ends` are the positions in the tape's order at which phases
+    end, ascending.
+    """
+
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    parameters: dict[int, str] = field(default_factory=dict)
+    ends: list[tuple[int, PhaseOfStep]] = field(default_factory=list)
+
+    def phase_at(self, event: int) -> PhaseOfStep:
+        """Return the phase of the event at this index of the order; events after the last end belong to the last phase."""
+        place = bisect_right(self.ends, event, key=lambda end: end[0])
+        return self.ends[min(place, len(self.ends) - 1)][1]

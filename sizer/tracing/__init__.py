@@ -15,7 +15,7 @@ place of a change:
 - a result with other strides or another dtype than the meta kernel's: RESULTS of the family, `meta/strides.py`;
 - an operator with a result that depends on values: HANDLERS, `values/stand_ins.py`, `masks.py`, `boxes.py`;
 - an operator without a meta kernel: HANDLERS, `meta/loss_operators.py`, `meta/matrix_products.py`, `cuda/recurrent.py`;
-- a length that a model predicts: PREDICTED, `values/lengths.py`;
+- a length that a model predicts: PREDICTED, `values/libraries.py`;
 - memory inside a kernel, other than its results: HELD of the family;
 - a workspace that a library or the GPU's size determines: a `DeferredSize` in HELD, resolved in KINDS, `cuda/size_oracle.py`;
 - memory of a matrix product: WORKSPACE_USERS, `cuda/cublas.py`, and `blas_of`, `cuda/by_capability.py`;

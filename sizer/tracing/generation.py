@@ -18,7 +18,6 @@ from sizer.allocator.allocator import replay
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache
 from sizer.base.errors import RequestError, TraceError
-from sizer.tape.block_notes import BlockNotes
 from sizer.tape.loops import (
     DEPTH,
     NotRepeatedError,
@@ -28,7 +27,7 @@ from sizer.tape.loops import (
     repeated_events,
     written,
 )
-from sizer.tape.tape import KV_CACHE, Loop, Tape
+from sizer.tape.tape import KV_CACHE, BlockNotes, Loop, Tape
 from sizer.tape.windows import ALIKE as WINDOWS_ALIKE
 from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.depth import DeepTraces

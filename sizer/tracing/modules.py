@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.quantization import quantization_states
-from sizer.tape.block_notes import Tensor as NotedTensor
 from sizer.tape.tape import FROZEN
+from sizer.tape.tape import Tensor as NotedTensor
 from sizer.tracing.log import BlockLog
 
 _NONE = (0, "")

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_map_only
 
 from sizer.architecture.held_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
-from sizer.tape.block_notes import BlockNotes
-from sizer.tape.block_notes import Tensor as NotedTensor
+from sizer.tape.tape import BlockNotes
+from sizer.tape.tape import Tensor as NotedTensor
 from sizer.tracing.allocations import During, Held, Steps
 from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from sizer.architecture.beside import policy_of, reference_in
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.base.errors import Refusal, RequestError
-from sizer.catalogue.compilation import DEFAULT, REDUCE_OVERHEAD
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import DEFAULT, MODES, REDUCE_OVERHEAD
 from sizer.catalogue.recipes import (
     AFTER,
     FULL,
@@ -64,7 +63,7 @@ class Work:
     - `new`: tokens after the prompt in a generation, or of a completion; `cache`: its implementation in transformers.
     - `plan`: plan of ranks; the work is that of one rank.
     - `cudnn_benchmark`: value of `torch.backends.cudnn.benchmark`.
-    - `compile_scope`: one of SCOPES (sizer.catalogue.compilation), None for eager code; `compile_mode`: one of COMPILE_MODES
+    - `compile_scope`: one of SCOPES (sizer.catalogue.modes), None for eager code; `compile_mode`: one of COMPILE_MODES
       there.
     - `budget`: the compiler's activation memory budget, None for PyTorch's own.
     - `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate`: values of

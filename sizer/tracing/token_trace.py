@@ -28,9 +28,8 @@ from sizer.architecture.greedy_generation import (
 )
 from sizer.architecture.held_tensors import cache_tensors
 from sizer.tape.affine import beginning
-from sizer.tape.block_notes import BlockNotes, PhaseOfStep
 from sizer.tape.loops import NotRepeatedError
-from sizer.tape.tape import KV_CACHE, Tape
+from sizer.tape.tape import KV_CACHE, BlockNotes, PhaseOfStep, Tape
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading

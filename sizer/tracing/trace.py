@@ -28,8 +28,7 @@ from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.distributed.sharding import refuses_unused, split
 from sizer.tape.affine import LIMIT_BYTES
-from sizer.tape.block_notes import BlockNotes, PhaseOfStep
-from sizer.tape.tape import Tape
+from sizer.tape.tape import BlockNotes, PhaseOfStep, Tape
 from sizer.tracing.compiled.install import WRAPPED, compile_failures, compiling, module_compiled
 from sizer.tracing.compiled.launches import libraries_called
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu

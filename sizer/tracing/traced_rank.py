@@ -25,8 +25,7 @@ from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import replicate
 from sizer.distributed.world import world_of
 from sizer.recipes.contrastive import Embedder
-from sizer.tape.block_notes import BlockNotes
-from sizer.tape.tape import Tape
+from sizer.tape.tape import BlockNotes, Tape
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.device_optimizers import build_optimizers

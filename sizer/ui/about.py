@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizer.catalogue.contexts import ANY, BYTES_PER_THREAD
 from sizer.catalogue.gpus import GPUS
-from sizer.service.memory_group import CONFINEMENT
+from sizer.service.job_memory import CONFINEMENT
 from sizer.ui import service
 from sizer.ui.charts import legend
 from sizer.ui.focus import PEAK_KINDS

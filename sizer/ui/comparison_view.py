@@ -21,7 +21,7 @@ from sizer.query.text import parse_query
 from sizer.report.advice import PHRASES
 from sizer.report.phases import PHASE_TITLES, inside
 from sizer.ui import remarks
-from sizer.ui.charts import draw
+from sizer.ui.charts import draw, timelines_chart, timelines_legend
 from sizer.ui.exports import offer_download
 from sizer.ui.frame import show_tabs
 from sizer.ui.links import measure_command
@@ -35,7 +35,6 @@ from sizer.ui.quantities import (
     quantity_title,
 )
 from sizer.ui.styling import HELD, TINTS, scale_for
-from sizer.ui.timelines import timelines_chart, timelines_legend
 
 SIGNS = "Differences are estimated − measured: a positive one is an estimate that was too high."
 DOTS = "No allocations were recorded: the dots are the counters at the end of each phase."

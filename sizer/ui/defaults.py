@@ -14,10 +14,9 @@ import streamlit as st
 
 from sizer.catalogue.adapters import ATTENTION
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import MODES, Task
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
-from sizer.catalogue.tasks import Task
 from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import DTYPES
 

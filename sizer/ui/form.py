@@ -19,19 +19,17 @@ from sizer.base.versions import OLDEST, format_version
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS, WITHOUT_TOWER
 from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS, Gpu
-from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, Mode
+from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, TASKS, Mode, Task, task_of
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import PARALLELS, SCHEDULES
 from sizer.catalogue.pipelines import TRAINS_OF_DENOISERS
-from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
-from sizer.catalogue.tasks import TASKS, Task, task_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
-from sizer.ui import defaults, pipeline_fields, server_view
+from sizer.ui import defaults, fields, server_view
 from sizer.ui.fields import OPTIONS, Places, device_title
 from sizer.ui.focus import in_focus, look_at, titled
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, may_read_images_or_sound, sizes_of
@@ -75,7 +73,7 @@ def fill(request: Request) -> None:
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
     server_view.fill(request)
-    pipeline_fields.fill(request)
+    fields.fill_call(request)
     for key, row in PLAIN_KEYS.items():
         text = row.write(request) or ""
         state[key] = text == "1" if row.toggles else text
@@ -213,9 +211,9 @@ def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
     mode = MODES[task.mode]
     values = _ask_trained_part(source, task, places) if mode.trains else {}
     if source.trace is not None:
-        values |= pipeline_fields.ask_frames()
+        values |= fields.ask_frames()
     if source.trace is not None and not mode.trains:
-        return values | pipeline_fields.ask()
+        return values | fields.ask_call()
     if "weights" not in source.refuses and values.get("train", "adapter") == "adapter":
         titles = {key: row.title for key, row in WEIGHTS.items()}
         values["weights"] = st.selectbox("Weights", list(titles), format_func=titled(titles), key="weights", **KEEP)
@@ -280,8 +278,8 @@ def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, s
     titles = {key: row.title for key, row in ADAPTERS.items()}
     values["adapter"] = st.selectbox("Adapter", list(titles), format_func=titled(titles), key="adapter", **KEEP)
     row = ADAPTERS[values["adapter"]]
-    fields = {key: field for key, field in ADAPTER_FIELDS.items() if key in row.arguments}
-    for key, (label, help_text, placeholder) in fields.items():
+    offered = {key: field for key, field in ADAPTER_FIELDS.items() if key in row.arguments}
+    for key, (label, help_text, placeholder) in offered.items():
         label = "Virtual tokens" if key == "r" and row.learns_prompt else label
         values[key] = _text(label, help_text, key=key, placeholder=placeholder, places=places)
     return values

@@ -9,10 +9,10 @@ import streamlit as st
 from sizer.base.config_json import MAX_CONFIG_BYTES, query_of_adapter
 from sizer.base.errors import ConfigError, RequestError, SizerError
 from sizer.base.units import MIB
+from sizer.catalogue.modes import task_of
 from sizer.catalogue.pipelines import makes_images
 from sizer.catalogue.presets import PRESETS, find_preset
 from sizer.catalogue.sources import Source
-from sizer.catalogue.tasks import task_of
 from sizer.query.text import parse_query
 from sizer.ui.focus import look_at, titled
 from sizer.ui.remarks import show_error

@@ -9,9 +9,7 @@ from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
 from sizer.query.request import Request
-from sizer.report.advice import PHRASES, describe_process
-from sizer.report.caveats import caveats
-from sizer.report.download import describe_download
+from sizer.report.advice import PHRASES, caveats, describe_download, describe_process
 from sizer.report.estimate import Estimate
 from sizer.report.phases import inside
 from sizer.report.report import Report

@@ -13,8 +13,8 @@ import streamlit as st
 
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import TASKS, task_of
 from sizer.catalogue.sources import SOURCES
-from sizer.catalogue.tasks import TASKS, task_of
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query

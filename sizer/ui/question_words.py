@@ -15,13 +15,12 @@ from sizer.base.units import counted
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES, TEXT
-from sizer.catalogue.parallel import PARALLELS, ways_to_split
-from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.parallel import PARALLELS, SCHEDULES, ways_to_split
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.ui import pipeline_fields, server_view
+from sizer.ui import fields, server_view
 from sizer.ui.styling import WIDE
 
 EXAMPLES_KEY = "examples"  # of the row of examples
@@ -156,7 +155,7 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.pp} stages, {SCHEDULES[request.schedule].title}, microbatch {request.microbatch}"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
-    yield from pipeline_fields.facts(request)
+    yield from fields.call_facts(request)
     for row in KEYS.values():
         if row.label and not row.is_default(request):
             value = row.write(request)

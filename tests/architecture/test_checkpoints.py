@@ -21,12 +21,12 @@ from sizer.architecture.packed import DequantizedLinear, checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError
-from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.weights import METHODS as CHECKPOINT_METHODS
 from sizer.estimating.custom import size_module
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
-from sizer.report.caveats import caveats
+from sizer.report.advice import caveats
 from sizer.tracing.trace import build
 from tests.tracing.models import LLAMA, MIXTRAL
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sizer.architecture.domain import annotation_words, check_value
+from sizer.architecture.schema import annotation_words, check_value
 from sizer.base.errors import ConfigError
 
 INT = frozenset({"int"})

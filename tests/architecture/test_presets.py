@@ -16,8 +16,8 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from sizer.base.errors import RequestError
-from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.presets import DATA, PRESETS, Preset, find_preset, list_presets
+from sizer.catalogue.weights import METHODS
 
 # transformers 5.17 scripts a function of DeBERTa at import, which recent PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")

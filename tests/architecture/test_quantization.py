@@ -22,7 +22,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
-from sizer.report.caveats import caveats
+from sizer.report.advice import caveats
 from sizer.tape.tape import EMPTY_CACHE
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, build_loaded

@@ -13,7 +13,7 @@ import yaml
 from sizer.architecture import make_blueprint
 from sizer.base.config_json import canonical_config, encode_config, read_config, read_object
 from sizer.base.errors import ConfigError
-from sizer.base.pasted_json import OTHER_FILES, adapter_query
+from sizer.base.pasted_text import OTHER_FILES, adapter_query
 from sizer.catalogue.presets import PRESETS
 from sizer.query.text import parse_query
 from sizer.tracing.trace import build

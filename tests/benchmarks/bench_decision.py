@@ -44,7 +44,7 @@ OTHERS = {
     "expandable segments": {"expandable": "1"},
 }
 LOOK_SECONDS = 0.005  # between two looks at what a job has
-REPLAYING = ("allocator.allocator", "report.fit", "report.unbounded")  # modules that call replay_events
+REPLAYING = ("allocator.allocator", "report.fit", "report.replays")  # modules that call replay_events
 
 
 class KeptInMemory(dict):

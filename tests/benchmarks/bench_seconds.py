@@ -28,9 +28,9 @@ from pathlib import Path
 from sizer.base.errors import SizerError
 from sizer.base.units import MIB
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import TASKS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
-from sizer.catalogue.tasks import TASKS
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.service.client import PROBE, JobClient

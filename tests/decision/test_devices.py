@@ -72,7 +72,7 @@ def test_jobs_beside_each_other_keep_what_each_has_replayed(monkeypatch):
         *_, found = devices(parse_query(QUERY), gpus=[GPUS[key] for key in part], kept=kept)
         assert all(row.cell.fits for row in found.rows)
         together.update(kept)
-    for module in ("allocator.allocator", "report.fit", "report.unbounded"):
+    for module in ("allocator.allocator", "report.fit", "report.replays"):
         monkeypatch.setattr(f"sizer.{module}.replay_events", None)
     *_, again = devices(parse_query(QUERY), gpus=[GPUS[key] for part in parts for key in part], kept=together)
     assert all(row.batch for row in again.rows)

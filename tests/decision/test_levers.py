@@ -18,9 +18,8 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.base.versions import installed_version
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.decision.cells import Cells
-from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
-from sizer.decision.levers import levers
+from sizer.decision.levers import describe_effect, levers
 from sizer.query.text import format_query, parse_query
 from sizer.report.decision import LeverReport, saves
 from sizer.tracing.compiled.names import OLDEST_READ

@@ -20,9 +20,8 @@ from sizer.decision.peak import peak, snapshot
 from sizer.query.text import parse_query
 from sizer.report.estimate import Estimate
 from sizer.report.peak import PeakReport
-from sizer.tape.block_notes import BlockNotes
 from sizer.tape.loops import written
-from sizer.tape.tape import Tape
+from sizer.tape.tape import BlockNotes, Tape
 from tests.decision.questions import CNN, DETECTION, IN_TESTS, LANGUAGE, TWO_LAYERS
 from tests.tracing.models import LLAMA
 

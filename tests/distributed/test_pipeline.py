@@ -11,7 +11,7 @@ from torch.distributed import pipelining
 import sizer
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError
-from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.parallel import SCHEDULES
 from sizer.decision.cells import Cells
 from sizer.distributed.described_gpus import Accelerator
 from sizer.distributed.pipeline import layers_by_stage

@@ -17,7 +17,7 @@ import sizer
 from sizer.__main__ import main
 from sizer.base.errors import BuildError, RequestError
 from sizer.commands.placement import format_placement
-from sizer.placement import findings
+from sizer.placement import report
 from sizer.placement.check import check_placement, check_request
 from sizer.placement.report import Group, PlacementReport
 from sizer.processes.child import Channel
@@ -62,7 +62,7 @@ class MakesNoise(Model):
 
 def test_a_factory_call_without_a_device():
     (finding,) = check_placement(MakesNoise(), (X,)).findings
-    assert (finding.problem, finding.breaks) == (findings.MADE_ELSEWHERE.problem, True)
+    assert (finding.problem, finding.breaks) == (report.MADE_ELSEWHERE.problem, True)
     assert line_at(finding.where) == "noise = torch.zeros(2, 4)"
     assert finding.where.endswith("in MakesNoise.forward")
     assert finding.what.startswith(
@@ -115,7 +115,7 @@ class Inner(nn.Module):
 
 @pytest.mark.parametrize("kind", [KeepsADevice, WritesIntoOne, Masks, LooksUp, Inner])
 def test_other_tensors_made_on_the_cpu(kind):
-    assert problems(check_placement(kind(), (X,))) == [findings.MADE_ELSEWHERE.problem]
+    assert problems(check_placement(kind(), (X,))) == [report.MADE_ELSEWHERE.problem]
 
 
 # ---------------------------------------------------------------------------------------------------------- left behind
@@ -164,7 +164,7 @@ class HasALayerInAList(nn.Module):
 def test_an_attribute_that_to_leaves_behind():
     found = check_placement(HasAMask(), (X,))
     (finding,) = found.findings
-    assert (finding.problem, finding.breaks) == (findings.LEFT_BEHIND.problem, True)
+    assert (finding.problem, finding.breaks) == (report.LEFT_BEHIND.problem, True)
     assert finding.what == "mask is neither parameter nor buffer, and mul uses it with the model's own tensors"
     assert line_at(finding.where) == "return self.linear(x) * self.mask"
     assert [(row.name, row.bytes) for row in found.stray] == [("mask", 16)]
@@ -172,7 +172,7 @@ def test_an_attribute_that_to_leaves_behind():
 
 def test_an_attribute_that_is_copied_each_time():
     (finding,) = check_placement(HasMasks(), (X,)).findings
-    assert (finding.problem, finding.breaks) == (findings.COPIED.problem, False)
+    assert (finding.problem, finding.breaks) == (report.COPIED.problem, False)
     assert finding.what.startswith("masks['first'][0] is neither parameter nor buffer")
 
 
@@ -185,7 +185,7 @@ def test_an_attribute_that_does_no_harm_is_listed_alone(kind):
 
 def test_a_layer_in_a_plain_list():
     found = check_placement(HasALayerInAList(), (X,))
-    assert problems(found) == [findings.UNREGISTERED.problem, findings.LEFT_BEHIND.problem]
+    assert problems(found) == [report.UNREGISTERED.problem, report.LEFT_BEHIND.problem]
     first, second = found.findings
     assert (first.where, first.breaks) == ("more[0].weight", False)
     assert "nn.ModuleList" in first.todo
@@ -197,7 +197,7 @@ def test_a_layer_in_a_plain_list():
 
 def test_an_input_on_another_device():
     (finding,) = check_placement(Model(), (X.to("meta"),)).findings
-    assert (finding.problem, finding.breaks) == (findings.INPUT_DEVICE.problem, True)
+    assert (finding.problem, finding.breaks) == (report.INPUT_DEVICE.problem, True)
     assert finding.what == "input 0 is on meta, the weights are on cpu"
     assert finding.todo.startswith('x = x.to("cpu") before the call')
     assert finding.where.endswith("in Model.forward, in module linear")
@@ -228,7 +228,7 @@ def test_weights_on_two_devices():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False).to("meta"))
     (finding,) = check_placement(model, (X,)).findings
     # 20 numbers on the CPU, 16 on meta
-    assert (finding.problem, finding.where) == (findings.MIXED_DEVICES.problem, "1.weight")
+    assert (finding.problem, finding.where) == (report.MIXED_DEVICES.problem, "1.weight")
     assert finding.what == "1 of 3 parameters and buffers are on meta, the rest on cpu"
 
 
@@ -250,7 +250,7 @@ class UnderAutocast(Model):
 
 def test_an_input_of_another_dtype():
     (finding,) = check_placement(Model().bfloat16(), (X,)).findings
-    assert (finding.problem, finding.breaks) == (findings.INPUT_DTYPE.problem, True)
+    assert (finding.problem, finding.breaks) == (report.INPUT_DTYPE.problem, True)
     assert finding.what == "input 0: float32, but the weights are bfloat16"
     assert ".to(torch.bfloat16)" in finding.todo
 
@@ -258,7 +258,7 @@ def test_an_input_of_another_dtype():
 def test_two_dtypes_in_one_product():
     (finding,) = check_placement(MixesDtypes().half(), (X.half(),)).findings
     assert (finding.problem, finding.what) == (
-        findings.MIXED_DTYPES.problem,
+        report.MIXED_DTYPES.problem,
         "mm gets tensors of float32 and of float16",
     )
 
@@ -304,7 +304,7 @@ class DropsIt(Model):
 def test_a_device_in_the_code(kind):
     (finding,) = check_placement(kind(), (X,)).findings
     assert (finding.problem, finding.what) == (
-        findings.HARD_CODED.problem,
+        report.HARD_CODED.problem,
         "the code names cuda, the weights are on cpu",
     )
 
@@ -315,7 +315,7 @@ def test_code_that_asks_before_it_names_a_device():
 
 def test_a_result_that_is_dropped():
     found = check_placement(DropsIt(), (X,))
-    assert problems(found) == [findings.DROPPED.problem] * 3
+    assert problems(found) == [report.DROPPED.problem] * 3
     assert [line_at(finding.where) for finding in found.findings] == [
         'x.to("cpu")',
         'x.to(*("cpu",), **{"dtype": torch.float32})',
@@ -392,7 +392,7 @@ def test_a_module_on_meta_takes_inputs_from_anywhere():
     for given in (X, X.to("meta")):
         found = check_placement(model, (given,))
         assert found.device == "meta"
-        assert problems(found) == [findings.MADE_ELSEWHERE.problem]
+        assert problems(found) == [report.MADE_ELSEWHERE.problem]
 
 
 def test_a_module_without_weights_is_where_its_inputs_are():
@@ -400,7 +400,7 @@ def test_a_module_without_weights_is_where_its_inputs_are():
         def forward(self, x):
             return x + torch.ones(4)
 
-    assert problems(check_placement(Doubles(), (X.to("meta"),))) == [findings.MADE_ELSEWHERE.problem]
+    assert problems(check_placement(Doubles(), (X.to("meta"),))) == [report.MADE_ELSEWHERE.problem]
     assert check_placement(Doubles(), ()).device == "cpu"
 
 
@@ -447,7 +447,7 @@ def test_tied_weights_stay_tied():
 def test_what_torch_compile_wraps_is_checked_itself():
     wrapper = nn.Module()
     wrapper._orig_mod = MakesNoise()  # as torch._dynamo.eval_frame.OptimizedModule has it
-    assert problems(check_placement(wrapper, (X,))) == [findings.MADE_ELSEWHERE.problem]
+    assert problems(check_placement(wrapper, (X,))) == [report.MADE_ELSEWHERE.problem]
 
 
 # ------------------------------------------------------------------------------------------------------ what cannot be run
@@ -460,7 +460,7 @@ def test_a_pass_that_fails_keeps_what_was_found_before():
             raise ValueError("no such mode")
 
     found = check_placement(Fails(), (X,))
-    assert (found.ran, [finding.problem for finding in found.findings]) == (False, [findings.MADE_ELSEWHERE.problem])
+    assert (found.ran, [finding.problem for finding in found.findings]) == (False, [report.MADE_ELSEWHERE.problem])
     assert found.reason.startswith("ValueError") and "no such mode" in found.reason
 
 
@@ -522,8 +522,8 @@ def test_command_line(capsys):
 def test_lines_begin_with_what_breaks():
     found = check_placement(HasMasksAndNoise(), (X,))
     lines = [line for line in format_placement(found) if ": " in line]
-    assert lines[0].startswith(f"{findings.MADE_ELSEWHERE.problem}: a float32 tensor")
-    assert lines[4].startswith(f"{findings.COPIED.problem} (works, but): masks")
+    assert lines[0].startswith(f"{report.MADE_ELSEWHERE.problem}: a float32 tensor")
+    assert lines[4].startswith(f"{report.COPIED.problem} (works, but): masks")
     assert lines[1].startswith("    where: ") and lines[3].startswith("    do:    ")
 
 

@@ -169,7 +169,7 @@ def asked(monkeypatch) -> list[int]:
         batches.append(tape.batch)
         return replay_events(tape, *arguments)
 
-    for module in ("fit", "unbounded"):
+    for module in ("fit", "replays"):
         monkeypatch.setattr(f"sizer.report.{module}.replay_events", asking)
     return batches
 

@@ -7,7 +7,7 @@ import pytest
 from sizer.base.codec import decode, encode
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.report.peak import LARGEST, ModuleBytes, PeakReport, find_peak, with_children
-from sizer.tape.block_notes import BlockNotes, PhaseOfStep, Tensor
+from sizer.tape.tape import BlockNotes, PhaseOfStep, Tensor
 from tests.tape.tapes import make_tape
 
 GPU = find_gpu("a100-80gb")

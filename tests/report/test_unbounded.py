@@ -10,11 +10,9 @@ import pytest
 from sizer.allocator.allocator import replay_events
 from sizer.catalogue.gpus import GPUS
 from sizer.report import replays as replays_module
-from sizer.report import unbounded
 from sizer.report.bounds import with_models_twice
 from sizer.report.fit import fits_in, surely_runs
-from sizer.report.replays import Replays
-from sizer.report.unbounded import find_unbounded, replay_unbounded
+from sizer.report.replays import Replays, find_unbounded, replay_unbounded
 from sizer.tape.loop_choices import gradients_kept
 from sizer.tape.tape import Tape
 from tests.tape.tapes import make_tape, random_tape
@@ -48,7 +46,7 @@ def replayed(monkeypatch) -> list[Tape]:
         tapes.append(tape)
         return replay_unbounded(tape, *arguments, **keywords)
 
-    monkeypatch.setattr(unbounded, "replay_unbounded", replaying)
+    monkeypatch.setattr(replays_module, "replay_unbounded", replaying)
     return tapes
 
 

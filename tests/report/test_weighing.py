@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizer.report.weighing import LOSS, UNSHARDED, weigh_peak
+from sizer.decision.ranks import LOSS, UNSHARDED, weigh_peak
 from sizer.tape.tape import RESIZE
 from tests.tape.tapes import make_tape
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sizer.running.checkpoints import Checkpoints
-from sizer.running.kept_files import KeptFiles
+from sizer.running.checkpoints import Checkpoints, KeptFiles
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path, PosixPath
 
-from sizer.service import memory_budget
+from sizer.service import job_memory
 
 FILES = (
     "cgroup.procs",
@@ -63,18 +63,18 @@ class Group(PosixPath):
 
 
 def stand_in(folder: str, *, own: str = "/") -> Group:
-    """Have `memory_budget` take a folder for the kernel's; the group of this process, which is made where it is not there."""
-    memory_budget.CONTROL_GROUPS = Group(folder)
-    memory_budget.OWN_GROUP = Path(f"{folder}.own")
-    memory_budget.OWN_GROUP.write_text(f"12:pids:/x\n0::{own}\n")
-    group = memory_budget.CONTROL_GROUPS / own.strip("/")
+    """Have `job_memory` take a folder for the kernel's; the group of this process, which is made where it is not there."""
+    job_memory.CONTROL_GROUPS = Group(folder)
+    job_memory.OWN_GROUP = Path(f"{folder}.own")
+    job_memory.OWN_GROUP.write_text(f"12:pids:/x\n0::{own}\n")
+    group = job_memory.CONTROL_GROUPS / own.strip("/")
     group.mkdir(exist_ok=True)
     return group
 
 
 def real_group() -> Path:
     """A new group of the kernel's with the controller of memory, of no process yet. Raises OSError where none can be made."""
-    root = memory_budget.CONTROL_GROUPS
+    root = job_memory.CONTROL_GROUPS
     if "memory" not in Path(root, "cgroup.subtree_control").read_text().split():
         Path(root, "cgroup.subtree_control").write_text("+memory")
     group = root / f"sizer-test-{os.getpid()}"

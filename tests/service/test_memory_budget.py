@@ -9,8 +9,8 @@ import pytest
 
 from sizer.base.errors import JobError
 from sizer.base.units import GIB, MIB
-from sizer.service import memory_budget
-from sizer.service.memory_budget import budget_bytes, host_bytes, private_bytes
+from sizer.service import job_memory
+from sizer.service.job_memory import budget_bytes, host_bytes, private_bytes
 from sizer.service.settings import Settings
 from sizer.service.variables import JOB_SECONDS, JOBS, LIMITS, MEMORY, SPARES, WAITING
 from tests.service.test_server import start  # noqa: F401 (a fixture)
@@ -24,7 +24,7 @@ from tests.service.test_server import start  # noqa: F401 (a fixture)
 )  # fmt: skip
 def test_the_host_has_what_the_machine_or_its_control_groups_have(tmp_path, monkeypatch, machine, groups, bytes_):
     for name in ("MACHINE", "CONTROL_GROUPS", "OWN_GROUP"):
-        monkeypatch.setattr(memory_budget, name, tmp_path / name)
+        monkeypatch.setattr(job_memory, name, tmp_path / name)
     if machine is not None:
         (tmp_path / "MACHINE").write_text(machine)
     (tmp_path / "OWN_GROUP").write_text("4:memory:/other\n0::/system.slice/sizer.service\n")

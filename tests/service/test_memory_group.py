@@ -16,8 +16,8 @@ import pytest
 
 from sizer.base.errors import JobError
 from sizer.base.units import MIB
-from sizer.service import memory_budget, memory_group
-from sizer.service.memory_group import APP, JOBS, MemoryGroup, join
+from sizer.service import job_memory
+from sizer.service.job_memory import APP, JOBS, MemoryGroup, join
 from tests.processes.running import is_running, wait_until
 from tests.service.control_groups import Group, real_group, stand_in
 from tests.service.test_server import RawServer
@@ -29,8 +29,8 @@ BUDGET = 300 * MIB
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     """The group of this process, which stands in a folder, with this process in it and two more that it started."""
     for name in ("CONTROL_GROUPS", "OWN_GROUP"):
-        monkeypatch.setattr(memory_budget, name, getattr(memory_budget, name))
-    monkeypatch.setattr(memory_group.os, "getppid", os.getpid)  # this process stands for the app
+        monkeypatch.setattr(job_memory, name, getattr(job_memory, name))
+    monkeypatch.setattr(job_memory.os, "getppid", os.getpid)  # this process stands for the app
     group = stand_in(str(tmp_path / "cgroup"))
     children = [
         subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
@@ -63,7 +63,7 @@ def test_jobs_have_a_group_below_the_apps_and_everything_is_put_back(own):
 
 def test_servers_of_one_app_share_the_group_until_the_last_has_ended(own):
     first = MemoryGroup(BUDGET)
-    memory_budget.OWN_GROUP.write_text(f"0::/{APP}\n")  # where a server is that is started now
+    job_memory.OWN_GROUP.write_text(f"0::/{APP}\n")  # where a server is that is started now
     second = MemoryGroup(BUDGET)
     assert second.jobs == first.jobs
     first.close()
@@ -138,7 +138,7 @@ def test_what_was_begun_is_undone_where_the_kernel_refuses(own, monkeypatch):
 
 
 def test_a_system_without_such_groups_is_told_so(own):
-    memory_budget.OWN_GROUP.write_text("4:memory:/docker/1\n")
+    job_memory.OWN_GROUP.write_text("4:memory:/docker/1\n")
     with pytest.raises(OSError, match="this system has no control groups of version 2"):
         MemoryGroup(BUDGET)
 
@@ -170,7 +170,7 @@ own = stand_in({folder!r})
 def test_a_job_that_the_kernel_ends_for_its_memory_is_told_so_and_not_tried_again(tmp_path, begin):
     folder = tmp_path / "cgroup"
     server = begin(STOOD_IN.format(folder=str(folder)))
-    assert memory_group.GROUP not in server.read()["missing"]
+    assert job_memory.GROUP not in server.read()["missing"]
     assert (folder / JOBS / "memory.max").read_text() == str(BUDGET)
     process = server.hold()
     assert str(process) in processes(folder / JOBS)
@@ -206,8 +206,8 @@ def held(server: RawServer, number: int) -> int:
 
 
 def test_a_server_without_a_group_says_what_is_done_instead(begin):
-    server = begin("from sizer.service import memory_budget as budget\nbudget.CONTROL_GROUPS /= 'nowhere'\n")
-    assert server.read()["missing"][memory_group.GROUP].endswith("their memory is polled four times a second")
+    server = begin("from sizer.service import job_memory as budget\nbudget.CONTROL_GROUPS /= 'nowhere'\n")
+    assert server.read()["missing"][job_memory.GROUP].endswith("their memory is polled four times a second")
 
 
 REAL = "from pathlib import Path\nPath({group!r}, 'cgroup.procs').write_text('0')\n"
@@ -227,7 +227,7 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_kernel_ends_the_job_that_holds_most(real, begin):
     server = begin(REAL.format(group=str(real)))
-    assert memory_group.GROUP not in server.read()["missing"]
+    assert job_memory.GROUP not in server.read()["missing"]
     assert (int((real / JOBS / "memory.max").read_text()), processes(real)) == (BUDGET, set())
     assert str(server.process.pid) in processes(real / APP)
     server.submit(1, "fill_and_hold", "100")

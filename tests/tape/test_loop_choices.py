@@ -15,7 +15,7 @@ from sizer.query.request import gpu_of
 from sizer.query.text import parse_query
 from sizer.report.estimate import estimate_tape
 from sizer.report.loop_decisions import summed_losses
-from sizer.report.unbounded import peak_reserved_bytes
+from sizer.report.replays import peak_reserved_bytes
 from sizer.tape.loop_choices import (
     float32_outputs,
     gradients_kept,

@@ -12,8 +12,7 @@ from sizer.allocator.snapshot import make_snapshot
 from sizer.catalogue.gpus import GPUS
 from sizer.report.bounds import STREAMS
 from sizer.report.fit import fit
-from sizer.report.replays import Replays
-from sizer.report.unbounded import find_unbounded
+from sizer.report.replays import Replays, find_unbounded
 from sizer.tape.affine import NotAffineError, fit_affine
 from sizer.tape.archive import Traced, pack, unpack
 from sizer.tape.family import TapeFamily

@@ -11,7 +11,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
-from sizer.tracing.values.lengths import DURATIONS, PATCHES
+from sizer.tracing.values.libraries import DURATIONS, PATCHES
 from tests.architecture.rare_configs import RARE
 from tests.tracing.known import known, under
 

@@ -15,9 +15,8 @@ from sizer.report.explanation import Explanation, KernelUse
 from sizer.report.peak import PeakReport, find_peak
 from sizer.report.report import Report, build_report, default_focus
 from sizer.tape.affine import AffineTape
-from sizer.tape.block_notes import BlockNotes, PhaseOfStep, Tensor
 from sizer.tape.family import TapeFamily
-from sizer.tape.tape import CATEGORIES, Tape
+from sizer.tape.tape import CATEGORIES, BlockNotes, PhaseOfStep, Tape, Tensor
 
 MIB = 2**20
 LAYERS = 8

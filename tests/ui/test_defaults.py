@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import TASKS
 from sizer.catalogue.sources import SOURCES
-from sizer.catalogue.tasks import TASKS
 from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import DTYPES
 from sizer.report.report import Report

@@ -11,8 +11,7 @@ import pytest
 from sizer.base.errors import HubError, PipelineError
 from sizer.catalogue.gpu_keys import CUSTOM, find_gpu
 from sizer.catalogue.gpus import GPUS, RANGED
-from sizer.catalogue.modes import MODES
-from sizer.catalogue.tasks import TASKS, task_of
+from sizer.catalogue.modes import MODES, TASKS, task_of
 from sizer.query.text import parse_query
 from sizer.query.values import read_count, read_tokens
 from sizer.ui import focus

@@ -14,7 +14,7 @@ from sizer.base.errors import BuildError, ConfigError, HubError, JobError, Sizer
 from sizer.base.units import format_bytes
 from sizer.query.request import Request
 from sizer.query.text import parse_query
-from sizer.service.memory_group import CONFINEMENT
+from sizer.service.job_memory import CONFINEMENT
 from sizer.ui import service
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install, markup, open_tab, texts

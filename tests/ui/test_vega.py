@@ -14,6 +14,7 @@ from sizer.query.several import read_questions
 from sizer.query.text import parse_query
 from sizer.ui import charts, vega
 from sizer.ui.capacity import capacity_chart
+from sizer.ui.charts import timelines_chart
 from sizer.ui.compare_figures import bars_chart, growth_chart
 from sizer.ui.decision_tables import budgets_chart, ranks_chart, served_devices_chart
 from sizer.ui.decision_view import devices_chart
@@ -23,7 +24,6 @@ from sizer.ui.pasting import snapshot_chart
 from sizer.ui.peak_view import icicle_chart
 from sizer.ui.published import Point, errors_chart
 from sizer.ui.server_view import budget_chart
-from sizer.ui.timelines import timelines_chart
 from sizer.ui.vega import Spec
 from tests.ui.comparisons import CUDA, comparison_of, measured_on
 from tests.ui.decisions import GIB, budgets_for, devices_for, ranks_for, served_devices_for

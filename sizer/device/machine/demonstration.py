@@ -20,7 +20,7 @@ from sizer.base.units import GIB, KIB, MIB, format_bytes
 from sizer.device.machine.computer import Host, open_nvml
 from sizer.device.machine.inventory import take_inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
-from sizer.processes.program import print_value, run_program
+from sizer.processes.process import print_value, run_program
 
 
 class AllocatorProbe:

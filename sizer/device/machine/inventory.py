@@ -13,7 +13,7 @@ from sizer.base.codec import DecodeError, Document
 from sizer.base.errors import DeviceError, JobError, quote
 from sizer.device.machine.computer import Host, Machine, find_accelerators, without_kernels
 from sizer.device.record.measurement import DeviceFacts
-from sizer.processes.program import print_value, run_program
+from sizer.processes.process import print_value, run_program
 
 SECONDS = 120.0
 PLANNING = "planning only: no memory, no results"

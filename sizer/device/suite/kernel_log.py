@@ -26,7 +26,7 @@ from sizer.device.record.measurement import KernelRecord, KernelRow
 from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, loaded_on, prepare
 from sizer.device.trial.trial import generate_on
 from sizer.estimating.work import work_of
-from sizer.processes.program import print_value
+from sizer.processes.process import print_value
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.tracing.steps import Steps

@@ -18,10 +18,10 @@ from sizer.architecture.loaded import Loaded, as_loaded
 from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_states
 from sizer.base.errors import BuildError
-from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Backend
 from sizer.catalogue.modes import QUANTIZED, QUANTO
+from sizer.catalogue.weights import METHODS
 from sizer.device.record.measurement import DeviceFacts
 from sizer.query.request import Request
 from sizer.tracing.modules import children_first

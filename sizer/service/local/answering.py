@@ -27,9 +27,9 @@ from sizer.query.text import parse_query
 from sizer.service.access import Access, access_of
 from sizer.service.edition import edition_of
 from sizer.service.job_child import run_forked
+from sizer.service.job_memory import private_bytes
 from sizer.service.job_process import explain_end, is_crash, over_budget, too_large, too_slow, work_of_child
 from sizer.service.local import placeholders
-from sizer.service.memory_budget import private_bytes
 from sizer.service.messages import COMPILED
 from sizer.service.preload import explain_import
 from sizer.service.settings import TRACING, Settings

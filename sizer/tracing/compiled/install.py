@@ -21,9 +21,9 @@ from sizer.architecture.checkpointing import repeated_blocks
 from sizer.base.errors import Refusal, RequestError, TraceError
 from sizer.base.frozen import is_frozen
 from sizer.base.versions import installed_version
-from sizer.catalogue.compilation import BLOCKS, MODEL
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
+from sizer.catalogue.modes import BLOCKS, MODEL
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.tape.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
@@ -243,7 +243,7 @@ def budgeted(budget: float | None) -> Iterator[None]:
 def module_compiled(module: nn.Module, scope: str | None, mode: str) -> Iterator[nn.Module]:
     """Compile a module, or each of its repeated blocks, as trainers do, within the context; yield the module for the loop.
 
-    `mode` is one of COMPILE_MODES (sizer.catalogue.compilation).
+    `mode` is one of COMPILE_MODES (sizer.catalogue.modes).
     Raises RequestError for blocks of a module without repeated blocks.
     """
     if scope is None:

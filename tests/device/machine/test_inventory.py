@@ -26,7 +26,7 @@ from sizer.device.machine.inventory import (
 )
 from sizer.device.record.measurement import DeviceFacts
 from sizer.processes.environment import PROJECT
-from sizer.processes.program import run_program
+from sizer.processes.process import run_program
 from tests.device.machine.scripted_torch import (
     NO_DRIVER,
     NO_GPU,

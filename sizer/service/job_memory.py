@@ -9,7 +9,7 @@ group.
     ├── sizer-app              the app, its job servers, and the processes that jobs are forked from
     └── sizer-jobs             memory.max: $SIZER_MEMORY_GIB; when it is exceeded, the kernel kills the largest job here
 
-Jobs' memory is also polled four times a second (`memory_budget`), with or without such a group. Polling can pause and stop
+Jobs' memory is also polled four times a second (`private_bytes`), with or without such a group. Polling can pause and stop
 jobs; the kernel kills jobs that grow faster than that.
 
 *Known limitations*: root may write everywhere, so it is assumed to own the group if no other process is in it.
@@ -22,8 +22,48 @@ import errno
 import os
 from pathlib import Path
 
+from sizer.base.units import GIB
 from sizer.processes.wall import LAYERS
-from sizer.service.memory_budget import own_group
+from sizer.service.variables import MEMORY, read_limit
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")  # version 2
+OWN_GROUP = Path("/proc/self/cgroup")
+MACHINE = Path("/proc/meminfo")
+
+
+def budget_bytes() -> int:
+    """Return the bytes that all jobs may hold together: SIZER_MEMORY_GIB, else half of the memory; 0 if that is unknown."""
+    return read_limit(MEMORY, 0) * GIB or (host_bytes() or 0) // 2
+
+
+def host_bytes() -> int | None:
+    """Return the memory of this machine, or of a control group of this process if that is smaller; None if unknown."""
+    known = []
+    with contextlib.suppress(OSError, ValueError):  # not Linux; or "max", which is no limit
+        known.append(int(MACHINE.read_text().split("MemTotal:")[1].split()[0]) * 1024)
+    with contextlib.suppress(OSError):
+        own = own_group()
+        for group in (own, *own.parents):
+            with contextlib.suppress(OSError, ValueError):
+                known.append(int((group / "memory.max").read_text()))
+    return min(known, default=None)
+
+
+def own_group() -> Path:
+    """Return the folder of this process's control group. Raises OSError if there is none of version 2."""
+    for line in OWN_GROUP.read_text().splitlines():
+        if line.startswith("0::/"):
+            return CONTROL_GROUPS / line.removeprefix("0::/")
+    raise OSError("this system has no control groups of version 2")
+
+
+def private_bytes(process: int) -> int:
+    """Return the bytes of a process that are not mapped from files, shared memory included; 0 if it has ended or is unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
+        return sum(int(line[1]) * 1024 for line in lines if line and line[0] in ("RssAnon:", "RssShmem:"))
+    return 0
+
 
 GROUP = "control group"
 # The confinement of jobs, for the message that a part is missing: the layers of their wall, and the control group.
