@@ -9,8 +9,7 @@ import numpy as np
 
 from sizer.allocator.replay import LoopReplay, Replay, changes_of, fill_reserved, sums_by_category
 from sizer.tape.loops import DEPTH, Repetition, repetitions
-from sizer.tape.streams import by_stream, stream_of
-from sizer.tape.tape import CATEGORIES, Tape
+from sizer.tape.tape import CATEGORIES, Tape, by_stream, stream_of
 
 
 class Pools(Protocol):

@@ -14,8 +14,7 @@ from itertools import pairwise
 
 from sizer.allocator.addresses import ExpandableSegments, Segments, find_addresses
 from sizer.catalogue.gpus import Gpu
-from sizer.tape.streams import stream_of
-from sizer.tape.tape import CATEGORIES, Tape
+from sizer.tape.tape import CATEGORIES, Tape, stream_of
 
 PROTOCOL = 4  # the highest that the viewer reads
 

@@ -18,7 +18,7 @@ from sizer.commands.waiting import MakeClient, wait
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.service.kept_reports import KeptReports
-from sizer.service.tape_folder import FOLDER_VARIABLE, default_folder
+from sizer.service.tapes import FOLDER_VARIABLE, default_folder
 
 
 def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,8 +34,7 @@ from sizer.device.suite.suite import (
     run_suite,
     split_by_places,
 )
-from sizer.device.trial.launch import MeasureJob, start
-from sizer.device.trial.launch_ranks import PLACES, RanksJob, count_places, start_ranks
+from sizer.device.trial.launch import PLACES, MeasureJob, RanksJob, count_places, start, start_ranks
 from sizer.query.request import Request, check_traced
 from sizer.query.text import format_query, parse_query
 from sizer.query.values import DTYPES

@@ -17,7 +17,7 @@ from sizer.query.request import check_traced
 from sizer.query.text import format_query, parse_query
 from sizer.service.kept_reports import KeptReports
 from sizer.service.settings import Settings
-from sizer.service.tape_folder import default_folder
+from sizer.service.tapes import default_folder
 from sizer.service.variables import JOB_SECONDS
 
 if TYPE_CHECKING:

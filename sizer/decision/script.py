@@ -20,8 +20,7 @@ from sizer.catalogue.recipes import RECIPE_KEYS
 from sizer.decision.script_models import Parts, is_quantized, parts_of, training_imports, training_lines
 from sizer.decision.script_pipeline import pipeline_lines
 from sizer.decision.script_ranks import DEVICE, command, main_lines, model_lines, rank_imports
-from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, MAIN_BESIDE, TAIL, TRAINING
-from sizer.decision.script_values import value_code
+from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, MAIN_BESIDE, TAIL, TRAINING, value_code
 from sizer.distributed.passes import rank_example
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import plan_of

@@ -20,8 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from sizer.tape.loop_choices import gradients_kept, outputs_kept_across_steps
-from sizer.tape.streams import streams_behind
-from sizer.tape.tape import CATEGORIES, Tape
+from sizer.tape.tape import CATEGORIES, Tape, streams_behind
 
 # Operators with workspaces that only a closed library (cuDNN) knows, and without size queries. Their bytes on a tape are a model,
 # as are those of unresolved size queries. All other workspaces are formulas read in PyTorch's source. `scratch_cuda.MODELLED` is

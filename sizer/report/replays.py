@@ -23,8 +23,7 @@ from sizer.report.bounds import (
     without_models,
 )
 from sizer.tape.loop_choices import gradients_kept, outputs_kept_across_steps
-from sizer.tape.streams import streams_behind
-from sizer.tape.tape import Tape
+from sizer.tape.tape import Tape, streams_behind
 
 KEPT_BYTES = 2**23  # of texts that are packed: some 400 tapes, a tenth when deflated
 LIMIT_BYTES = 2**25  # limit on the inflated bytes

@@ -51,13 +51,12 @@ from sizer.distributed.described_gpus import Accelerator
 from sizer.distributed.world import alone, world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
-from sizer.running.mps_calls import mps_answers
 from sizer.running.other_ranks import one_rank
 from sizer.running.own_recordings import recordings_answered
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import Settings, main_function, own_traceback
 from sizer.running.small_values import call_site, fix_seeds
-from sizer.running.traced_counters import TracedCounters
+from sizer.running.traced_counters import TracedCounters, mps_answers
 from sizer.tape.tape import Tape
 from sizer.tracing.compiled.install import Compiler, compile_failures, hardware_like
 from sizer.tracing.compiled.launches import Launches

@@ -11,8 +11,7 @@ import numpy as np
 from sizer.tape.communication import bytes_per_item
 from sizer.tape.loop_choices import with_outputs
 from sizer.tape.size_queries import AffineSizeQuery, Answer, by_block, fit_size_queries, gather
-from sizer.tape.streams import stream_of
-from sizer.tape.tape import Tape
+from sizer.tape.tape import Tape, stream_of
 
 LIMIT_BYTES = 2**62
 

@@ -18,18 +18,19 @@ from sizer.allocator.allocator import replay
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.greedy_generation import check_cache, compress_rates, empty_cache
 from sizer.base.errors import RequestError, TraceError
+from sizer.tape.loops import ALIKE as WINDOWS_ALIKE
 from sizer.tape.loops import (
     DEPTH,
     NotRepeatedError,
     append_steps,
+    append_windows,
     check_affine,
     check_follows,
+    kept_blocks,
     repeated_events,
     written,
 )
 from sizer.tape.tape import KV_CACHE, BlockNotes, Loop, Tape
-from sizer.tape.windows import ALIKE as WINDOWS_ALIKE
-from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading

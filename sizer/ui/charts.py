@@ -244,7 +244,7 @@ def finish(layers: Sequence[Spec], description: str, height: int = HEIGHT) -> Sp
 
 
 MEASURED, ESTIMATED = "measured", "estimated"
-COLOURS = {MEASURED: "#56B4E9", ESTIMATED: "#D55E00"}
+SIDE_COLOURS = {MEASURED: "#56B4E9", ESTIMATED: "#D55E00"}
 TIME_AXIS = UNLABELLED | {"title": "phases, each as wide as the others"}
 
 
@@ -255,7 +255,7 @@ def timelines_chart(comparison: Comparison) -> Spec:
     tallest = max([*levels, *readings], default=0)
     scale = scale_for([tallest])
     axis = size_axis(scale, HEADROOM * tallest)
-    line = {"type": "line", "interpolate": "step-before", "color": COLOURS[ESTIMATED], "strokeWidth": 1.8}
+    line = {"type": "line", "interpolate": "step-before", "color": SIDE_COLOURS[ESTIMATED], "strokeWidth": 1.8}
     layers = [
         _measured(comparison, scale, axis),
         vega.layer(_table(comparison.estimated_curve, scale), line, x=quantitative("at"), y=axis),
@@ -270,7 +270,7 @@ def timelines_legend() -> str:
     marks = {MEASURED: "height:0.75em", ESTIMATED: "height:0.2em;margin-bottom:0.25em"}
     keys = (
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:0.9em;{style};border-radius:2px;'
-        f'margin-right:0.4em;background:{COLOURS[name]}"></span>{name}</span>'
+        f'margin-right:0.4em;background:{SIDE_COLOURS[name]}"></span>{name}</span>'
         for name, style in marks.items()
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.2em;font-size:0.875rem">{"".join(keys)}</div>'
@@ -285,13 +285,13 @@ def _table(levels: Iterable[Level], scale: Scale) -> Spec:
 def _measured(comparison: Comparison, scale: Scale, axis: Spec) -> Spec:
     encoding = {"x": quantitative("at", axis=TIME_AXIS, scale=WITHIN), "y": axis}
     if comparison.measured_curve:
-        area = {"type": "area", "interpolate": "step-before", "color": COLOURS[MEASURED], "opacity": 0.75}
+        area = {"type": "area", "interpolate": "step-before", "color": SIDE_COLOURS[MEASURED], "opacity": 0.75}
         return vega.layer(_table(comparison.measured_curve, scale), area, **encoding)
     ends = [
         {"at": float(number), "size": scale.of(phase.allocated_bytes)}
         for number, phase in enumerate(comparison.measurement.phases, 1)
     ]
-    dots = {"type": "point", "color": COLOURS[MEASURED], "filled": True, "size": 90, "opacity": 1}
+    dots = {"type": "point", "color": SIDE_COLOURS[MEASURED], "filled": True, "size": 90, "opacity": 1}
     return vega.layer(vega.rows(*ends), dots, **encoding)
 
 

@@ -24,7 +24,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.decision.cells import Cells
 from sizer.decision.peak import peak, script
 from sizer.decision.script import write_script
-from sizer.decision.script_values import value_code
+from sizer.decision.script_text import value_code
 from sizer.device.trial.trial import one_thread
 from sizer.query.text import parse_query
 from sizer.report.peak import PeakReport

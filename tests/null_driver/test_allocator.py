@@ -10,8 +10,7 @@ import pytest
 
 from sizer.allocator.allocator import replay_events
 from sizer.allocator.replay import Replay
-from sizer.tape.streams import streams_behind
-from sizer.tape.tape import EMPTY_CACHE, Tape
+from sizer.tape.tape import EMPTY_CACHE, Tape, streams_behind
 from tests.null_driver.allocations import STREAMS
 
 MIB = 2**20

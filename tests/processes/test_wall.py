@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sizer.processes.syscalls import ALLOWED, filter_program, usable_numbers
-from sizer.processes.wall import LAYERS, PACKAGE, raise_wall, readable_folders
+from sizer.processes.wall import ALLOWED, LAYERS, PACKAGE, filter_program, raise_wall, readable_folders, usable_numbers
 from tests.processes.attacks import ATTACKS, NEEDED
 
 NOBODY = 65534

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from sizer.base.units import MIB
-from sizer.service import tape_folder
-from sizer.service.tape_folder import default_folder
-from sizer.service.tapes import TapeStore
+from sizer.service import tapes
+from sizer.service.tapes import TapeStore, default_folder
 
 A, B = "a" * 64, "b" * 64
 
@@ -68,7 +67,7 @@ def test_the_disk_is_bounded(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("x" * 1001, b""), ("x", bytes(tape_folder.ITEM_BYTES + 1))],
+    [("x" * 1001, b""), ("x", bytes(tapes.ITEM_BYTES + 1))],
     ids=["name", "data"],
 )
 def test_what_is_too_large_or_has_no_name_is_not_kept(name, data):
@@ -105,7 +104,7 @@ def test_one_architecture_keeps_so_many_names_and_bytes(tmp_path, on_disk):
     store = TapeStore(str(tmp_path) if on_disk else "")
     for number in range(1_000):
         store.put(A, str(number), b"")
-    assert list(store.of(A)) == [str(number) for number in range(1_000 - tape_folder.ARCHITECTURE_NAMES, 1_000)]
+    assert list(store.of(A)) == [str(number) for number in range(1_000 - tapes.ARCHITECTURE_NAMES, 1_000)]
     for number in range(5):
         store.put(B, str(number), bytes(2 * MIB))
     assert list(store.of(B)) == ["1", "2", "3", "4"]
@@ -122,7 +121,7 @@ def test_a_file_is_written_anew_before_it_grows_too_long(tmp_path):
         store.put(A, "x", bytes([number]) * 2 * MIB)
     store.close()
     (file,) = (tmp_path / "tapes").iterdir()
-    assert file.stat().st_size <= tape_folder.FILE_BYTES
+    assert file.stat().st_size <= tapes.FILE_BYTES
     assert reopened(tmp_path, A).of(A) == {"x": bytes([29]) * 2 * MIB}
 
 
@@ -158,7 +157,7 @@ def test_the_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
         assert go_on.wait(30)
         return {"one": b"1"}
 
-    monkeypatch.setattr(tape_folder.TapeFolder, "read", read)
+    monkeypatch.setattr(tapes.TapeFolder, "read", read)
     store = TapeStore(str(tmp_path))
 
     async def load() -> None:

@@ -17,8 +17,7 @@ from sizer.tape.affine import NotAffineError, fit_affine
 from sizer.tape.archive import Traced, pack, unpack
 from sizer.tape.family import TapeFamily
 from sizer.tape.loops import NotRepeatedError, find_repetition
-from sizer.tape.streams import by_stream, streams_behind
-from sizer.tape.tape import EMPTY_CACHE, Loop, Tape
+from sizer.tape.tape import EMPTY_CACHE, Loop, Tape, by_stream, streams_behind
 from tests.tape.tapes import make_tape
 
 MIB = 2**20

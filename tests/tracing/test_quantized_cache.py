@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from sizer.base.errors import RequestError, TraceError
-from sizer.tape.loops import NotRepeatedError, written
+from sizer.tape.loops import NotRepeatedError, append_windows, kept_blocks, written
 from sizer.tape.tape import Tape
-from sizer.tape.windows import append_windows, kept_blocks
 from sizer.tracing.cache_growth import trace_kv_cache
 from sizer.tracing.generation import AROUND, UNUSUAL, trace_generation
 from sizer.tracing.meta.quantized_operators import HANDLERS

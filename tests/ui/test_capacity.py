@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from sizer.query.request import Request
-from sizer.ui.capacity import balance, capacity_chart, capacity_parts
+from sizer.ui.headline import balance, capacity_chart, capacity_parts
 from tests.ui.reports import report_for
 from tests.ui.specs import layers
 

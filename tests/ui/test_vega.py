@@ -13,13 +13,13 @@ from sizer.pasted.snapshot import read_snapshot
 from sizer.query.several import read_questions
 from sizer.query.text import parse_query
 from sizer.ui import charts, vega
-from sizer.ui.capacity import capacity_chart
 from sizer.ui.charts import timelines_chart
 from sizer.ui.compare_figures import bars_chart, growth_chart
 from sizer.ui.decision_tables import budgets_chart, ranks_chart, served_devices_chart
 from sizer.ui.decision_view import devices_chart
 from sizer.ui.devices_view import stages_chart, stages_frame
 from sizer.ui.focus import PEAK_KINDS
+from sizer.ui.headline import capacity_chart
 from sizer.ui.pasting import snapshot_chart
 from sizer.ui.peak_view import icicle_chart
 from sizer.ui.published import Point, errors_chart

@@ -15,8 +15,7 @@ from sizer.catalogue.modes import MODES
 from sizer.device.comparison.alignment import Alignment
 from sizer.device.comparison.divergence import Divergence, Scratch, first_divergence, largest_divergences, scratch_of
 from sizer.device.comparison.judgement import explain, notes_on, verdict_of, wrong_fit
-from sizer.device.comparison.row import Row, rows_of
-from sizer.device.comparison.sides import Family, Sides, bounds_of, family_of
+from sizer.device.comparison.row import Family, Row, Sides, bounds_of, family_of, rows_of
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import Measured
 from sizer.query.text import parse_query

@@ -9,8 +9,7 @@ from sizer.allocator.timeline import running_bytes
 from sizer.base.units import counted, format_bytes
 from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
-from sizer.device.comparison.row import Row
-from sizer.device.comparison.sides import Sides, bounds_of
+from sizer.device.comparison.row import Row, Sides, bounds_of
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.report.advice import PHRASES
 from sizer.report.report import Report

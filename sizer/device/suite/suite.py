@@ -33,7 +33,7 @@ from sizer.device.record.recording import (
 )
 from sizer.device.suite.cases import Case, cases_for
 from sizer.device.trial import launch
-from sizer.device.trial.launch_ranks import start_ranks
+from sizer.device.trial.launch import start_ranks
 from sizer.processes.process import run_program
 from sizer.query.text import format_query, parse_query
 

@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
 
 from sizer.base.units import MIB
-from sizer.service.tape_folder import ARCHITECTURE_NAMES, BLOCK_BYTES, ITEM_BYTES, LONGEST_NAME
+from sizer.service.tapes import ARCHITECTURE_NAMES, BLOCK_BYTES, ITEM_BYTES, LONGEST_NAME
 
 # Put a question in its line, unless it is waiting, in work, or answered; returns 1 if it was put, else 0. The rank follows fair
 # queueing by finish times: the visitor's last rank in the line, or the present time, plus the cost.

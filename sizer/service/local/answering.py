@@ -33,7 +33,7 @@ from sizer.service.local import placeholders
 from sizer.service.messages import COMPILED
 from sizer.service.preload import explain_import
 from sizer.service.settings import TRACING, Settings
-from sizer.service.tape_folder import TapeFolder
+from sizer.service.tapes import TapeFolder
 
 LOOK_SECONDS = 0.25  # between two looks at the time and the memory of a child
 MOST_RUNS = 2  # a crashed child, not ended by its own limits, is run once more

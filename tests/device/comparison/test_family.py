@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.device.comparison.sides import family_of
+from sizer.device.comparison.row import family_of
 from sizer.query.text import parse_query
 
 

@@ -13,7 +13,7 @@ from sizer.__main__ import main
 from sizer.base.errors import DeviceError, JobError, RequestError
 from sizer.catalogue.modes import MODES
 from sizer.commands import measurements as command
-from sizer.device.comparison.sides import family_of
+from sizer.device.comparison.row import family_of
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory, KernelRecord
 from sizer.device.record.recording import Measured, read_measured

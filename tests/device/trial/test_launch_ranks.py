@@ -13,9 +13,8 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import DeviceError, JobError, RequestError, SizerError
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
-from sizer.device.trial import launch, launch_ranks
-from sizer.device.trial.launch import start
-from sizer.device.trial.launch_ranks import RanksJob, check_places, count_places, start_ranks
+from sizer.device.trial import launch
+from sizer.device.trial.launch import RanksJob, check_places, count_places, start, start_ranks
 from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from tests.processes.running import is_running, wait_until
@@ -27,7 +26,7 @@ OF_TWO = f"{RESNET}&parallel=ddp&ranks=2"
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_ranks, "count_places", lambda device: 2)
+    monkeypatch.setattr(launch, "count_places", lambda device: 2)
 
 
 def started(query: str = OF_TWO, **limits: float) -> RanksJob:
@@ -129,7 +128,7 @@ def test_nothing_is_started_for_ranks_that_have_no_gpu(
     names = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
     devices = tuple(DeviceFacts(device=name, name=name, total_bytes=2**30) for name in names)
     inventory = Inventory(devices=devices, missing=("no driver",), line="", versions={})
-    monkeypatch.setattr(launch_ranks, "find_inventory", lambda: inventory)
+    monkeypatch.setattr(launch, "find_inventory", lambda: inventory)
     started: list[str] = []
     monkeypatch.setattr(launch, "Measuring", started.append)
     with pytest.raises(error, match=message):
