@@ -29,7 +29,7 @@ TURNS = (
         "distributed/test_tensor_parallel", "estimating/test_estimator", "estimating/test_scopes", "null_driver/test_allocator",
         "null_driver/test_convolutions", "null_driver/test_generations", "null_driver/test_optimizers",
         "null_driver/test_recorded", "running/test_run", "running/test_trainers", "service/test_broker",
-        "service/test_kept_reports", "service/test_server", "service/test_whole_configs", "serving/test_logs", "test_cli",
+        "service/test_stored_reports", "service/test_server", "service/test_whole_configs", "serving/test_logs", "test_cli",
         "test_t4_queries", "tracing/test_by_version", "tracing/test_compiled_queries", "tracing/test_cpu_truth_models",
         "tracing/test_cpu_truth_optimizers", "tracing/test_generation",
     ),

@@ -14,7 +14,7 @@ from sizer.base.errors import JobError, SizerError, TraceError
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import terminal_width
 from sizer.commands.waiting import MakeClient, answers_alone, raise_ended, shown_progress, wait
-from sizer.service.kept_reports import REPORT, KeptReports, is_whole
+from sizer.service.stored_reports import REPORT, StoredReports, is_whole
 from sizer.service.tapes import default_folder
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     Raises:
         TraceError: The model was counted, and no step could be traced.
     """
-    query, kept, form, width = query_of(options), KeptReports(default_folder()), _form(options), terminal_width()
+    query, kept, form, width = query_of(options), StoredReports(default_folder()), _form(options), terminal_width()
     name = f"{form}-{width}"
     judges = options.fail_unless_fits  # the text does not contain whether all fits
     if not judges and (text := kept.find_text(query, name)) is not None:
@@ -84,7 +84,7 @@ def _form(options: argparse.Namespace) -> str:
     return "explained" if options.explain else "text"
 
 
-def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> _Found:
+def _ask_worker(query: str, form: str, width: int | None, kept: StoredReports) -> _Found:
     """Return a worker's answer."""
     from sizer.processes.wire import error_from_wire
     from sizer.service.local.asking import ask
@@ -99,7 +99,7 @@ def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> 
 
 
 def _ask_server(
-    query: str, report: Report | None, form: str, width: int | None, kept: KeptReports, make_client: MakeClient
+    query: str, report: Report | None, form: str, width: int | None, kept: StoredReports, make_client: MakeClient
 ) -> _Found:
     """Return the same of a report that is known in another form, or that a job server makes."""
     from sizer.commands.report_text import format_as

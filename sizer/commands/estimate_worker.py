@@ -44,7 +44,7 @@ def _present(parts: Sequence[dict], form: str, width: int | None) -> dict:
     from sizer.base.codec import DecodeError
     from sizer.commands.report_text import format_as
     from sizer.report.report import Report
-    from sizer.service.kept_reports import is_whole
+    from sizer.service.stored_reports import is_whole
 
     try:
         report, *later = map(Report.from_dict, parts)

@@ -17,7 +17,7 @@ from sizer.commands.terminal import format_table, print_list, size_text, to_prin
 from sizer.commands.waiting import MakeClient, wait
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
-from sizer.service.kept_reports import KeptReports
+from sizer.service.stored_reports import StoredReports
 from sizer.service.tapes import FOLDER_VARIABLE, default_folder
 
 
@@ -54,7 +54,7 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_models(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the presets with the parameters that their heads have, and the names of the sources' packages."""
-    kept = KeptReports(default_folder())
+    kept = StoredReports(default_folder())
     if (named := kept.find_names()) is None:
         with contextlib.closing(make_client()) as client:
             named = wait(client.submit_models())

@@ -15,8 +15,8 @@ from sizer.commands.arguments import query_of
 from sizer.commands.terminal import print_list, terminal_width, to_printable
 from sizer.query.request import check_traced
 from sizer.query.text import format_query, parse_query
-from sizer.service.kept_reports import KeptReports
 from sizer.service.settings import Settings
+from sizer.service.stored_reports import StoredReports
 from sizer.service.tapes import default_folder
 from sizer.service.variables import JOB_SECONDS
 
@@ -89,7 +89,7 @@ def in_focus(client: JobClient, query: str, *, plans: bool = False) -> str:
     check_traced(request)
     if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
         return query
-    report = KeptReports(default_folder()).find(query) or wait(client.submit(query))
+    report = StoredReports(default_folder()).find(query) or wait(client.submit(query))
     if (focus := report.focus) is None:  # no step can be traced: any further question reports why
         return format_query(replace(request, focus=(request.dtypes[0], request.batches[0])))
     print(f"{focus.dtype} at batch {focus.batch}; name another with focus={focus.dtype}:{focus.batch}", file=sys.stderr)

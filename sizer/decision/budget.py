@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.decision import BudgetPoint, BudgetReport, cell_of
@@ -24,7 +24,7 @@ def budget(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> Iterator[BudgetReport]:
     """Yield the growing report on the one dtype and batch size of a training request, one trace per point.
@@ -42,7 +42,7 @@ def budget(
         )
     eager = replace(request, compile=None, compile_scope=None, budget=None)
     compiled = checked(replace(request, compile="default", budget=None, checkpointing=False))
-    cells = Cells(eager, config=config, kept=kept, progress=progress)
+    cells = Cells(eager, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     report_progress("the eager step")
     first = cells.estimate(replace(eager, checkpointing=False))

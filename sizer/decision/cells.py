@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sizer.base.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.catalogue.gpus import Gpu
-from sizer.estimating.kept import Kept
 from sizer.estimating.scopes import as_traced
+from sizer.estimating.store import ResultStore
 from sizer.estimating.tracer import Traced, Tracer, answers_of, check_kernels
 from sizer.query.request import Request, check_traced, gpu_of
 from sizer.query.text import format_query, parse_query
@@ -40,10 +40,10 @@ class Cells:
         request: Request,
         *,
         config: dict | None = None,
-        kept: Kept | None = None,
+        store: ResultStore | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._config, self._kept, self._progress = config, kept, progress
+        self._config, self._store, self._progress = config, store, progress
         self._tracers: dict[Request, Tracer] = {}
         self._estimates: dict[Request, Estimate] = {}
         self.request = request
@@ -155,7 +155,7 @@ class Cells:
             expandable_segments=False,
         )
         if key not in self._tracers:
-            tracer = Tracer(request, gpu, config=self._config, kept=self._kept, progress=self._progress)
+            tracer = Tracer(request, gpu, config=self._config, store=self._store, progress=self._progress)
             for other in self._tracers.values():
                 if tracer.share_model(other):
                     break

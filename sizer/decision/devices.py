@@ -10,7 +10,7 @@ from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_eager
 from sizer.query.text import format_query
 from sizer.report.decision import DeviceReport, DeviceRow, with_largest
@@ -24,7 +24,7 @@ def devices(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
     gpus: Iterable[Gpu] = GPUS.values(),
 ) -> Iterator[DeviceReport]:
@@ -40,11 +40,11 @@ def devices(
     if MODES[request.mode].serves:
         from sizer.decision.serving import served_devices  # imports torch, which a table of kept traces does without
 
-        yield from served_devices(request, gpus=gpus, config=config, kept=kept, progress=progress)
+        yield from served_devices(request, gpus=gpus, config=config, store=store, progress=progress)
         return
     request = one_cell(request)
     check_eager(request, "a table of devices")
-    cells = Cells(request, config=config, kept=kept, progress=progress)
+    cells = Cells(request, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here if the architecture itself is
     rows: dict[str, DeviceRow] = {}

@@ -20,7 +20,7 @@ from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.lever_table import ADAPTERS, COMPILED, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.decision.serving import served_levers
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.census import Counted
@@ -40,7 +40,7 @@ def levers(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
     compiles: bool = False,
 ) -> Iterator[LeverReport]:
@@ -51,10 +51,10 @@ def levers(
     Raises RequestError for a request of several cells, and the errors of an estimate if the work itself has none.
     """
     if MODES[request.mode].serves:
-        yield from served_levers(request, config=config, kept=kept, progress=progress)
+        yield from served_levers(request, config=config, store=store, progress=progress)
         return
     request = one_cell(request)
-    cells = Cells(request, config=config, kept=kept, progress=progress)
+    cells = Cells(request, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     base = cells.estimate(request)
     known = cells.counted(request)

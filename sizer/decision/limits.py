@@ -18,7 +18,7 @@ from sizer.catalogue.recipes import GRPO
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.decision.pipeline_levers import FRAMES
 from sizer.distributed.context_parallel import BLOCK, PIECES
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query
 from sizer.query.values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
@@ -160,7 +160,7 @@ def limits(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> Iterator[LimitReport]:
     """Yield the growing limits of the one dtype and batch size of a request, on its device: batch, sequence and image.
@@ -171,7 +171,7 @@ def limits(
     """
     request = one_cell(request)
     check_eager(request, "the largest sizes that fit")
-    cells = Cells(request, config=config, kept=kept, progress=progress)
+    cells = Cells(request, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     known = cells.counted(request)
     sizes = [size for size in SIZES if size.value(request, known) is not None]

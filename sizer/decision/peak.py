@@ -17,7 +17,7 @@ from sizer.decision.levers import SAME
 from sizer.decision.pipeline_levers import describe_part, remedies
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_one_rank
 from sizer.query.text import format_query
 from sizer.report.census import Counted
@@ -34,7 +34,7 @@ def peak(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> Iterator[PeakReport]:
     """Yield the blocks alive at the peak of the one dtype and batch size of a request; then again with a script for the work.
@@ -44,7 +44,7 @@ def peak(
     """
     request = one_cell(request)
     check_one_rank(request, "every tensor alive at the peak")
-    cells = Cells(request, config=config, kept=kept, progress=progress)
+    cells = Cells(request, config=config, store=store, progress=progress)
     tape, notes = cells.noted(request)
     report = find_peak(
         tape,
@@ -106,7 +106,7 @@ def script(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Return the PyTorch program that runs and measures the one dtype and batch size of a request (sizer.decision.script).
@@ -116,7 +116,7 @@ def script(
     """
     request = one_cell(request)
     check_scripted(request)
-    cells = Cells(request, config=config, kept=kept, progress=progress)
+    cells = Cells(request, config=config, store=store, progress=progress)
     if request.is_pipeline:
         return _pipeline_script(request, config, cells)
     return write_script(request, cells.tracer(request), estimate=cells.estimate(request))
@@ -126,7 +126,7 @@ def snapshot(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> bytes:
     """Return the peak as a pickled memory snapshot (sizer.allocator.snapshot).
@@ -139,7 +139,7 @@ def snapshot(
     if gpu.backend != "cuda":
         what = "PyTorch has memory snapshots only for CUDA's allocator"
         raise RequestError(what, given=f"gpu={gpu.key}", allowed="a CUDA device")
-    tape = Cells(request, config=config, kept=kept, progress=progress).tape(request)
+    tape = Cells(request, config=config, store=store, progress=progress).tape(request)
     if (events := len(tape.order) + repeated_events(tape)) > EVENTS_AT_MOST:
         raise RequestError(
             "the viewer cannot show a snapshot of this size",

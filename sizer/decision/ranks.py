@@ -16,7 +16,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
 from sizer.decision.serving import served_ranks
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query, parse_query
 from sizer.report.decision import RankReport, RankRow, with_largest
@@ -45,7 +45,7 @@ def ranks(
     request: Request,
     *,
     config: dict | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> Iterator[RankReport]:
     """Yield the growing table of the one dtype and batch size of a request on 1 to 64 GPUs, by every parallelism.
@@ -60,12 +60,12 @@ def ranks(
     Raises the errors of an estimate if the work itself has none.
     """
     if MODES[request.mode].serves:
-        yield from served_ranks(request, config=config, kept=kept, progress=progress)
+        yield from served_ranks(request, config=config, store=store, progress=progress)
         return
     request = one_cell(request)
     check_eager(request, "ways to train on several GPUs")
     checked(ways(request)[1].request)  # refused here if no ranks can share it
-    cells = Cells(request, config=config, kept=kept, progress=progress)
+    cells = Cells(request, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here if the architecture itself is
     asked = ways(request)

@@ -13,8 +13,8 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.parallel import PER_HOST
 from sizer.catalogue.serving import ENGINES
 from sizer.decision.cells import CANNOT, checked, why
-from sizer.estimating.kept import Kept
 from sizer.estimating.server_report import Planner
+from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import format_query, parse_query
 from sizer.report.decision import (
@@ -49,14 +49,14 @@ class _Asked:
     progress: Progress
 
     @classmethod
-    def of(cls, request: Request, config: dict | None, kept: Kept | None, progress: Progress | None) -> _Asked:
+    def of(cls, request: Request, config: dict | None, store: ResultStore | None, progress: Progress | None) -> _Asked:
         request = replace(request, focus=None)
-        planner = Planner(request, find_gpu(request.gpu), config=config, kept=kept, progress=progress)
+        planner = Planner(request, find_gpu(request.gpu), config=config, store=store, progress=progress)
         return cls(request=request, planner=planner, progress=progress or (lambda text: None))
 
 
 def served_devices(
-    request: Request, *, gpus: Sequence[Gpu], config: dict | None, kept: Kept | None, progress: Progress | None
+    request: Request, *, gpus: Sequence[Gpu], config: dict | None, store: ResultStore | None, progress: Progress | None
 ) -> Iterator[DeviceReport]:
     """Yield the growing table of a server on each device: those that hold the wanted requests first, then by memory.
 
@@ -64,7 +64,7 @@ def served_devices(
     device.
     Raises the errors of `Planner`.
     """
-    asked = _Asked.of(request, config, kept, progress)
+    asked = _Asked.of(request, config, store, progress)
     rows: list[DeviceRow] = []
     for done, gpu in enumerate(gpus, 1):
         asked.progress(f"{gpu.name}, {done} of {len(gpus)}")
@@ -90,7 +90,7 @@ def _device_row(gpu: Gpu, asked: _Asked) -> DeviceRow:
 
 
 def served_ranks(
-    request: Request, *, config: dict | None, kept: Kept | None, progress: Progress | None
+    request: Request, *, config: dict | None, store: ResultStore | None, progress: Progress | None
 ) -> Iterator[RankReport]:
     """Yield the growing table of a server on 1 to 64 GPUs of a kind, split as in `ways`.
 
@@ -107,7 +107,7 @@ def served_ranks(
             todo="ask `sizer estimate` for one device",
         )
         raise RequestError(refusals=[refusal])
-    asked = _Asked.of(request, config, kept, progress)
+    asked = _Asked.of(request, config, store, progress)
     left = ways(asked.request, asked.planner.architecture.heads)
     report = RankReport(
         query=format_query(asked.request, complete=True), pending=tuple(map(format_query, left)), serves=True
@@ -150,13 +150,13 @@ def ways(request: Request, heads: int) -> list[Request]:
 
 
 def served_levers(
-    request: Request, *, config: dict | None, kept: Kept | None, progress: Progress | None
+    request: Request, *, config: dict | None, store: ResultStore | None, progress: Progress | None
 ) -> Iterator[LeverReport]:
     """Yield changes with which a server starts or holds more requests: the levers of its estimate, each a separate plan.
 
     Raises the errors of `Planner`, and RequestError for a flag that does not fit the model.
     """
-    asked = _Asked.of(request, config, kept, progress)
+    asked = _Asked.of(request, config, store, progress)
     asked.progress("planning the server")
     served = asked.planner.plan(asked.request, gpu_of(request))
     query = format_query(asked.request)

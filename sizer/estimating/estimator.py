@@ -13,7 +13,7 @@ from sizer.catalogue.modes import GENERATION_KEYS, MODES, SERVER_FIELDS
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.catalogue.recipes import GRPO, NO_SYNC, SUMMED
 from sizer.estimating.cautions import cautions, of_each_rank, of_server, on_the_host, target, versions
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.estimating.tracer import Tracer, answers_of, cheapest_first, check_kernels
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import format_query
@@ -45,16 +45,16 @@ def estimate(
     *,
     config: dict | None = None,
     gpu: Gpu | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Return the report (bytes) of a request, for every requested dtype and batch size.
 
-    `config` is the parsed config.json for the sources "hub" and "config". `gpu` replaces the request's device. `kept` has
+    `config` is the parsed config.json for the sources "hub" and "config". `gpu` replaces the request's device. `store` has
     earlier counts and traces of the architecture. Raises RequestError, ConfigError and BuildError. A step that cannot be traced
     is not an error here: the report then has the counts, and the reason in `failures`.
     """
-    reports = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress).reports()
+    reports = Estimator(request, config=config, gpu=gpu, store=store, progress=progress).reports()
     return list(reports)[-1].focused(request.focus)
 
 
@@ -63,14 +63,14 @@ def estimate_cell(
     *,
     config: dict | None = None,
     gpu: Gpu,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
 ) -> tuple[Report, Tape]:
     """Return the report (bytes) of a request for one dtype and one batch size, and its tape.
 
     Raises the errors of `estimate`, and TraceError if the step cannot be traced.
     """
-    estimator = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress)
+    estimator = Estimator(request, config=config, gpu=gpu, store=store, progress=progress)
     report = list(estimator.reports())[-1]
     (dtype,), (batch,) = request.dtypes, request.batches
     if not report.estimates:
@@ -87,7 +87,7 @@ class Estimator:
         *,
         config: dict | None = None,
         gpu: Gpu | None = None,
-        kept: Kept | None = None,
+        store: ResultStore | None = None,
         progress: Progress | None = None,
         stops: bool = False,
     ) -> None:
@@ -101,10 +101,10 @@ class Estimator:
                 todo="remove it",
             )
         self._serves = MODES[request.mode].serves
-        self._config, self._kept, self._progress = config, kept, progress or (lambda text: None)
+        self._config, self._store, self._progress = config, store, progress or (lambda text: None)
         if self._serves:
             return
-        self._tracer = Tracer(request, self.gpu, config=config, kept=kept, progress=progress)
+        self._tracer = Tracer(request, self.gpu, config=config, store=store, progress=progress)
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
@@ -130,7 +130,7 @@ class Estimator:
                 self.request,
                 self.gpu,
                 config=self._config,
-                kept=self._kept,
+                store=self._store,
                 progress=self._progress,
                 echo=_echo(self.request),
             )
@@ -437,7 +437,7 @@ class Estimator:
         """Return the tape of an estimate that leaves open whether the loop keeps outputs."""
         if self.request.outputs is None:
             return self.tape(dtype, batch)
-        tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
+        tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, store=self._store)
         tracer.share_model(self._tracer)
         if self._traced[dtype].family.lines:  # lines are kept, and float16 may use those of bfloat16
             return tracer.trace(dtype, (batch,)).family.at(batch, self._oracle)

@@ -19,8 +19,8 @@ from sizer.catalogue.recipes import LM
 from sizer.catalogue.sources import SOURCES
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import check_plan
-from sizer.estimating.kept import Kept, keep_depths, read_depths
 from sizer.estimating.scopes import module_choices_of
+from sizer.estimating.store import ResultStore, keep_depths, read_depths
 from sizer.estimating.work import blueprint_of, plan_of
 from sizer.query.request import Request
 from sizer.recipes.evaluation import check_evaluation
@@ -47,10 +47,10 @@ class Model:
     """
 
     def __init__(
-        self, request: Request, loaded: Loaded, device: Device, *, config: dict | None, kept: Kept, progress: Progress
+        self, request: Request, loaded: Loaded, device: Device, *, config: dict | None, store: ResultStore, progress: Progress
     ) -> None:
         self._request, self._loaded, self._device, self._config = request, loaded, device, config
-        self._kept, self._progress = kept, progress
+        self._store, self._progress = store, progress
         self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
         self._deep_traces: dict[tuple, DeepTraces] = {}  # by how the module is spread over ranks
 
@@ -132,7 +132,7 @@ class Model:
         if kind not in self._deep_traces:
             possible = self._request.objective == LM and (plan is None or (plan.splits and plan.pp == 1))
             name = f"depths {kind} {module_choices_of(self._request)}"
-            shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
+            shown, show = read_depths(self._store, name), partial(keep_depths, self._store, name)
             self._deep_traces[kind] = DeepTraces(
                 self.repeated if possible else (), one_by_one=self.blueprint.one_by_one, shown=shown, show=show
             )

@@ -19,11 +19,11 @@ from sizer.catalogue.modes import TEXT
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import AUTO
 from sizer.estimating.cautions import versions
-from sizer.estimating.kept import Kept, NothingKept, ScopedResults, keep, read_kept
 from sizer.estimating.model import COUNTED_IN, Model, Progress
 from sizer.estimating.scopes import module_scope_of, served_module
 from sizer.estimating.server_model import read_architecture
 from sizer.estimating.server_profile import trace_profile
+from sizer.estimating.store import EmptyStore, ResultStore, ScopedResults, keep, read_value
 from sizer.query.request import Request
 from sizer.query.text import format_query
 from sizer.report.census import Census
@@ -46,7 +46,7 @@ def serve(
     gpu: Gpu,
     *,
     config: dict[str, Any] | None = None,
-    kept: Kept | None = None,
+    store: ResultStore | None = None,
     progress: Progress | None = None,
     echo: Mapping[str, object] | None = None,
 ) -> Report:
@@ -56,7 +56,7 @@ def serve(
         request: The request.
         gpu: The device.
         config: The parsed config.json for the sources "hub" and "config".
-        kept: Earlier counts and traces.
+        store: Earlier counts and traces.
         progress: Called with each line of progress.
         echo: The request's values as understood.
 
@@ -66,7 +66,7 @@ def serve(
         BuildError: The architecture cannot be built.
         TraceError: The profile run cannot be traced.
     """
-    planner = Planner(request, gpu, config=config, kept=kept, progress=progress)
+    planner = Planner(request, gpu, config=config, store=store, progress=progress)
     if progress is not None:
         progress("planning the server")
     served = planner.plan(request, gpu)
@@ -95,7 +95,7 @@ class Planner:
         request: A request for the architecture; its flags do not matter.
         gpu: A device of the backend on which the architecture is built.
         config: The parsed config.json for the sources "hub" and "config".
-        kept: Earlier counts and traces.
+        store: Earlier counts and traces.
         progress: Called with each line of progress.
 
     Raises:
@@ -110,10 +110,10 @@ class Planner:
         gpu: Gpu,
         *,
         config: dict[str, Any] | None = None,
-        kept: Kept | None = None,
+        store: ResultStore | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._store = ScopedResults(NothingKept() if kept is None else kept, module_scope_of(request))
+        self._store = ScopedResults(EmptyStore() if store is None else store, module_scope_of(request))
         self._profiles: dict[str, Profile] = {}
         show = progress or (lambda text: None)
         self.architecture, self.census = _count(request, gpu, config, self._store, show)
@@ -146,7 +146,7 @@ class Planner:
         profiled = profiled_flags(flags, architecture)
         name = f"served profile {gpu.backend} {gpu.capability} {profiled}"
         if name not in self._profiles:
-            found = read_kept(self._store, name, Profile, "profile")
+            found = read_value(self._store, name, Profile, "profile")
             if found is None:
                 found = trace_profile(architecture, profiled, gpu)
                 keep(self._store, name, found)
@@ -155,16 +155,16 @@ class Planner:
 
 
 def _count(
-    request: Request, gpu: Gpu, config: dict[str, Any] | None, store: Kept, show: Progress
+    request: Request, gpu: Gpu, config: dict[str, Any] | None, store: ResultStore, show: Progress
 ) -> tuple[Architecture, Census]:
     """Return the architecture and its counts, as kept or from the module on meta."""
-    architecture = read_kept(store, "served architecture", Architecture, "architecture")
-    census = read_kept(store, "served census", Census, "census")
+    architecture = read_value(store, "served architecture", Architecture, "architecture")
+    census = read_value(store, "served census", Census, "census")
     if architecture is None or census is None:
         module_request = served_module(request)
         loaded = as_loaded(module_request, gpu, config)
         device = Device(gpu.backend, gpu.capability)
-        model = Model(module_request, loaded, device, config=config, kept=NothingKept(), progress=show)
+        model = Model(module_request, loaded, device, config=config, store=EmptyStore(), progress=show)
         module = model.module(COUNTED_IN)
         census = take_census(module, name=model.blueprint.name)
         architecture = read_architecture(module, model.blueprint.name, _checkpoint(request, config))

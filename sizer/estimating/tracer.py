@@ -19,18 +19,18 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import check_installed
 from sizer.catalogue.recipes import EACH, FULL, NONE, WITH_REFERENCE, chunks_of, is_contrastive, is_library
 from sizer.catalogue.sources import SOURCES, import_function
-from sizer.estimating.kept import (
+from sizer.estimating.scopes import as_traced, choices_of, module_choices_of, module_scope_of, work_scope_of
+from sizer.estimating.store import (
+    EmptyStore,
     Installed,
-    Kept,
-    KeptTapes,
-    NothingKept,
+    ResultStore,
     ScopedResults,
+    StoredTapes,
     keep,
     keep_tape,
-    read_kept,
     read_tape,
+    read_value,
 )
-from sizer.estimating.scopes import as_traced, choices_of, module_choices_of, module_scope_of, work_scope_of
 from sizer.query.request import Request, check_traced
 from sizer.query.values import DTYPES
 from sizer.report.census import Counted
@@ -74,7 +74,7 @@ class Tracer:
         gpu: Gpu,
         *,
         config: dict | None = None,
-        kept: Kept | None = None,
+        store: ResultStore | None = None,
         progress: Progress | None = None,
     ) -> None:
         check_traced(request)
@@ -82,17 +82,17 @@ class Tracer:
             check_installed(request.optimizer)
         self.loaded = as_loaded(request, gpu, config)
         self.request, self.gpu = as_traced(self.loaded.request), gpu
-        kept = NothingKept() if kept is None else kept
-        self._kept = ScopedResults(kept, work_scope_of(request))
+        store = EmptyStore() if store is None else store
+        self._store = ScopedResults(store, work_scope_of(request))
         self._source, self._config = SOURCES[request.source], config
-        self._of_module = ScopedResults(kept, module_scope_of(request))
+        self._of_module = ScopedResults(store, module_scope_of(request))
         self._progress = progress or (lambda text: None)
         self._module_choices, self._unpacked = module_choices_of(self.request), dict[str, Traced]()
         self._lender: Tracer | None = None  # one with the same model
         self._alike: Tracer | None = None  # one of the same work on devices of other rules
         self._line_facts = LineFacts()
         self._choices = choices_of(self.request)
-        self._tapes = KeptTapes(self._kept, self.request, self.device(), self._unpacked)
+        self._tapes = StoredTapes(self._store, self.request, self.device(), self._unpacked)
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape of `begin`
         self._whole: dict[str, dict[int, Tape]] = {}  # by dtype and batch size, tapes traced on the same device after it
 
@@ -103,7 +103,7 @@ class Tracer:
         from sizer.estimating.model import Model
 
         return Model(
-            self.request, self.loaded, self.device(), config=self._config, kept=self._of_module, progress=self._progress
+            self.request, self.loaded, self.device(), config=self._config, store=self._of_module, progress=self._progress
         )
 
     @cached_property
@@ -137,7 +137,7 @@ class Tracer:
         """Return the facts of the installed PyTorch that answers on this kind of device need."""
         device = self.device()
         name = f"installed {device.kind} {'.'.join(map(str, device.version))}"
-        if (found := read_kept(self._of_module, name, Installed, "installed")) is None:
+        if (found := read_value(self._of_module, name, Installed, "installed")) is None:
             from sizer.tracing.rule_texts import read_rule_texts
 
             found = Installed(texts=read_rule_texts(device), built_for=installed_flags())
@@ -150,9 +150,9 @@ class Tracer:
         if self._alike is not None:
             return self._alike.counted
         name = f"counted {self._choices}"
-        if (counted := read_kept(self._kept, name, Counted, "counted")) is None:
+        if (counted := read_value(self._store, name, Counted, "counted")) is None:
             counted = self._count_parts() if self.request.is_pipeline else self._model.count(self.request)
-            keep(self._kept, name, counted)
+            keep(self._store, name, counted)
         return counted
 
     def _count_parts(self) -> Counted:
@@ -168,12 +168,12 @@ class Tracer:
 
         Devices of other rules share them, but they are stored by the rules of each.
         """
-        return Replays(self._kept.get(self._replayed), shared=None if self._alike is None else self._alike.replays)
+        return Replays(self._store.get(self._replayed), shared=None if self._alike is None else self._alike.replays)
 
     def keep_replays(self) -> None:
         """Store the results of replays."""
         if (packed := self.replays.pack()) is not None:
-            self._kept.put(self._replayed, packed)
+            self._store.put(self._replayed, packed)
 
     @property
     def _replayed(self) -> str:
@@ -301,9 +301,9 @@ class Tracer:
         Its size queries are not resolved. Raises TraceError if it cannot be traced.
         """
         name = f"{self._tapes.name(dtype, at_batch=batch)} accumulates {accumulates}"
-        if (tape := read_tape(self._kept, name)) is None:
+        if (tape := read_tape(self._store, name)) is None:
             tape = self._run(dtype, batch, self.device(), accumulates=accumulates)
-            keep_tape(self._kept, name, tape)
+            keep_tape(self._store, name, tape)
         return tape
 
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
@@ -312,7 +312,7 @@ class Tracer:
         Empty if its generation cannot be traced, or is of more than text.
         """
         name = f"kv cache {self._tapes.name(dtype)}"
-        if (found := read_kept(self._kept, name, tuple[KvSegment, ...], "segments")) is not None:
+        if (found := read_value(self._store, name, tuple[KvSegment, ...], "segments")) is not None:
             return found
         self._progress(f"tracing the cache in {dtype}")
         try:
@@ -329,7 +329,7 @@ class Tracer:
             )
         except TraceError:  # the estimate of the dtype says why
             found = ()
-        keep(self._kept, name, found)
+        keep(self._store, name, found)
         return found
 
     def built(self) -> tuple[Blueprint, nn.Module]:

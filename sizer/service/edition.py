@@ -40,7 +40,7 @@ def code_digest(package: Path = _PACKAGE) -> str:
     return found.hexdigest()
 
 
-def kept_digest(folder: Path, package: Path = _PACKAGE) -> str:
+def stored_digest(folder: Path, package: Path = _PACKAGE) -> str:
     """Return the result of `code_digest`, from a folder if it is stored there for files of these sizes and times."""
     states = sorted(_states(str(package)))
     asked = hashlib.sha256(json.dumps(states).encode()).hexdigest()
@@ -87,4 +87,4 @@ def edition_of(versions: Mapping[str, str], folder: str = "") -> str:
 
     With a folder the digest of these is kept there.
     """
-    return json.dumps([dict(versions), kept_digest(Path(folder)) if folder else code_digest()])
+    return json.dumps([dict(versions), stored_digest(Path(folder)) if folder else code_digest()])

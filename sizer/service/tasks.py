@@ -27,10 +27,10 @@ def run(job: dict, channel: Channel) -> dict:
     return TASKS[job["task"]](job, channel)
 
 
-class KeptByServer:
+class ServerStore:
     """Read traces that earlier jobs stored for this architecture, and store the traces of this job.
 
-    Names are sent as digests, the digest of their scope first (`ScopedResults` of sizer.estimating.kept). Names contain
+    Names are sent as digests, the digest of their scope first (`ScopedResults` of sizer.estimating.store). Names contain
     everything that a value depends on, including a whole config, and may have any length.
     """
 
@@ -65,7 +65,7 @@ def _estimate(job: dict, channel: Channel) -> dict:
     estimator = Estimator(
         request,
         config=_config(job),
-        kept=KeptByServer(job, channel),
+        store=ServerStore(job, channel),
         progress=channel.progress,
         stops=job.get("part") == STOPS,
     )
@@ -130,8 +130,8 @@ def _snapshot(job: dict, channel: Channel) -> dict:
     from sizer.decision.peak import snapshot
     from sizer.query.text import parse_query
 
-    kept = KeptByServer(job, channel)
-    data = snapshot(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
+    store = ServerStore(job, channel)
+    data = snapshot(parse_query(job["query"]), config=_config(job), store=store, progress=channel.progress)
     return {"zlib": base64.b64encode(zlib.compress(data)).decode("ascii")}
 
 
@@ -140,8 +140,8 @@ def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> 
     from sizer.base.codec import encode
     from sizer.query.text import parse_query
 
-    kept = KeptByServer(job, channel)
-    reports = answer(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
+    store = ServerStore(job, channel)
+    reports = answer(parse_query(job["query"]), config=_config(job), store=store, progress=channel.progress)
     last = -PARTIAL_SECONDS
     for report in reports:
         if time.monotonic() >= last + PARTIAL_SECONDS:
@@ -155,8 +155,8 @@ def _script(job: dict, channel: Channel) -> dict:
     from sizer.decision.peak import script
     from sizer.query.text import parse_query
 
-    kept = KeptByServer(job, channel)
-    return {"text": script(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)}
+    store = ServerStore(job, channel)
+    return {"text": script(parse_query(job["query"]), config=_config(job), store=store, progress=channel.progress)}
 
 
 def _compare(job: dict, channel: Channel) -> dict:

@@ -47,7 +47,7 @@ LOOK_SECONDS = 0.005  # between two looks at what a job has
 REPLAYING = ("allocator.allocator", "report.fit", "report.replays")  # modules that call replay_events
 
 
-class KeptInMemory(dict):
+class InMemoryStore(dict):
     """What one architecture keeps."""
 
     def put(self, name: str, data: bytes) -> None:
@@ -100,9 +100,9 @@ def moments(
     return found, counter
 
 
-def view(query: str, kept: KeptInMemory) -> tuple[list[tuple[Seconds, object]], Counter]:
+def view(query: str, kept: InMemoryStore) -> tuple[list[tuple[Seconds, object]], Counter]:
     """The reports of a query."""
-    return moments(lambda progress: Estimator(parse_query(query), kept=kept, progress=progress).reports())
+    return moments(lambda progress: Estimator(parse_query(query), store=kept, progress=progress).reports())
 
 
 def with_keys(query: str, changed: dict[str, str]) -> str:
@@ -126,10 +126,10 @@ def show_cells(name: str, found: list[tuple[Seconds, object]], whole: Seconds) -
 
 
 def main(names: list[str]) -> None:
-    list(view("arch=torchvision:resnet18&batch=1&dtype=float32", KeptInMemory()))
+    list(view("arch=torchvision:resnet18&batch=1&dtype=float32", InMemoryStore()))
     for name in names or QUESTIONS:
         query, cell = QUESTIONS[name]
-        kept = KeptInMemory()
+        kept = InMemoryStore()
         found, counter = view(query, kept)
         whole = found[-1][0]
         print(f"{query}\n  {'':<34}{'seconds':>8}{'processor':>10}{'ratio':>8}{'traces':>8}{'replays':>9}")
@@ -137,7 +137,7 @@ def main(names: list[str]) -> None:
         show_cells("", found, whole)
         show("the whole view", whole, whole, counter)
         for other, changed in OTHERS.items():
-            found, counter = view(with_keys(query, changed), KeptInMemory(kept))
+            found, counter = view(with_keys(query, changed), InMemoryStore(kept))
             show_cells(f"{other}: ", found, whole)
             show(f"{other}: whole", found[-1][0], whole, counter)
         if cell is None:
@@ -150,13 +150,13 @@ def main(names: list[str]) -> None:
             show_jobs(client, *QUESTIONS[name])
 
 
-def show_decisions(query: str, kept: KeptInMemory, whole: Seconds) -> None:
+def show_decisions(query: str, kept: InMemoryStore, whole: Seconds) -> None:
     """Print the rows of the levers and of the devices."""
     request = parse_query(query)
-    found, counter = moments(lambda progress: levers(request, kept=KeptInMemory(kept), progress=progress))
+    found, counter = moments(lambda progress: levers(request, store=InMemoryStore(kept), progress=progress))
     show("levers", found[-1][0], whole, counter)
     for again in ("", ", again"):
-        found, counter = moments(lambda progress: devices(request, kept=kept, progress=progress))
+        found, counter = moments(lambda progress: devices(request, store=kept, progress=progress))
         first = next(at for at, report in found if len(report.rows) == len(report.pending))
         show(f"which device{again}: where it fits", first, whole)
         show(f"which device{again}: whole", found[-1][0], whole, counter)

@@ -60,21 +60,21 @@ def test_where_no_other_batch_was_tried_it_says_so():
     assert told == ["at most 255", "at least 256"]
 
 
-class KeptInMemory(dict):
+class InMemoryStore(dict):
     def put(self, name: str, data: bytes) -> None:
         self[name] = data
 
 
 def test_jobs_beside_each_other_keep_what_each_has_replayed(monkeypatch):
-    parts, together = (("rtx-4090", "h100-80gb"), ("t4", "m2-ultra-64gb")), KeptInMemory()
+    parts, together = (("rtx-4090", "h100-80gb"), ("t4", "m2-ultra-64gb")), InMemoryStore()
     for part in parts:  # each begins with nothing, and what both keep is put together by name
-        kept = KeptInMemory()
-        *_, found = devices(parse_query(QUERY), gpus=[GPUS[key] for key in part], kept=kept)
+        kept = InMemoryStore()
+        *_, found = devices(parse_query(QUERY), gpus=[GPUS[key] for key in part], store=kept)
         assert all(row.cell.fits for row in found.rows)
         together.update(kept)
     for module in ("allocator.allocator", "report.fit", "report.replays"):
         monkeypatch.setattr(f"sizer.{module}.replay_events", None)
-    *_, again = devices(parse_query(QUERY), gpus=[GPUS[key] for part in parts for key in part], kept=together)
+    *_, again = devices(parse_query(QUERY), gpus=[GPUS[key] for part in parts for key in part], store=together)
     assert all(row.batch for row in again.rows)
 
 

@@ -107,7 +107,7 @@ ELSEWHERE = {
 }
 
 
-class KeptInMemory(dict):
+class InMemoryStore(dict):
     """What earlier questions kept, by name."""
 
     def put(self, name: str, data: bytes) -> None:
@@ -132,9 +132,9 @@ SHARING = [key for key in DIFFERENCES if KEYS[key].affects != MODULE]
 @pytest.mark.parametrize("key", [pytest.param(key, marks=[pytest.mark.exhaustive] * (key in LONG)) for key in SHARING])
 def test_nothing_is_shared_that_the_key_changes(key: str):
     one, other = (parse_query(question(key, value)) for value in DIFFERENCES[key][1:])
-    kept = KeptInMemory()
-    estimate(one, kept=kept)
-    assert estimate(other, kept=kept).to_json() == estimate(other).to_json()
+    kept = InMemoryStore()
+    estimate(one, store=kept)
+    assert estimate(other, store=kept).to_json() == estimate(other).to_json()
 
 
 @pytest.mark.parametrize("key", DIFFERENCES)

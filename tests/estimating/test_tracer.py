@@ -10,7 +10,7 @@ import pytest
 from sizer.base.config_json import encode_config
 from sizer.base.errors import RequestError, TraceError
 from sizer.estimating.estimator import Estimator, estimate
-from sizer.estimating.kept import digest_name
+from sizer.estimating.store import digest_name
 from sizer.estimating.tracer import BY_ITSELF
 from sizer.query.text import parse_query
 from sizer.report.report import Focus, Report
@@ -70,19 +70,19 @@ CELLS = "&dtype=float32,bfloat16&batch=1,2,8"
 )
 def test_what_is_only_a_replay_traces_nothing(traces, query, others):
     shelf = Shelf()
-    estimate(parse_query(query), kept=shelf)
+    estimate(parse_query(query), store=shelf)
     for change in others:
         traces.clear()
-        found = estimate(parse_query(with_keys(query, change)), kept=shelf)
+        found = estimate(parse_query(with_keys(query, change)), store=shelf)
         assert traces == [], change
         assert plain(found) == plain(estimate(parse_query(with_keys(query, change)))), change
 
 
 def test_passes_beyond_those_that_are_traced_trace_nothing(traces):
     shelf, query = Shelf(), f"{RESNET}&dtype=float32&batch=2&train=head"
-    few = estimate(parse_query(f"{query}&accumulate=2"), kept=shelf)
+    few = estimate(parse_query(f"{query}&accumulate=2"), store=shelf)
     traces.clear()
-    assert estimate(parse_query(f"{query}&accumulate=64"), kept=shelf).estimates == few.estimates
+    assert estimate(parse_query(f"{query}&accumulate=64"), store=shelf).estimates == few.estimates
     assert traces == []
 
 
@@ -101,12 +101,12 @@ def test_passes_beyond_those_that_are_traced_trace_nothing(traces):
 )
 def test_another_work_is_traced_anew(traces, change):
     shelf, query = Shelf(), f"{GPT2}&dtype=float32&batch=2"
-    estimate(parse_query(query), kept=shelf)
+    estimate(parse_query(query), store=shelf)
     traces.clear()
-    found = estimate(parse_query(with_keys(query, change)), kept=shelf)
+    found = estimate(parse_query(with_keys(query, change)), store=shelf)
     assert traces
     traces.clear()
-    again = estimate(parse_query(with_keys(query, change)), kept=shelf)
+    again = estimate(parse_query(with_keys(query, change)), store=shelf)
     assert traces == []
     assert plain(found) == plain(again)
 
@@ -114,11 +114,11 @@ def test_another_work_is_traced_anew(traces, change):
 @pytest.mark.exhaustive
 def test_batches_that_are_on_no_line_are_added_to_those_that_were_traced(traces):
     shelf = Shelf()
-    first = estimate(parse_query(f"{STAGE}&batch=2"), kept=shelf)
+    first = estimate(parse_query(f"{STAGE}&batch=2"), store=shelf)
     if not any(BY_ITSELF in note for note in first.notes):
         pytest.fail("this model is affine in the batch now: take another one")
     traces.clear()
-    both = estimate(parse_query(f"{STAGE}&batch=2,4"), kept=shelf)
+    both = estimate(parse_query(f"{STAGE}&batch=2,4"), store=shelf)
     assert ("float32", 2) not in traces
     assert both.estimates[0] == first.estimates[0]
 
@@ -131,28 +131,28 @@ def test_a_failure_is_kept_too(monkeypatch):
         raise TraceError("no kernel for that")
 
     monkeypatch.setattr(trace, "trace", fail)
-    first = estimate(query, kept=shelf)
+    first = estimate(query, store=shelf)
     assert first.failures == {"float32": "no kernel for that"}
-    assert plain(estimate(query, kept=shelf)) == plain(first)
+    assert plain(estimate(query, store=shelf)) == plain(first)
     assert tried == [2]
 
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_bytes_that_cannot_be_read_are_traced_again(traces, bound):
     query, shelf = f"{RESNET}&dtype=float32&batch=2", Shelf()
-    first = estimate(parse_query(query), kept=shelf)
+    first = estimate(parse_query(query), store=shelf)
     for name in shelf:
         shelf[name] = (digest_name(name) if bound else b"") + b"something else"
-    assert plain(estimate(parse_query(query), kept=shelf)) == plain(first)
+    assert plain(estimate(parse_query(query), store=shelf)) == plain(first)
 
 
 def test_bytes_of_another_question_are_traced_again(traces):
     query, small, large = f"{RESNET}&dtype=float32&batch=2", Shelf(), Shelf()
-    first = estimate(parse_query(query), kept=small)
-    estimate(parse_query(with_keys(query, "image=96")), kept=large)
+    first = estimate(parse_query(query), store=small)
+    estimate(parse_query(with_keys(query, "image=96")), store=large)
     moved = Shelf({name: large[name.replace("image=64", "image=96").replace("(64, 64)", "(96, 96)")] for name in small})
     traces.clear()
-    assert plain(estimate(parse_query(query), kept=moved)) == plain(first)
+    assert plain(estimate(parse_query(query), store=moved)) == plain(first)
     assert traces
 
 
@@ -160,11 +160,11 @@ def test_a_cell_that_does_not_fit_is_traced_once(traces):
     wide = SMALL_LLAMA | {"hidden_size": 2048, "intermediate_size": 8192}
     query = f"arch=config:{encode_config(json.dumps(wide))}&seq=16&dtype=float32&batch=1&gpu=custom:2GiB@8.0"
     shelf = Shelf()
-    report = estimate(parse_query(query), kept=shelf)
+    report = estimate(parse_query(query), store=shelf)
     assert not report.estimates[0].fits and len(report.loop) > 2
     assert traces == [("float32", 1)]
-    again = estimate(parse_query(query), kept=shelf)
-    kept_loop = estimate(parse_query(f"{query}&outputs=kept"), kept=shelf)
+    again = estimate(parse_query(query), store=shelf)
+    kept_loop = estimate(parse_query(f"{query}&outputs=kept"), store=shelf)
     assert plain(again) == plain(report) and traces == [("float32", 1)]
     (freed,) = (row for row in kept_loop.loop if row.decision.startswith("outputs are freed"))
     (kept,) = (row for row in report.loop if row.decision == "outputs are kept during the backward pass")
@@ -207,11 +207,11 @@ STAGE = f"arch=config:{encode_config(json.dumps(SMALL_LLAMA))}&seq=16&dtype=floa
 
 def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_first():
     shelf = Shelf()
-    reports = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), kept=shelf).reports())
+    reports = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), store=shelf).reports())
     grown = [[row.batch for row in report.estimates] for report in reports]
     assert grown == [[], [4], [2, 4], [2, 4, 8], [2, 4, 8]]
     assert any(BY_ITSELF in note for note in reports[-1].notes)
-    again = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), kept=shelf).reports())
+    again = list(Estimator(parse_query(f"{STAGE}&batch=2,4,8&focus=float32:4"), store=shelf).reports())
     assert plain(again[-1]) == plain(reports[-1])
     assert [len(report.estimates) for report in again] == [0, 1, 3, 3]
 
@@ -236,7 +236,7 @@ def test_no_line_is_traced_where_two_batch_sizes_do_not_fit(traces):
     # a layer's attention of 4 heads in float32, its probabilities alone: 4 * 12288^2 * 4 bytes = 2.25 GiB for each sample
     question = STAGE.replace("seq=16&dtype=float32&pp=2&rank=0", "seq=12288&attention=eager&dtype=float32&batch=1,2,4")
     small, shelf = parse_query(f"{question}&gpu=custom:2GiB@8.0"), Shelf()
-    *_, report = Estimator(small, kept=shelf, stops=True).reports()
+    *_, report = Estimator(small, store=shelf, stops=True).reports()
     assert [(row.batch, row.fits) for row in report.estimates] == [(1, False), (2, False)]
     assert report.left_out("float32") == (4,)
     assert {batch for _, batch in traces} == {1, 2}
@@ -244,20 +244,20 @@ def test_no_line_is_traced_where_two_batch_sizes_do_not_fit(traces):
     assert [*report.estimates] == [row for row in whole.estimates if row.batch < 4]
     assert report.max_batch == whole.max_batch
     traces.clear()
-    *_, again = Estimator(small, kept=shelf, stops=True).reports()
+    *_, again = Estimator(small, store=shelf, stops=True).reports()
     assert plain(again) == plain(report) and not traces
     large = parse_query(f"{question}&gpu=custom:100GiB@8.0")
-    *_, fits = Estimator(large, kept=shelf, stops=True).reports()
+    *_, fits = Estimator(large, store=shelf, stops=True).reports()
     assert plain(fits) == plain(estimate(large))
 
 
 def test_what_was_traced_before_a_job_was_stopped_is_not_traced_again(traces):
     query, shelf = parse_query(f"{STAGE}&batch=2,4,8"), Shelf()
-    for report in Estimator(query, kept=shelf).reports():
+    for report in Estimator(query, store=shelf).reports():
         if len(report.estimates) == 2:
             break
     traces.clear()
-    gone_on = estimate(query, kept=shelf)
+    gone_on = estimate(query, store=shelf)
     assert traces == [("float32", 8)]
     assert plain(gone_on) == plain(estimate(query))
 
@@ -278,12 +278,12 @@ def test_a_batch_size_that_cannot_be_traced_leaves_those_before_it(monkeypatch):
         return real(blueprint, module, work, batch=batch, **arguments)
 
     monkeypatch.setattr(trace, "trace", fail_at_eight)
-    report = estimate(query, kept=shelf)
+    report = estimate(query, store=shelf)
     assert [row.batch for row in report.estimates] == [2, 4]
     assert "float32: no kernel for that" in report.notes
     assert report.failures == {}
     tried.clear()
-    assert plain(estimate(query, kept=shelf)) == plain(report)
+    assert plain(estimate(query, store=shelf)) == plain(report)
     assert tried == []
 
 
@@ -352,7 +352,7 @@ def test_what_is_looked_at_first(query, focus):
 
 def test_a_batch_that_the_model_refuses_is_refused_from_kept_counts_too():
     query, shelf = "arch=torchvision:deeplabv3_resnet50&image=64&dtype=float32&batch=", Shelf()
-    report = estimate(parse_query(f"{query}1,2"), kept=shelf)
+    report = estimate(parse_query(f"{query}1,2"), store=shelf)
     assert any(note.startswith("batch 1 is left out: batch for training") for note in report.notes)
     with pytest.raises(RequestError, match=r"^batch for training .*: given 1, allowed at least 2"):
-        estimate(parse_query(f"{query}1"), kept=shelf)
+        estimate(parse_query(f"{query}1"), store=shelf)

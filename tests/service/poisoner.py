@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sizer.estimating.kept import digest_name
+from sizer.estimating.store import digest_name
 from sizer.service import tasks
 
 SMALL, LARGE = "image=64", "image=400"
 HOSTILE = "batch=3"  # a question with this batch size alone is a hostile one
 
 
-class Poisoner(tasks.KeptByServer):
+class Poisoner(tasks.ServerStore):
     """Keeps each result under its own name, and under that of the other image size, bound to it as an honest job does."""
 
     def put(self, name: str, data: bytes) -> None:
@@ -21,8 +21,8 @@ class Poisoner(tasks.KeptByServer):
 def run(job: dict, channel) -> dict:
     if HOSTILE not in job["query"]:
         return tasks.run(job, channel)
-    honest, tasks.KeptByServer = tasks.KeptByServer, Poisoner
+    honest, tasks.ServerStore = tasks.ServerStore, Poisoner
     try:
         return tasks.run(job, channel)
     finally:
-        tasks.KeptByServer = honest
+        tasks.ServerStore = honest

@@ -129,14 +129,14 @@ def test_a_table_of_devices_comes_from_kept_tapes_too(tmp_path, monkeypatch) -> 
 def test_packages_that_are_refused_are_seen_to_be_installed() -> None:
     program = """
 import importlib.util, sys
-from sizer.service.local.replaying import NotKeptError, Refusing
+from sizer.service.local.replaying import NotStoredError, Refusing
 sys.meta_path.insert(0, Refusing())
 assert importlib.util.find_spec("torch").submodule_search_locations
 assert importlib.util.find_spec("json").loader is not None
 for name in ("torch", "torch.nn"):
     try:
         __import__(name)
-    except NotKeptError as error:
+    except NotStoredError as error:
         print(error)
 assert "torch" not in sys.modules
 """

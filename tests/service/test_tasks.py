@@ -46,6 +46,6 @@ def test_names_of_any_length_are_kept_as_digests():
             self.kept[name] = data
 
     channel, name = Named(), "depths of " + "a very long config " * 1000
-    tasks.KeptByServer({"kept": {}}, channel).put(name, b"1")
+    tasks.ServerStore({"kept": {}}, channel).put(name, b"1")
     assert [len(one) for one in channel.kept] == [32 + 1 + 64]  # the scope's digest, and the name's
-    assert tasks.KeptByServer({"kept": channel.kept}, channel).get(name) == b"1"
+    assert tasks.ServerStore({"kept": channel.kept}, channel).get(name) == b"1"

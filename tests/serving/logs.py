@@ -18,12 +18,12 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import ENGINES
-from sizer.estimating.kept import NothingKept
 from sizer.estimating.model import COUNTED_IN, Model
 from sizer.estimating.scopes import served_module
 from sizer.estimating.server_model import read_architecture
 from sizer.estimating.server_profile import trace_profile
 from sizer.estimating.server_report import processors_of
+from sizer.estimating.store import EmptyStore
 from sizer.query.request import Request
 from sizer.query.text import parse_query
 from sizer.serving.architecture import Architecture
@@ -78,7 +78,7 @@ def architecture_of(preset: str) -> Architecture:
     gpu = find_gpu(request.gpu)
     loaded = as_loaded(request, gpu, None)
     device = Device(gpu.backend, gpu.capability)
-    model = Model(request, loaded, device, config=None, kept=NothingKept(), progress=lambda text: None)
+    model = Model(request, loaded, device, config=None, store=EmptyStore(), progress=lambda text: None)
     return read_architecture(model.module(COUNTED_IN), preset, find_preset(preset).config)
 
 

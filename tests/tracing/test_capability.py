@@ -12,7 +12,7 @@ import pytest
 
 from sizer.base.config_json import encode_config
 from sizer.catalogue.gpu_keys import CAPABILITIES, find_gpu
-from sizer.estimating.kept import NothingKept
+from sizer.estimating.store import EmptyStore
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
 from sizer.tape.archive import pack, unpack
@@ -57,7 +57,7 @@ def test_what_another_capability_has_traced_is_what_this_one_would(query: str, t
     for major, minor in CAPABILITIES:
         request = parse_query(f"{query}&batch=2&gpu=custom:24GiB@{major}.{minor}")
         (dtype,), gpu = request.dtypes, find_gpu(request.gpu)
-        shared = Tracer(request, gpu, kept=shelf).trace_cell(dtype, 2)
+        shared = Tracer(request, gpu, store=shelf).trace_cell(dtype, 2)
         alone, _ = Tracer(request, gpu).trace_noted(dtype, 2)
         assert shared == alone, (major, minor)
     assert sum("\ntraced" in name for name in shelf) == traces
@@ -68,7 +68,7 @@ def test_so_are_the_lines_over_the_batch_size_and_the_kernels():
     for gpu in ("a100-80gb", "h200", "rtx-3090", "b200"):
         request = parse_query(f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=2&gpu={gpu}")
         shared, anew = (
-            Tracer(request, find_gpu(gpu), kept=kept).trace("bfloat16", (2,)) for kept in (shelf, NothingKept())
+            Tracer(request, find_gpu(gpu), store=kept).trace("bfloat16", (2,)) for kept in (shelf, EmptyStore())
         )
         assert pack(shared) == pack(anew)
     assert sum("\ntraced" in name for name in shelf) == 2

@@ -15,8 +15,8 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.base.versions import installed_version
 from sizer.catalogue.gpus import GPUS
 from sizer.estimating.estimator import estimate
-from sizer.estimating.kept import KeptTapes, NothingKept
 from sizer.estimating.scopes import choices_of, work_scope_of
+from sizer.estimating.store import EmptyStore, StoredTapes
 from sizer.estimating.tracer import Tracer
 from sizer.query.text import parse_query
 from sizer.report.report import Report
@@ -87,10 +87,10 @@ def test_an_eager_question_is_the_same_after_a_compiled_one():
 def test_the_report_says_what_was_compiled_and_what_was_assumed():
     kept: dict[str, bytes] = {}
 
-    class Kept:
+    class ResultStore:
         get, put = kept.get, kept.__setitem__
 
-    report = estimate(parse_query(ALEXNET), kept=Kept())
+    report = estimate(parse_query(ALEXNET), store=ResultStore())
     (region,) = report.compiled.regions
     assert re.fullmatch(r"a module of torch\.nn: \d+ operators", region)
     assert f"torch.compile, compiled region: {region}" in report.notes
@@ -98,7 +98,7 @@ def test_the_report_says_what_was_compiled_and_what_was_assumed():
     assert json.loads(report.to_json())["compiled"]["regions"] == [region]
     assert Report.from_dict(json.loads(report.to_json())).compiled == report.compiled
     told: list[str] = []
-    again = estimate(parse_query(ALEXNET), kept=Kept(), progress=told.append)
+    again = estimate(parse_query(ALEXNET), store=ResultStore(), progress=told.append)
     assert again.to_json() == report.to_json()  # `compiled` is kept with the tapes
     assert not any(text.startswith("tracing") for text in told)
 
@@ -109,11 +109,11 @@ def test_kept_results_are_of_one_way_to_compile_on_one_gpu():
     assert len(set(map(choices_of, asked))) == len(set(map(work_scope_of, asked))) == 4
     request = asked[1]
     h100, h200 = (
-        KeptTapes(NothingKept(), request, Device("cuda", (9, 0), answers_for=GPUS[key]), {}).name("bfloat16")
+        StoredTapes(EmptyStore(), request, Device("cuda", (9, 0), answers_for=GPUS[key]), {}).name("bfloat16")
         for key in ("h100-80gb", "h200")
     )
     assert h100 != h200  # Inductor decides by the number of multiprocessors
-    eager = KeptTapes(NothingKept(), asked[0], Device("cuda", (9, 0)), {}).name("bfloat16")
+    eager = StoredTapes(EmptyStore(), asked[0], Device("cuda", (9, 0)), {}).name("bfloat16")
     assert "compiled" not in eager
 
 

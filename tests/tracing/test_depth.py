@@ -13,7 +13,7 @@ from torch import nn
 from sizer.allocator.allocator import replay
 from sizer.base.config_json import encode_config
 from sizer.catalogue.gpus import GPUS
-from sizer.estimating.kept import Kept
+from sizer.estimating.store import ResultStore
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import work_of
 from sizer.query.text import parse_query
@@ -104,15 +104,15 @@ def small_modules_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depth, "FIXED", 0)
 
 
-class KeptInMemory(dict):
+class InMemoryStore(dict):
     """What is kept of one architecture."""
 
     def put(self, name: str, data: bytes) -> None:
         self[name] = data
 
 
-def tracer_of(config: dict, more: str, kept: Kept | None = None) -> Tracer:
-    return Tracer(parse_query(f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16{more}"), GPU, kept=kept)
+def tracer_of(config: dict, more: str, kept: ResultStore | None = None) -> Tracer:
+    return Tracer(parse_query(f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16{more}"), GPU, store=kept)
 
 
 class Traces:
@@ -212,7 +212,7 @@ def test_the_tracer_unfolds_what_it_traces():
 
 
 def test_what_was_shown_once_is_kept_for_later_questions(monkeypatch):
-    kept, searches, find = KeptInMemory(), [], DeepTraces._find
+    kept, searches, find = InMemoryStore(), [], DeepTraces._find
     monkeypatch.setattr(DeepTraces, "_find", lambda *arguments: searches.append(0) or find(*arguments))
     config = {**LLAMA, **DEEP}
     tracer_of(config, "&optimizer=sgd", kept).trace("float32", (2,))
@@ -229,7 +229,7 @@ def test_what_was_shown_once_is_kept_for_later_questions(monkeypatch):
 @pytest.mark.exhaustive
 def test_kept_depths_are_those_of_the_choice_that_was_shown(monkeypatch):
     """Two choices shorten the same list: one by single layers, whose windows differ here, and one by periods of four."""
-    kept, config = KeptInMemory(), {**WINDOWS, "sliding_window": 8}
+    kept, config = InMemoryStore(), {**WINDOWS, "sliding_window": 8}
     tracer_of(config, "&seq=32&optimizer=sgd", kept).trace("bfloat16", (2,))
     depths: list[int] = []
 

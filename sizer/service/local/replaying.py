@@ -21,16 +21,16 @@ from sizer.service.local.placeholders import hidden
 REFUSED = ("torch", *sorted({source.package for source in SOURCES.values()}))
 
 
-class NotKeptError(Exception):
+class NotStoredError(Exception):
     """A package is needed that traces models."""
 
 
 class _Refusal(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        raise NotKeptError(spec.name)
+        raise NotStoredError(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        raise NotKeptError(module.__name__)
+        raise NotStoredError(module.__name__)
 
 
 class Refusing:
@@ -51,5 +51,5 @@ def run(job: dict, channel: Channel) -> dict:
     try:
         with hidden("numba"):
             return {"answer": tasks.run(job, channel)}
-    except NotKeptError:
+    except NotStoredError:
         return {"answer": None}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError
 from sizer.query.text import format_query, parse_query
-from sizer.service.edition import kept_digest, write_whole
+from sizer.service.edition import stored_digest, write_whole
 
 if TYPE_CHECKING:
     from sizer.report.report import Report
@@ -28,7 +28,7 @@ MOST_FILES, MOST_BYTES = 2_000, 256 * 2**20  # a report of 40 cells has some 60 
 REPORT, NAMES = "report", "names"
 
 
-class KeptReports:
+class StoredReports:
     """Reports and their texts by query in a folder. Without a folder nothing is kept.
 
     A file that cannot be read or written, or was truncated, counts as absent.
@@ -126,7 +126,7 @@ def _key_of(query: str, folder: Path) -> str | None:
 
 def _digest(text: str, folder: Path) -> str:
     """Return a digest of a text, of this package's code and data, and of the installation."""
-    parts = (text, kept_digest(folder), *_installation())
+    parts = (text, stored_digest(folder), *_installation())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.query.text import parse_query
-from sizer.service import edition, kept_reports
-from sizer.service.edition import code_digest, kept_digest
-from sizer.service.kept_reports import KeptReports
+from sizer.service import edition, stored_reports
+from sizer.service.edition import code_digest, stored_digest
+from sizer.service.stored_reports import StoredReports
 from sizer.service.tapes import FOLDER_VARIABLE
 from tests.ui.reports import report_for
 
@@ -34,28 +34,28 @@ def written(folder: Path) -> list[Path]:
 
 
 def test_a_report_is_found_again(tmp_path):
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    assert KeptReports(str(tmp_path)).find(QUERY) == REPORT
-    assert KeptReports(str(tmp_path)).find(f"gpu=a100-40gb&{QUERY.removesuffix('&gpu=a100-40gb')}") == REPORT
-    assert KeptReports(str(tmp_path)).find(QUERY.replace("32&", "64&")) is None
+    StoredReports(str(tmp_path)).keep(QUERY, REPORT)
+    assert StoredReports(str(tmp_path)).find(QUERY) == REPORT
+    assert StoredReports(str(tmp_path)).find(f"gpu=a100-40gb&{QUERY.removesuffix('&gpu=a100-40gb')}") == REPORT
+    assert StoredReports(str(tmp_path)).find(QUERY.replace("32&", "64&")) is None
 
 
 @pytest.mark.parametrize("changed", [{"pending": ("float32",)}, {"failures": {"float32": "the job was stopped"}}])
 def test_a_part_of_an_answer_is_not_kept(tmp_path, changed):
-    KeptReports(str(tmp_path)).keep(QUERY, replace(REPORT, **changed))
+    StoredReports(str(tmp_path)).keep(QUERY, replace(REPORT, **changed))
     assert written(tmp_path) == []
 
 
 @pytest.mark.parametrize("query", ["arch=hub:org/name&batch=1", "arch=torchvision:resnet50&batch=0"])
 def test_a_config_of_the_hub_and_a_refused_query_are_not_kept(tmp_path, query):
-    KeptReports(str(tmp_path)).keep(query, REPORT)
+    StoredReports(str(tmp_path)).keep(query, REPORT)
     assert written(tmp_path) == []
 
 
 def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    KeptReports("").keep(QUERY, REPORT)
-    assert KeptReports("").find(QUERY) is None
+    StoredReports("").keep(QUERY, REPORT)
+    assert StoredReports("").find(QUERY) is None
     assert not [*tmp_path.iterdir()]
 
 
@@ -78,23 +78,23 @@ def older_format(data: bytes) -> bytes:
     ],
 )
 def test_a_file_that_is_no_report_counts_as_absent(tmp_path, spoil):
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    StoredReports(str(tmp_path)).keep(QUERY, REPORT)
     (path,) = written(tmp_path)
     path.write_bytes(spoil(path.read_bytes()))
-    assert KeptReports(str(tmp_path)).find(QUERY) is None
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    assert KeptReports(str(tmp_path)).find(QUERY) == REPORT
+    assert StoredReports(str(tmp_path)).find(QUERY) is None
+    StoredReports(str(tmp_path)).keep(QUERY, REPORT)
+    assert StoredReports(str(tmp_path)).find(QUERY) == REPORT
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "reports").write_text("a file in the place of the folder")
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    assert KeptReports(str(tmp_path)).find(QUERY) is None
+    StoredReports(str(tmp_path)).keep(QUERY, REPORT)
+    assert StoredReports(str(tmp_path)).find(QUERY) is None
 
 
 def test_the_least_recently_used_go_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_reports, "MOST_FILES", 2)
-    kept = KeptReports(str(tmp_path))
+    monkeypatch.setattr(stored_reports, "MOST_FILES", 2)
+    kept = StoredReports(str(tmp_path))
     for batch in (1, 2, 3):
         kept.keep(f"arch=torchvision:resnet50&batch={batch}", REPORT)
     assert len(written(tmp_path)) == 2
@@ -129,24 +129,24 @@ def test_the_edition_is_that_of_this_package():
     assert code_digest() == code_digest(Path(edition.__file__).parents[1])
 
 
-@pytest.mark.parametrize("name", ["_installation", "kept_digest"])
+@pytest.mark.parametrize("name", ["_installation", "stored_digest"])
 def test_another_installation_has_reports_of_its_own(tmp_path, monkeypatch, name):
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    changed = {"_installation": lambda: ["torch-9.9.dist-info"], "kept_digest": lambda folder: "another"}[name]
-    monkeypatch.setattr(kept_reports, name, changed)
-    assert KeptReports(str(tmp_path)).find(QUERY) is None
+    StoredReports(str(tmp_path)).keep(QUERY, REPORT)
+    changed = {"_installation": lambda: ["torch-9.9.dist-info"], "stored_digest": lambda folder: "another"}[name]
+    monkeypatch.setattr(stored_reports, name, changed)
+    assert StoredReports(str(tmp_path)).find(QUERY) is None
 
 
 def test_the_installation_names_every_package():
-    assert any(name.startswith("torch-") for name in kept_reports._installation())
+    assert any(name.startswith("torch-") for name in stored_reports._installation())
 
 
 def test_the_copies_that_setuptools_adds_to_the_path_change_no_key(monkeypatch):
-    before = kept_reports._installation()
+    before = stored_reports._installation()
     vendored = Path(importlib.util.find_spec("setuptools").origin).parent / "_vendor"
     assert [*vendored.glob("*.dist-info")]
     monkeypatch.setattr(sys, "path", [*sys.path, str(vendored)])
-    assert kept_reports._installation() == before
+    assert stored_reports._installation() == before
 
 
 def test_the_command_starts_no_job_server_for_an_answer_that_is_kept(tmp_path, monkeypatch, capsys):
@@ -175,7 +175,7 @@ def test_the_names_of_packages_are_kept_for_an_installation(tmp_path, monkeypatc
 
     printed = []
     for installed in (["torchvision-1"], ["torchvision-1"], ["torchvision-2"]):
-        monkeypatch.setattr(kept_reports, "_installation", lambda installed=installed: installed)
+        monkeypatch.setattr(stored_reports, "_installation", lambda installed=installed: installed)
         assert main(["models"], make_client=client) == 0
         printed.append(capsys.readouterr().out)
     assert "torchvision:resnet50" in printed[0] and len({*printed}) == 1
@@ -189,7 +189,7 @@ def closing_client(asked: list[str], job: SimpleNamespace) -> SimpleNamespace:
 @pytest.mark.parametrize("form", ["--json", None])
 def test_the_client_of_a_kept_answer_imports_the_standard_library_and_little_else(tmp_path, form):
     arguments = ["estimate", QUERY, *([form] if form else [])]
-    prepare = f"from sizer.__main__ import main; from tests.service.test_kept_reports import REPORT, closing_client;\
+    prepare = f"from sizer.__main__ import main; from tests.service.test_stored_reports import REPORT, closing_client;\
 from types import SimpleNamespace as Of; job = Of(result=lambda timeout: REPORT, progress='');\
 main({arguments!r}, make_client=lambda: closing_client([], job))"
     again = f"import sys; from sizer.__main__ import main; main({arguments!r}, make_client=None);\
@@ -212,21 +212,21 @@ def run_python(program: str, folder: Path) -> str:
 
 
 def test_two_processes_that_write_one_entry_leave_a_whole_one(tmp_path):
-    program = f"from tests.service.test_kept_reports import *; kept = KeptReports({str(tmp_path)!r});\
+    program = f"from tests.service.test_stored_reports import *; kept = StoredReports({str(tmp_path)!r});\
 [(kept.keep(QUERY, REPORT), kept.keep_text(QUERY, 'json', TEXT)) for _ in range(200)]"
     writers = [subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT) for _ in range(2)]
     while any(writer.poll() is None for writer in writers):
-        found, text = KeptReports(str(tmp_path)).find(QUERY), KeptReports(str(tmp_path)).find_text(QUERY, "json")
+        found, text = StoredReports(str(tmp_path)).find(QUERY), StoredReports(str(tmp_path)).find_text(QUERY, "json")
         assert found in (None, REPORT) and text in (None, TEXT)
     assert [writer.returncode for writer in writers] == [0, 0]
-    assert (KeptReports(str(tmp_path)).find(QUERY), KeptReports(str(tmp_path)).find_text(QUERY, "json")) == (REPORT, TEXT)
+    assert (StoredReports(str(tmp_path)).find(QUERY), StoredReports(str(tmp_path)).find_text(QUERY, "json")) == (REPORT, TEXT)
     assert len([*(tmp_path / "reports").iterdir()]) == 2
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no limit of a file's size on this system")
 def test_a_full_disk_leaves_what_was_there(tmp_path):
-    KeptReports(str(tmp_path)).keep_text(QUERY, "json", TEXT)
-    program = f"import resource, signal; from tests.service.test_kept_reports import *; kept = KeptReports({str(tmp_path)!r});\
+    StoredReports(str(tmp_path)).keep_text(QUERY, "json", TEXT)
+    program = f"import resource, signal; from tests.service.test_stored_reports import *; kept = StoredReports({str(tmp_path)!r});\
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10));\
 kept.keep(QUERY, REPORT); kept.keep_text(QUERY, 'json', 'another text ' * 100);\
 print(kept.find(QUERY), kept.find_text(QUERY, 'json') == TEXT)"
@@ -243,26 +243,26 @@ def test_the_digest_is_read_again_only_after_an_edit(tmp_path, monkeypatch):
     os.utime(file, (settled, settled))
     monkeypatch.setattr(edition, "_SETTLED_SECONDS", 0.0)
     time.sleep(0.01)
-    before = kept_digest(folder, package)
+    before = stored_digest(folder, package)
     assert before == code_digest(package)
     monkeypatch.setattr(edition, "code_digest", lambda package: "read again")
-    assert kept_digest(folder, package) == before
+    assert stored_digest(folder, package) == before
     file.write_text("a,2")  # as many bytes, and a time that is set back
     os.utime(file, (settled, settled))
-    assert kept_digest(folder, package) == "read again"
+    assert stored_digest(folder, package) == "read again"
     (folder / "edition" / "code.json").write_text('{"')
-    assert kept_digest(folder, package) == "read again"
+    assert stored_digest(folder, package) == "read again"
 
 
 def test_the_digest_of_files_that_were_just_edited_is_not_kept(tmp_path):
     (tmp_path / "rule.py").write_text("a = 1")
-    assert kept_digest(tmp_path / "kept", tmp_path) == code_digest(tmp_path)
+    assert stored_digest(tmp_path / "kept", tmp_path) == code_digest(tmp_path)
     assert not (tmp_path / "kept").exists()
 
 
 def test_the_folder_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    StoredReports(str(tmp_path)).keep(QUERY, REPORT)
     sizes = [path.stat().st_size for path in tmp_path.glob("*/*")]
     assert main(["cache", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path), "files": len(sizes), "bytes": sum(sizes)}

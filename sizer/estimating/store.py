@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Kept(Protocol):
+class ResultStore(Protocol):
     """Storage of the counts and traces of one architecture. Names say everything else that a result depends on."""
 
     def get(self, name: str) -> bytes | None:
@@ -35,7 +35,7 @@ class Kept(Protocol):
         """Keep something under a name."""
 
 
-class NothingKept:
+class EmptyStore:
     """Keeps nothing."""
 
     def get(self, name: str) -> bytes | None:
@@ -52,19 +52,19 @@ class ScopedResults:
     Each value begins with its name's digest, which binds it to its question: bytes that come from another name are no result.
     """
 
-    def __init__(self, kept: Kept, scope: str) -> None:
-        self._kept, self._scope = kept, scope
+    def __init__(self, store: ResultStore, scope: str) -> None:
+        self._store, self._scope = store, scope
 
     def get(self, name: str) -> bytes | None:
         """Return the value of a name, None if there is none."""
         full = f"{self._scope}\n{name}"
-        data, bound = self._kept.get(full), digest_name(full)
+        data, bound = self._store.get(full), digest_name(full)
         return data[len(bound) :] if data is not None and data.startswith(bound) else None
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a value."""
         full = f"{self._scope}\n{name}"
-        self._kept.put(full, digest_name(full) + data)
+        self._store.put(full, digest_name(full) + data)
 
 
 def digest_name(name: str) -> bytes:
@@ -83,23 +83,23 @@ class Installed:
     built_for: tuple[str, ...]
 
 
-class KeptTapes:
+class StoredTapes:
     """Cached tapes of one request's work, by dtype, for one kind of device, unpacked once for all requests on a module.
 
     A cached tape is shared by devices of several capabilities, and by loops that keep or free outputs. `sized` makes it this
     request's.
     """
 
-    def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
+    def __init__(self, store: ResultStore, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
         self.unpacked = unpacked  # by the names that they are kept under
-        self._kept, self._device, self._choices = kept, device, choices_of(request)
+        self._store, self._device, self._choices = store, device, choices_of(request)
         self._capability = device.capability.plain if device.kind == "cuda" else None
         self._outputs = request.outputs
         # By the identity of the shared result: that result, and its form for this request
         self._sized: dict[int, tuple[Traced, Traced]] = {}
 
     def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
-        """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
+        """Return the name under which the tapes of a dtype traced for this device, or for another capability, are stored."""
         device = self._device
         rules = (device.kind, *(capability or self._capability or ()), *device.version)
         alone = "" if at_batch is None else f" at batch {at_batch}"
@@ -124,7 +124,7 @@ class KeptTapes:
         """Keep the tapes of a dtype."""
         name = self.name(dtype, at_batch=at_batch)
         self.unpacked[name] = traced
-        self._kept.put(name, pack(traced))
+        self._store.put(name, pack(traced))
 
     def sized(self, traced: Traced) -> Traced:
         """Return a result with the sizes of this device's capability and the loop of the request."""
@@ -139,23 +139,23 @@ class KeptTapes:
 
     def _read(self, name: str) -> Traced | None:
         """Return the result stored under a name, unpacked once."""
-        if name not in self.unpacked and (data := self._kept.get(name)) is not None:
+        if name not in self.unpacked and (data := self._store.get(name)) is not None:
             with contextlib.suppress(DecodeError):  # bytes that another version stored are traced again
                 self.unpacked[name] = unpack(data)
         return self.unpacked.get(name)
 
 
-def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
+def keep_depths(store: ResultStore, name: str, depths: Depths) -> None:
     """Keep a few depths of a model."""
     note = json.dumps([[asdict(one) for one in depths.candidate], depths.attempt])
-    kept.put(name, pack(Traced(family=TapeFamily(exact=depths.tapes), note=note)))
+    store.put(name, pack(Traced(family=TapeFamily(exact=depths.tapes), note=note)))
 
 
-def read_depths(kept: Kept, name: str) -> Depths | None:
+def read_depths(store: ResultStore, name: str) -> Depths | None:
     """Return the depths that `keep_depths` stored; None without any, or from another version."""
     from sizer.tracing.depth import Depths, Repeated  # import torch
 
-    if (data := kept.get(name)) is None:
+    if (data := store.get(name)) is None:
         return None
     with contextlib.suppress(DecodeError, ValueError, TypeError, KeyError):
         traced = unpack(data)
@@ -165,28 +165,28 @@ def read_depths(kept: Kept, name: str) -> Depths | None:
     return None
 
 
-def keep_tape(kept: Kept, name: str, tape: Tape) -> None:
+def keep_tape(store: ResultStore, name: str, tape: Tape) -> None:
     """Keep one tape."""
-    kept.put(name, pack(Traced(family=TapeFamily(exact=(tape,)))))
+    store.put(name, pack(Traced(family=TapeFamily(exact=(tape,)))))
 
 
-def read_tape(kept: Kept, name: str) -> Tape | None:
+def read_tape(store: ResultStore, name: str) -> Tape | None:
     """Return a tape that `keep_tape` stored; None without one, or from another version."""
-    if (data := kept.get(name)) is not None:
+    if (data := store.get(name)) is not None:
         with contextlib.suppress(DecodeError, ValueError):
             (tape,) = unpack(data).family.exact
             return tape
     return None
 
 
-def read_kept(kept: Kept, name: str, kind: type[T], path: str) -> T | None:
+def read_value(store: ResultStore, name: str, kind: type[T], path: str) -> T | None:
     """Return a value that `keep` stored, of a type of the codec; None without one, or from another version."""
-    if (data := kept.get(name)) is not None:
+    if (data := store.get(name)) is not None:
         with contextlib.suppress(DecodeError, ValueError):
             return decode(kind, json.loads(data), path)
     return None
 
 
-def keep(kept: Kept, name: str, value: object) -> None:
+def keep(store: ResultStore, name: str, value: object) -> None:
     """Keep a value of a type that the codec knows."""
-    kept.put(name, json.dumps(encode(value)).encode("ascii"))
+    store.put(name, json.dumps(encode(value)).encode("ascii"))
