@@ -4,5 +4,5 @@
                                      └──► addresses ──► snapshot, as PyTorch's own
 
 Each kind of allocator has its rules in one module and its compiled loop in another: `cuda` and `cuda_cache`, `expandable` and
-`expandable_cache`, `mps` and `heaps`. `looped` replays tapes with loops. No torch.
+`expandable_cache`, `mps` and `heaps`. `loop_replay` replays tapes with loops. No torch.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sizer.allocator.allocator import allocator_of
 from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, segment_size
-from sizer.allocator.looped import place
+from sizer.allocator.loop_replay import place
 from sizer.allocator.timeline import running_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.tape.tape import Tape

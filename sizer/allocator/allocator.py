@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sizer.allocator import cuda, expandable, mps
-from sizer.allocator.looped import Pools, place
+from sizer.allocator.loop_replay import Pools, place
 from sizer.allocator.replay import Cache, Replay, run_events
 from sizer.allocator.timeline import Timeline, read_timeline
 from sizer.catalogue.gpus import Backend

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from sizer.allocator.compiled import COMPILED, compiled
 from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
+from sizer.allocator.numba_functions import COMPILED, compiled
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
 MIDDLE = 2**46  # where addresses begin, which are of 47 bits in a process

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sizer.allocator.best_fit import ENDLESS, ROOM, delete_by_address, insert, merge
-from sizer.allocator.compiled import compiled
 from sizer.allocator.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, rounded
+from sizer.allocator.numba_functions import compiled
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
 _RESERVED, _LIMIT, _HELD, _GROWN = range(4)  # places in the state: bytes mapped, allowed, last recorded, rows of `grown`

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sizer.allocator.compiled import compiled
 from sizer.allocator.mps import LARGE_HEAP, NEAR_FIT, PAGE, SMALL_SIZE, buffer_sizes, heap_size
+from sizer.allocator.numba_functions import compiled
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
 _ENDLESS = np.iinfo(np.int64).max

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sizer.allocator.compiled import COMPILED, compiled
+from sizer.allocator.numba_functions import COMPILED, compiled
 
 
 @compiled("int64(int64[:, ::1], int64, int64, int64)")

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from sizer.allocator.looped import unplaced
+from sizer.allocator.loop_replay import unplaced
 from sizer.allocator.replay import LoopReplay, Replay, changes_of, sums_up_to
 from sizer.tape.tape import CATEGORIES, Tape
 

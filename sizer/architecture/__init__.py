@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sizer.architecture.loaded import as_loaded
+from sizer.architecture.loading import as_loaded
 from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
@@ -15,7 +15,7 @@ from sizer.catalogue.weights import METHODS, WEIGHTS
 
 if TYPE_CHECKING:
     from sizer.architecture.blueprint import Blueprint
-    from sizer.architecture.loaded import Loaded
+    from sizer.architecture.loading import Loaded
     from sizer.architecture.quantization_settings import Quantization
     from sizer.query.request import Request
 
@@ -79,7 +79,7 @@ def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
 
 def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
     """Return the blueprint with a module that holds its weights in the checkpoint's format."""
-    from sizer.architecture.packed import load_packed, pack
+    from sizer.architecture.packed_layers import load_packed, pack
     from sizer.architecture.quantization import describe_weights
     from sizer.architecture.quantized_layers import check_names
     from sizer.architecture.quantizers import load_quantized, replace_layers
@@ -102,7 +102,7 @@ def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprin
 
 def _beside_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
     """Return the blueprint of an unquantized model, with a note on the contents of its checkpoint."""
-    from sizer.architecture.packed import describe_checkpoint
+    from sizer.architecture.packed_layers import describe_checkpoint
 
     return replace(
         blueprint, describe=lambda module: (*blueprint.describe(module), *describe_checkpoint(module, quantization))

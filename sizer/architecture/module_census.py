@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sizer.architecture.beside import trained_part
+from sizer.architecture.frozen_parts import trained_part
 from sizer.architecture.peft_adapters import base_of
 from sizer.architecture.quantization import elements_of, quantization_objects, quantization_states, weight_bytes
 from sizer.base.errors import BuildError

@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from sizer.architecture.beside import WithFrozenParts, inner
 from sizer.architecture.compile_later import compiled_when_called
+from sizer.architecture.frozen_parts import WithFrozenParts, inner
 from sizer.base.errors import BuildError, quote, suggest
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, PACKAGE, SCRIPT, Adapter, targets_of_script
 from sizer.catalogue.recipes import ORPO, is_made_by_trl
@@ -43,7 +43,7 @@ _LINEAR = (
     "Linear8bitLt",
     "FP8Linear",
 )  # linear layers of torch, transformers and the quantizers
-# Classes of sizer.architecture.packed by their names: that module imports transformers.
+# Classes of sizer.architecture.packed_layers by their names: that module imports transformers.
 _DEQUANTIZED = "DequantizedLinear"
 _PACKED = (_DEQUANTIZED, "PackedLinear")
 _EXPERTS = "PackedExperts"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sizer.architecture.held_tensors import parts_of
+from sizer.architecture.inner_tensors import parts_of
 from sizer.architecture.peft_adapters import is_adapted
 from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES

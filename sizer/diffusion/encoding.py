@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.beside import WithFrozenParts
 from sizer.architecture.blueprint import Example
+from sizer.architecture.frozen_parts import WithFrozenParts
 from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import ALL_CACHED, CACHED, LATENTS_CACHED, NOTHING_CACHED, PROMPTS_CACHED
 from sizer.diffusion.building import build_pipeline

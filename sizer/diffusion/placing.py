@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sizer.architecture.beside import trained_part
+from sizer.architecture.frozen_parts import trained_part
 from sizer.base.errors import RequestError
 from sizer.catalogue.pipelines import CAST, DENOISERS, SECOND_DENOISER
 from sizer.diffusion.building import is_of_transformers

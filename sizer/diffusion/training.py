@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.beside import WithFrozenParts, trained_part
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.frozen_parts import WithFrozenParts, trained_part
 from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantizers import import_bitsandbytes
 from sizer.base.errors import RequestError, TraceError

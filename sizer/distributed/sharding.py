@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from sizer.architecture.beside import WithReference, policy_of
 from sizer.architecture.checkpointing import repeated_blocks
+from sizer.architecture.frozen_parts import WithReference, policy_of
 from sizer.distributed.context_parallel import check_context
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.tensor_parallel import check_degree, check_sequence, split_matrices, styles

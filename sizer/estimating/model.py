@@ -8,9 +8,9 @@ from functools import cached_property, partial
 
 from torch import nn
 
-from sizer.architecture.beside import policy_of
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.loaded import Loaded
+from sizer.architecture.frozen_parts import policy_of
+from sizer.architecture.loading import Loaded
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.modes import MODES

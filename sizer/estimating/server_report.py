@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sizer.architecture.loaded import as_loaded
+from sizer.architecture.loading import as_loaded
 from sizer.architecture.module_census import take_census
 from sizer.base.config_json import read_config
 from sizer.catalogue.gpus import Gpu, read_rows

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from sizer.architecture.loaded import as_loaded
+from sizer.architecture.loading import as_loaded
 from sizer.base.errors import Refusal, RequestError, TraceError, quote
 from sizer.base.versions import parse_version
 from sizer.catalogue.gpus import Gpu

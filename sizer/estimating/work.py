@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.loaded import Loaded
+from sizer.architecture.loading import Loaded
 from sizer.catalogue.modes import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import ACCELERATED, AUTO, LM, is_contrastive, is_library, reference_of

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Example
+from sizer.architecture.frozen_parts import inner
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.recipes import CONTRASTIVE

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Example
+from sizer.architecture.frozen_parts import inner
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import RequestError
 from sizer.catalogue.recipes import LOGITS, evaluated_batches

@@ -24,8 +24,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Example
+from sizer.architecture.frozen_parts import inner
 from sizer.architecture.greedy_generation import OnToken, generate
 from sizer.architecture.peft_adapters import base_of
 from sizer.catalogue.recipes import TRANSFORMERS

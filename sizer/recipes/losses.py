@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.frozen_parts import inner
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, Refusal, RequestError
 from sizer.catalogue.recipes import CCE, FULL, LIGER, LOSSES, TORCH, TRL, chunks_of

@@ -22,8 +22,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.beside import WithReference, inner, policy_of, reference_in
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.frozen_parts import WithReference, inner, policy_of, reference_in
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.recipes import (

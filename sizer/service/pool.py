@@ -22,10 +22,10 @@ from sizer.catalogue.sources import fetch
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.query.request import Request
 from sizer.service.fair_queue import check_room
-from sizer.service.held_job import STARTED
 from sizer.service.job import Job, SharedJob, View
 from sizer.service.job_memory import CONFINEMENT, GROUP
 from sizer.service.monitoring import JobMetrics
+from sizer.service.server_job import STARTED
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect, Connection, Supervisor
 

@@ -53,7 +53,6 @@ from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_lin
 from sizer.service.access import Access, access_of
 from sizer.service.edition import edition_of
 from sizer.service.fair_queue import FairQueue, Visitor
-from sizer.service.held_job import HeldJob
 from sizer.service.job_child import Template
 from sizer.service.job_memory import GROUP, MemoryGroup, private_bytes
 from sizer.service.job_process import (
@@ -68,6 +67,7 @@ from sizer.service.job_process import (
 )
 from sizer.service.messages import cells_of, texts_of
 from sizer.service.preload import preload
+from sizer.service.server_job import ServerJob
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.tapes import TapeStore
 
@@ -132,7 +132,7 @@ class Server:
         self._versions = edition_of(versions)
         self._send = send
         self._queue = FairQueue(settings.max_jobs, settings.max_jobs + settings.max_waiting)
-        self._jobs: dict[int, HeldJob] = {}
+        self._jobs: dict[int, ServerJob] = {}
         self._told: dict[int, int] = {}  # reported to waiting jobs: the number of jobs before them
         self._ending = False
 
@@ -178,7 +178,7 @@ class Server:
             self._queue.put(number, visitor, cells_of(job), self._now())
         except JobError as error:
             return self._reply(number, error=error_to_wire(error))
-        self._jobs[number] = HeldJob(asyncio.get_running_loop().create_task(self._run(number, job, tapes)))
+        self._jobs[number] = ServerJob(asyncio.get_running_loop().create_task(self._run(number, job, tapes)))
         self._jobs[number].task.add_done_callback(lambda _: self._forget(number))
         self._give_turns()
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_map_only
 
-from sizer.architecture.held_tensors import cache_tensors, parts_of
+from sizer.architecture.inner_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
 from sizer.tape.tape import BlockNotes
 from sizer.tape.tape import Tensor as NotedTensor

@@ -8,7 +8,7 @@ from torch import nn
 
 from sizer.allocator.allocator import replay
 from sizer.architecture.greedy_generation import compress_rates, indexed_lengths, window_lengths
-from sizer.architecture.held_tensors import cache_tensors
+from sizer.architecture.inner_tensors import cache_tensors
 from sizer.base.errors import TraceError
 from sizer.catalogue.gpus import Backend
 from sizer.tape.loops import NotRepeatedError

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sizer.architecture.beside import policy_of, reference_in
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.frozen_parts import policy_of, reference_in
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.modes import DEFAULT, MODES, REDUCE_OVERHEAD
 from sizer.catalogue.recipes import (

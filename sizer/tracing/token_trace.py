@@ -26,7 +26,7 @@ from sizer.architecture.greedy_generation import (
     residual_length,
     window_lengths,
 )
-from sizer.architecture.held_tensors import cache_tensors
+from sizer.architecture.inner_tensors import cache_tensors
 from sizer.tape.affine import beginning
 from sizer.tape.loops import NotRepeatedError
 from sizer.tape.tape import KV_CACHE, BlockNotes, PhaseOfStep, Tape

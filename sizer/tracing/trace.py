@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.held_tensors import parts_of
+from sizer.architecture.inner_tensors import parts_of
 from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_objects
 from sizer.base.errors import BuildError, ConfigError, RequestError, TraceError

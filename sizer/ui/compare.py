@@ -15,7 +15,7 @@ from sizer.query.text import format_query
 from sizer.report.report import Report
 from sizer.report.side_by_side import SideBySide, side_by_side, side_of
 from sizer.tape.tape import CATEGORIES
-from sizer.ui import charts, compared, service
+from sizer.ui import charts, compare_questions, service
 from sizer.ui.charts import draw
 from sizer.ui.compare_figures import (
     bars_chart,
@@ -27,10 +27,10 @@ from sizer.ui.compare_figures import (
     show_figures,
     show_keys,
 )
-from sizer.ui.compared import ask_questions
+from sizer.ui.compare_questions import ask_questions
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import PeakKind, ask_peak_kind
-from sizer.ui.once import drawn_once
+from sizer.ui.page_cache import drawn_once
 from sizer.ui.question_words import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
@@ -43,7 +43,7 @@ Answers = Mapping[int, Answer]
 
 def show_compare() -> None:
     """Show the fields, and the comparison as soon as there are two questions."""
-    texts = compared.open_questions()
+    texts = compare_questions.open_questions()
     if len(texts) > MOST:
         _refuse_number(texts)
     requests = ask_questions(texts[:MOST])
@@ -67,7 +67,7 @@ def _refuse_number(texts: list[str]) -> None:
 def _show_beginning() -> None:
     st.info("Compare two to four questions. Name them above, or come from a model's page.")
     example = "ResNet-50 with and without checkpointing"
-    st.button(example, type="tertiary", on_click=compared.keep_questions, args=(compared.TWICE,))
+    st.button(example, type="tertiary", on_click=compare_questions.keep_questions, args=(compare_questions.TWICE,))
 
 
 # --------------------------------------------------------------------------------------------------------------- answers
@@ -181,14 +181,14 @@ def _show_drawn(reports: Mapping[int, Report], titles: Mapping[int, str], kind: 
 def _show_files(requests: Requests, found: SideBySide) -> None:
     asked = list(requests.values())
     offer_download("These figures (CSV)", found.to_csv, f"{file_stem(asked)}.csv", "text/csv")
-    compared.offer_copy(asked)
+    compare_questions.offer_copy(asked)
     with st.expander("Copy link"):
-        compared.show_link(asked)
+        compare_questions.show_link(asked)
 
 
 def headings(requests: Requests) -> dict[int, str]:
     """Return each question's name in legends: its number and its differences from the other questions."""
-    words = compared.titles(list(requests.values()))
+    words = compare_questions.titles(list(requests.values()))
     if all(words):
         return {number: f"{number} · {title}" for number, title in zip(requests, words, strict=True)}
     differ, _ = key_differences(list(requests.values()))

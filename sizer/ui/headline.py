@@ -21,7 +21,7 @@ from sizer.ui import vega
 from sizer.ui.charts import draw, legend
 from sizer.ui.focus import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.known_batches import largest_batch
-from sizer.ui.once import drawn_once
+from sizer.ui.page_cache import drawn_once
 from sizer.ui.remarks import show_lines
 from sizer.ui.styling import COLOURS, FREE, INK, Scale, marked, scale_for
 from sizer.ui.vega import Spec, nominal, quantitative

@@ -40,7 +40,7 @@ from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.service.monitoring import set_up_logging
 from sizer.service.settings import is_public
-from sizer.ui.once import done_once
+from sizer.ui.page_cache import done_once
 from sizer.ui.surface import OWN
 
 LATELY_SECONDS = 60.0

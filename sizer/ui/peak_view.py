@@ -23,7 +23,7 @@ from sizer.ui import service, vega
 from sizer.ui.charts import draw, legend
 from sizer.ui.exports import offer_download
 from sizer.ui.headline import sample_size, verdict
-from sizer.ui.once import drawn_once
+from sizer.ui.page_cache import drawn_once
 from sizer.ui.picture import Summary, alt_text
 from sizer.ui.styling import COLOURS, INK, Scale, scale_for
 from sizer.ui.turns import result_of

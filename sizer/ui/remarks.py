@@ -24,7 +24,7 @@ from sizer.report.advice import advise
 from sizer.report.estimate import Estimate
 from sizer.report.explanation import sections
 from sizer.report.report import Report
-from sizer.ui.once import drawn_once
+from sizer.ui.page_cache import drawn_once
 from sizer.ui.report_tables import shown_dtypes
 
 TITLES: dict[type[SizerError], str] = {

@@ -18,7 +18,7 @@ from sizer.report.report import Report
 from sizer.ui import defaults
 from sizer.ui.focus import PeakKind, ask_peak_kind, look_at
 from sizer.ui.known_batches import largest_batch
-from sizer.ui.once import drawn_once, made_once, worked_out
+from sizer.ui.page_cache import drawn_once, made_once, worked_out
 from sizer.ui.styling import GIBIBYTES, MARKS, TINTS, WIDE, scale_for
 
 LARGEST = "Largest batch"

@@ -22,14 +22,14 @@ from sizer.service.client import JobClient
 from sizer.tape.tape import CATEGORIES, FROZEN, KV_CACHE
 from sizer.ui import charts, remarks, report_tables, server_view, service
 from sizer.ui.charts import draw
-from sizer.ui.compared import offer_comparison, offer_variants
+from sizer.ui.compare_questions import offer_comparison, offer_variants
 from sizer.ui.decision_view import show_decision, show_served_decision
 from sizer.ui.exports import offer_download, show_modules_export
 from sizer.ui.focus import PEAK_KINDS, PeakKind
 from sizer.ui.frame import show_tabs
 from sizer.ui.headline import sentence, show_badge, show_capacity, show_counts, show_figures, show_headline
 from sizer.ui.links import LONGEST_ADDRESS, offer_copy, show_link, show_measure_link
-from sizer.ui.once import drawn_once
+from sizer.ui.page_cache import drawn_once
 from sizer.ui.peak_view import show_peak, summary_of
 from sizer.ui.picture import draw_picture
 from sizer.ui.question_words import file_stem, summary

@@ -235,11 +235,11 @@ WITHOUT_NUMBA = """
 import sys
 from itertools import product
 sys.modules["numba"] = None
-from sizer.allocator import compiled
+from sizer.allocator import numba_functions
 from sizer.allocator.allocator import replay_events
 from tests.tape.tapes import random_tape
 
-assert not compiled.COMPILED
+assert not numba_functions.COMPILED
 for (backend, expandable), seed in product((("cuda", False), ("cuda", True), ("mps", False)), range(3)):
     roomy = replay_events(random_tape(seed), backend, None, expandable)
     tight = replay_events(random_tape(seed), backend, int(roomy.reserved.max() * 0.8), expandable)

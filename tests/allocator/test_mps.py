@@ -11,7 +11,7 @@ import pytest
 
 from sizer.allocator.allocator import OnePool, replay, replay_events
 from sizer.allocator.heaps import MpsHeaps
-from sizer.allocator.looped import place
+from sizer.allocator.loop_replay import place
 from sizer.allocator.mps import buffer_sizes, heap_size
 from sizer.tape.tape import EMPTY_CACHE, Tape
 from tests.allocator.heap_allocator import SlowHeaps

@@ -15,9 +15,9 @@ from torch import nn
 from sizer.architecture import make_blueprint
 from sizer.architecture.compressed_layouts import is_target
 from sizer.architecture.layouts import LAYOUTS, layout_of
-from sizer.architecture.loaded import as_loaded
+from sizer.architecture.loading import as_loaded
 from sizer.architecture.module_census import take_census
-from sizer.architecture.packed import DequantizedLinear, checkpoint_bytes
+from sizer.architecture.packed_layers import DequantizedLinear, checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError, ConfigError

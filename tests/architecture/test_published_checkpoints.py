@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.packed import checkpoint_bytes, pack
+from sizer.architecture.packed_layers import checkpoint_bytes, pack
 from sizer.architecture.quantization_settings import Quantization, quantization_of
 from sizer.architecture.quantized_layers import quantized_layers
 from sizer.base.config_json import encode_config

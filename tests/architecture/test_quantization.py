@@ -15,7 +15,7 @@ from torch import nn
 from sizer.architecture import make_blueprint
 from sizer.architecture.compile_later import compiled_when_called
 from sizer.architecture.module_census import take_census, unregistered_tensors
-from sizer.architecture.packed import checkpoint_bytes, pack
+from sizer.architecture.packed_layers import checkpoint_bytes, pack
 from sizer.architecture.quantization import elements_of, quantization_states, unquantized_part
 from sizer.architecture.quantization_settings import Quantization
 from sizer.base.config_json import encode_config

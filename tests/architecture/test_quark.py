@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.loaded import as_loaded
-from sizer.architecture.packed import PackedExperts, PackedLinear, pack
+from sizer.architecture.loading import as_loaded
+from sizer.architecture.packed_layers import PackedExperts, PackedLinear, pack
 from sizer.architecture.quantization_settings import Quantization
 from sizer.architecture.quark_settings import layer_config
 from sizer.base.config_json import encode_config

@@ -8,7 +8,7 @@ from sizer.allocator.allocator import Replay, replay_events
 from sizer.allocator.best_fit import ABOVE, BELOW, LIMIT
 from sizer.allocator.cuda import MIN_BLOCK
 from sizer.allocator.cuda_cache import CudaCache
-from sizer.allocator.looped import place
+from sizer.allocator.loop_replay import place
 from sizer.allocator.timeline import read_timeline
 from sizer.base.versions import by_address, parse_version
 from sizer.device.record.measurement import Measurement, PhaseReading

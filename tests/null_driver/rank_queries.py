@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture.blueprint import Example
-from sizer.architecture.loaded import as_loaded
+from sizer.architecture.loading import as_loaded
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import RECIPE_KEYS

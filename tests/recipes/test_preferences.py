@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.architecture.beside import WithReference, policy_of
+from sizer.architecture.frozen_parts import WithReference, policy_of
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.estimating.estimator import estimate, estimate_cell

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
-from sizer.architecture.loaded import as_loaded
+from sizer.architecture.loading import as_loaded
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu

@@ -20,7 +20,7 @@ from sizer.report.largest_batch import MaxBatch
 from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.ui import compare
 from sizer.ui.compare_figures import LONGEST, bars_chart, figures_frame, focused, growth_chart, keys_frame
-from sizer.ui.compared import parameters_of
+from sizer.ui.compare_questions import parameters_of
 from sizer.ui.focus import PEAK_KINDS
 from sizer.ui.links import LONGEST_ADDRESS
 from tests.ui.clients import ScriptedClient, ScriptedJob

@@ -9,8 +9,8 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.query.text import parse_query
 from sizer.report.report import Report
-from sizer.ui import charts, once
-from sizer.ui.once import Tokens
+from sizer.ui import charts, page_cache
+from sizer.ui.page_cache import Tokens
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install
 from tests.ui.reports import report_for
@@ -90,8 +90,8 @@ def test_a_token_is_given_to_nothing_else_when_its_value_was_forgotten():
 
 
 def test_an_answer_is_read_once_however_often_its_parts_are_drawn(monkeypatch):
-    read, plain = [], once._names
-    monkeypatch.setattr(once, "_names", lambda kind: (read.append(kind), plain(kind))[1])
+    read, plain = [], page_cache._names
+    monkeypatch.setattr(page_cache, "_names", lambda kind: (read.append(kind), plain(kind))[1])
     tokens = Tokens(2)
     report = report_for(parse_query(QUERY))
     estimate, other = report.estimates[:2]

@@ -13,7 +13,7 @@ from streamlit.proto.ArrowData_pb2 import ArrowData
 from sizer.query.request import Request
 from sizer.report.fit import VERDICTS
 from sizer.ui.focus import PEAK_KINDS, parts
-from sizer.ui.once import done_once, worked_out
+from sizer.ui.page_cache import done_once, worked_out
 from sizer.ui.report_tables import LARGEST, fits_frame, style_fits
 from sizer.ui.styling import MARKS, TINTS, VERDICT_COLOURS, scale_for
 from tests.ui.reports import report_for

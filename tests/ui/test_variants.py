@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sizer.query.text import parse_query
-from sizer.ui import compared
+from sizer.ui import compare_questions
 from sizer.ui.compare import headings
-from sizer.ui.compared import VARIANTS, titles, with_variant
+from sizer.ui.compare_questions import VARIANTS, titles, with_variant
 
 LANGUAGE = "arch=hf:llama-3.1-8b&dtype=float32&batch=1&seq=64&gpu=rtx-4090"
 
@@ -45,5 +45,5 @@ def test_a_comparison_is_named_in_words():
 def test_one_click_compares_with_a_variant(client, open_page):
     page = open_page(arch="hf:gpt2", dtype="float32", batch="1", seq="64")
     page.button(key="variant + checkpointing").click().run()
-    kept = page.session_state[compared.QUESTIONS]
+    kept = page.session_state[compare_questions.QUESTIONS]
     assert len(kept) == 2 and "checkpointing=1" in kept[1] and "checkpointing=1" not in kept[0]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.held_tensors import parts_of
-from sizer.architecture.loaded import Loaded, as_loaded
+from sizer.architecture.inner_tensors import parts_of
+from sizer.architecture.loading import Loaded, as_loaded
 from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_states
 from sizer.base.errors import BuildError

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sizer.architecture.beside import inner
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.frozen_parts import inner
 from sizer.architecture.greedy_generation import check_cache, generate
-from sizer.architecture.held_tensors import cache_tensors, parts_of
+from sizer.architecture.inner_tensors import cache_tensors, parts_of
 from sizer.base.codec import LIMIT_TEXT
 from sizer.base.units import KIB, format_bytes
 from sizer.catalogue.modes import KEPT, MODES

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sizer.allocator.compiled import COMPILED, compiled_within
+from sizer.allocator.numba_functions import COMPILED, compiled_within
 
 # Every argument is passed as 64 bits. A function with fewer or narrower arguments reads the beginning, as arguments are passed in
 # registers (the calling conventions of Linux and macOS on x86-64 and AArch64).

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sizer.allocator.compiled import compiled, compiled_within
+from sizer.allocator.numba_functions import compiled, compiled_within
 from sizer.tracing.cuda import cudnn_graph
 
 _FARTHEST = 32  # largest alignment that getAlignment checks

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.architecture.held_tensors import parts_of
+from sizer.architecture.inner_tensors import parts_of
 from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
 _LARGEST_STORAGE = 2**40  # bytes

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sizer.service.held_job import HeldJob
 from sizer.service.server import Server
+from sizer.service.server_job import ServerJob
 from sizer.service.settings import Settings
 
 
@@ -36,7 +36,7 @@ def test_a_child_that_is_being_ended_is_neither_paused_nor_goes_on():
     child = Child()
 
     async def turns() -> None:
-        held = HeldJob(asyncio.current_task())
+        held = ServerJob(asyncio.current_task())
         async with asyncio.timeout(60) as limit:
             held.hold(child, limit)
             held.pause(0.0)

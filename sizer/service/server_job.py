@@ -22,7 +22,7 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-class HeldJob:
+class ServerJob:
     """State of a job between two turns of it. The time that it is paused does not count as its own."""
 
     def __init__(self, task: asyncio.Task):
