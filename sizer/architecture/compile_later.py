@@ -82,12 +82,12 @@ def preceded(function: Callable[..., Any], before: Callable[..., None]) -> Calla
 def answer(value: Any, eager: Callable[[], Any] | None = None) -> Callable[..., Any]:
     """Return a function that returns a value, or what `eager` returns outside of compiled code."""
 
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def answering(*args: Any, **kwargs: Any) -> Any:
         if eager is None or torch.compiler.is_compiling():
             return value
         return eager()
 
-    return told
+    return answering
 
 
 def skipped(function: Callable[..., Any]) -> Callable[..., Any]:

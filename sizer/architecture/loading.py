@@ -55,15 +55,15 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     reason = next(_reasons(request, gpu, quantization), None)
     if reason is not None:
         named = f"are {title}" if quantization.method != UNNAMED else "are quantised by a method that its config does not name"
-        told = f"the weights of this checkpoint {named}; they are counted unquantised: {reason}"
-        return Loaded(request=replace(request, weights="full"), cautions=(told,), quantization=quantization)
+        caution = f"the weights of this checkpoint {named}; they are counted unquantised: {reason}"
+        return Loaded(request=replace(request, weights="full"), cautions=(caution,), quantization=quantization)
     method = METHODS[quantization.method]  # without a row there is a reason
     if method.traced:
         return Loaded(request=request, quantization=quantization)
     if MODES[request.mode].trains:
         return Loaded(request=request, cautions=(DEQUANTIZED.format(title=title),), quantization=quantization)
-    told = NOT_TRACED.format(title=title) + (_KERNELS if method.key == "mxfp4" else "")
-    return Loaded(request=request, cautions=(told,), quantization=quantization)
+    caution = NOT_TRACED.format(title=title) + (_KERNELS if method.key == "mxfp4" else "")
+    return Loaded(request=request, cautions=(caution,), quantization=quantization)
 
 
 def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> Loaded:
@@ -72,8 +72,8 @@ def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | Non
     cautions = () if quantization is None else (COPY.format(title=title_of(quantization.method)),)
     if row.quantizes_on(gpu):
         return Loaded(request=request, cautions=cautions)
-    told = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"
-    return Loaded(request=replace(request, weights="full"), cautions=(*cautions, told))
+    caution = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"
+    return Loaded(request=replace(request, weights="full"), cautions=(*cautions, caution))
 
 
 def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator[str]:

@@ -75,11 +75,11 @@ def describe_weights(module: nn.Module, title: str, *, outliers: bool = True) ->
         tensors = [*layer.parameters(recurse=False), *(state for _, state in quantization_states(layer))]
         held += sum(map(weight_bytes, tensors))
         elements += sum(map(_quantized_elements, tensors))
-    told = f"{title}: {elements:,} weights of {len(layers)} layers are quantised, to {format_bytes(held)} with their scales."
+    text = f"{title}: {elements:,} weights of {len(layers)} layers are quantised, to {format_bytes(held)} with their scales."
     left = ", ".join(f"{name} ({format_bytes(size)})" for name, _, size in unquantized_part(module)[:MANY])
     if computes := {layer.compute_dtype for layer in layers if getattr(layer, "compute_dtype", None) is not None}:
-        told += f" Their products are computed in {', '.join(sorted(str(one).removeprefix('torch.') for one in computes))}."
-    said = f"{told} {NO_OUTLIERS}" if outliers else told
+        text += f" Their products are computed in {', '.join(sorted(str(one).removeprefix('torch.') for one in computes))}."
+    said = f"{text} {NO_OUTLIERS}" if outliers else text
     return (said, *([f"{UNQUANTISED_PART}{left}."] if left else []))
 
 

@@ -204,10 +204,10 @@ def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
     if (known := _type_of_class(name)) is None:
         return config, ()
     if model_type is None:
-        told = f"The config names no model_type; it is read as {known}, the type of its {name}."
-        return {**config, "model_type": known}, (told,)
-    told = f"transformers does not know the type {model_type}; it is read as {known}, the type of its {name}."
-    return {**config, "model_type": known}, (told,)
+        caution = f"The config names no model_type; it is read as {known}, the type of its {name}."
+        return {**config, "model_type": known}, (caution,)
+    caution = f"transformers does not know the type {model_type}; it is read as {known}, the type of its {name}."
+    return {**config, "model_type": known}, (caution,)
 
 
 def _type_of_config(name: object) -> str | None:

@@ -115,8 +115,8 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     whole = "".join(_trained_whole(module, request.modules_to_save))
     injected = request.is_of_pipeline and not is_adapted(module)
     held = "the question's dtype, in float32 for float16" if injected else "float32"
-    told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in {held}: {share}{whole}"
-    return (told, *_prepared(module, request))
+    text = f"{row.title}{rank}, on {len(layers)} layers ({names}), in {held}: {share}{whole}"
+    return (text, *_prepared(module, request))
 
 
 def describe_pages(module: nn.Module, request: Request) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
 from sizer.base.errors import ConfigError, PipelineError, RequestError, SizerError, quote, suggest
 from sizer.commands.terminal import to_printable
-from sizer.query.other_words import items_for, told_of_stage
+from sizer.query.other_words import hint_of_stage, items_for
 from sizer.query.several import as_pipeline, with_keys
 from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 
@@ -110,8 +110,8 @@ def instead_of(unknown: list[str], flags: list[str]) -> str | None:
     if not equals and unknown[1:] and not unknown[1].startswith("-"):
         value = unknown[1]
     name = word.lstrip("-").replace("-", "_")
-    if (told := told_of_stage(name, value)) is not None:
-        return told
+    if (hint := hint_of_stage(name, value)) is not None:
+        return hint
     items = items_for(name, value) if "--batch" in flags else None
     if items is None and f"--{name}".replace("_", "-") in flags and equals:
         items = f"{name}={value}"

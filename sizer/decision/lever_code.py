@@ -23,8 +23,8 @@ def fused(request: Request) -> str:
 def accumulate(request: Request) -> str:
     (batch,) = request.batches
     if request.objective == GRPO:
-        told = f"per_device_train_batch_size={batch}, gradient_accumulation_steps={request.accumulate}"
-        return f"from trl import GRPOConfig\nargs = GRPOConfig({told})"
+        batches = f"per_device_train_batch_size={batch}, gradient_accumulation_steps={request.accumulate}"
+        return f"from trl import GRPOConfig\nargs = GRPOConfig({batches})"
     if request.is_pipeline:
         return f"images = []  # instead of one call\nfor _ in range(calls):\n    images += pipe([prompt] * {batch}).images"
     if MODES[request.mode].generates:

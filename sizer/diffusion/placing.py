@@ -73,16 +73,16 @@ def _offload(pipe: Any, offload: str, stream: bool) -> None:
     else:
         from diffusers.hooks import apply_group_offloading
 
-        told = {"offload_type": "leaf_level", "use_stream": stream}
+        group_options = {"offload_type": "leaf_level", "use_stream": stream}
         if kind == BLOCKS:
-            told |= {"offload_type": "block_level", "num_blocks_per_group": int(blocks or 1)}
+            group_options |= {"offload_type": "block_level", "num_blocks_per_group": int(blocks or 1)}
         for name, part in pipe.components.items():
             if not isinstance(part, nn.Module):
                 continue
             if name.startswith("vae"):  # decoded outside of `forward`, where group offloading has no hooks
                 part.to(_CUDA)
             else:
-                apply_group_offloading(part, onload_device=_CUDA, offload_device=_HOST, **told)
+                apply_group_offloading(part, onload_device=_CUDA, offload_device=_HOST, **group_options)
 
 
 def _cast(part: nn.Module, dtype: torch.dtype) -> None:
@@ -153,8 +153,8 @@ def replace_layers(
     from diffusers import BitsAndBytesConfig
     from diffusers.quantizers.auto import DiffusersAutoQuantizer
 
-    told = {"bnb_4bit_compute_dtype": compute or dtype} if "load_in_4bit" in options else {}
-    quantizer = DiffusersAutoQuantizer.from_config(BitsAndBytesConfig(**options, **told), pre_quantized=False)
+    dtypes = {"bnb_4bit_compute_dtype": compute or dtype} if "load_in_4bit" in options else {}
+    quantizer = DiffusersAutoQuantizer.from_config(BitsAndBytesConfig(**options, **dtypes), pre_quantized=False)
     in_float32 = list(getattr(part, "_keep_in_fp32_modules", None) or [])
     kept = in_float32 if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
     before = torch.get_default_dtype()

@@ -178,9 +178,9 @@ def _arguments(
 
 
 def _options(how: str) -> str:
-    told = BITSANDBYTES[how]
-    texts = [f"{name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in told.items()]
-    return ", ".join([*texts, *(["bnb_4bit_compute_dtype=dtype"] if "load_in_4bit" in told else [])])
+    options = BITSANDBYTES[how]
+    texts = [f"{name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in options.items()]
+    return ", ".join([*texts, *(["bnb_4bit_compute_dtype=dtype"] if "load_in_4bit" in options else [])])
 
 
 def _placed(request: Request, parts: dict[str, nn.Module], weights: dict[str, str]) -> str:

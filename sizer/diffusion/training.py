@@ -153,8 +153,8 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
         for context in (accelerator(gpu), repeatable(), recording(recorder), detected_anew()):
             stack.enter_context(context)
         mode = OnMeta(host, deferred)
-        told = modes_in_callbacks(mode), devices_told(host, deferred)
-        with torch.device("meta"), mode, told[0], told[1], deferred.setting_up():
+        modes = modes_in_callbacks(mode), devices_told(host, deferred)
+        with torch.device("meta"), mode, modes[0], modes[1], deferred.setting_up():
             pipe = build_pipeline(bundle, torch.bfloat16, tokens=request.sequence_length)
             place(pipe, dtype=torch.bfloat16, weights={})
         denoiser = pipe.components[bundle.denoiser]

@@ -67,12 +67,12 @@ def count(
         taken = sizes_taken(pipe, bundle, request, call)
     weights = weights_of(request, parts)
     census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
-    told = ", ".join(
+    arguments = ", ".join(
         [f"{name}={value}" for name, value in call.items() if isinstance(value, int | float)]
         + [f"{name}={image.height}x{image.width}" for name, image in call.items() if name in IMAGES]
     )
     notes = [
-        f"{bundle.pipeline} is called with {told}.",
+        f"{bundle.pipeline} is called with {arguments}.",
         *rounding_notes(pipe, call, taken),
         f"{DENOISING_STEPS} denoising steps are traced: further steps repeat them.",
     ]

@@ -40,7 +40,7 @@ _COUNTS = (
     "num_device_free",
     "max_split_size",
 )
-_TOLD = {kind: torch.device(kind) for kind in ("cuda", "mps")}  # here, since a trace makes them of meta
+_REPORTED = {kind: torch.device(kind) for kind in ("cuda", "mps")}  # here, since a trace makes them of meta
 _LOOP = workers._worker_loop
 
 
@@ -100,19 +100,19 @@ def properties_of(device: Hardware) -> SimpleNamespace:
 class Generator(torch.Generator):
     """A CPU generator in place of a GPU's. Tensors on meta have no values to draw."""
 
-    _told: torch.device | None = None
+    _device: torch.device | None = None
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
         kind = "cuda" if isinstance(device, int) else str(device).partition(":")[0]
         made = super().__new__(cls, "cpu" if kind in ("cuda", "mps", "meta") else device)
-        made._told = _TOLD.get(kind)
+        made._device = _REPORTED.get(kind)
         return made
 
     @property
     def device(self) -> torch.device:
         """Return the device for which it was made: libraries draw there."""
-        return super().device if self._told is None else self._told
+        return super().device if self._device is None else self._device
 
 
 def statistics(device: Any = None) -> dict[str, int]:
@@ -179,7 +179,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         return lambda *args, **kwargs: None  # one function per name: torch._dynamo requires it
 
     major, minor = gpu.capability
-    told = {
+    figures = {
         "major": major,
         "minor": minor,
         "name": gpu.name,
@@ -204,7 +204,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
             return device
         return -1 if allow_cpu and str(device) == "cpu" else local_rank
 
-    vars(properties).update((name, value) for name, value in told.items() if value is not None)
+    vars(properties).update((name, value) for name, value in figures.items() if value is not None)
     of_accelerators = {
         "is_available": lambda: True,
         "device_count": lambda: count,

@@ -137,21 +137,21 @@ def layers_of(module: nn.Module) -> nn.ModuleList:
 class Passes:
     """The running passes of a schedule.
 
-    `told("forward")` is called when forward passes end and a backward pass begins, `told("backward")` when that ends. `context`
-    wraps each forward pass, for example autocast.
+    `on_phase_end("forward")` is called when forward passes end and a backward pass begins, `on_phase_end("backward")` when that
+    ends. `context` wraps each forward pass, for example autocast.
     """
 
-    def __init__(self, told: Callable[[str], None], context: Callable[[], AbstractContextManager]) -> None:
-        self.told, self.context, self.ahead = told, context, False
+    def __init__(self, on_phase_end: Callable[[str], None], context: Callable[[], AbstractContextManager]) -> None:
+        self.on_phase_end, self.context, self.ahead = on_phase_end, context, False
 
     def turn(self) -> None:
         """Report that forward passes end, if there were any since the last backward pass."""
         if self.ahead:
             self.ahead = False
-            self.told("forward")
+            self.on_phase_end("forward")
 
 
-class _ToldStage(pipelining.PipelineStage):
+class _ShapedStage(pipelining.PipelineStage):
     """PyTorch's stage, which reports its passes."""
 
     def __init__(self, *args: Any, passes: Passes, output_args: Tensor, **others: Any) -> None:
@@ -176,7 +176,7 @@ class _ToldStage(pipelining.PipelineStage):
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._passes.turn()
         super().backward_one_chunk(*args, **kwargs)
-        self._passes.told("backward")
+        self._passes.on_phase_end("backward")
 
 
 def make_schedule(
@@ -189,7 +189,7 @@ def make_schedule(
     """
     length, row = tokens.shape[1], SCHEDULES[plan.schedule]
 
-    def told(stage: Stage, *, ends: bool) -> Tensor:
+    def boundary_tensor(stage: Stage, *, ends: bool) -> Tensor:
         config = stage.model.config.get_text_config()
         if not ends and stage.first:
             return torch.empty(plan.microbatch, length, dtype=tokens.dtype, device="meta")
@@ -199,13 +199,13 @@ def make_schedule(
         return torch.empty(plan.microbatch, length, width, dtype=kind, device="meta", requires_grad=True)
 
     made = [
-        _ToldStage(
+        _ShapedStage(
             part,
             stage_of(part).number,
             plan.stages,
             tokens.device,
-            input_args=told(stage_of(part), ends=False),
-            output_args=told(stage_of(part), ends=True),
+            input_args=boundary_tensor(stage_of(part), ends=False),
+            output_args=boundary_tensor(stage_of(part), ends=True),
             group=stages.mesh["pp"].get_group(),
             passes=passes,
         )

@@ -24,7 +24,7 @@ from sizer.distributed.described_gpus import accelerator_of
 from sizer.distributed.world import alone, world_of
 from sizer.estimating.cautions import cautions, target, versions
 from sizer.query.keys import read_optimizer
-from sizer.query.other_words import TOLD
+from sizer.query.other_words import HINTS
 from sizer.query.values import choice, read_torch
 from sizer.report.bounds import ROUTED, Margin
 from sizer.report.census import Census
@@ -88,7 +88,7 @@ def size_module(
     if steps != 2:
         raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
     modes = [key for key, row in MODES.items() if not (row.generates or row.serves)]
-    mode = _read("mode", mode, choice(modes, told=TOLD["mode"]))
+    mode = _read("mode", mode, choice(modes, hints=HINTS["mode"]))
     optimizer = _read("optimizer", optimizer, read_optimizer)
     check_function("factory", factory, allowed="a function that returns the module, without arguments", todo=_FACTORY)
     place = _gpu(gpu)

@@ -363,17 +363,17 @@ class Tracer:
         work = replace(work_of(self.request, dtype), accumulates=accumulates)
         blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
-        told: dict[str, Any] = {"batch": batch, "device": device, "loading": loading}
+        settings: dict[str, Any] = {"batch": batch, "device": device, "loading": loading}
         if self._compares_stages:
             return self._run_stages(dtype, batch, device, block_notes)
         if MODES[self.request.mode].generates:
             from sizer.tracing.generation import trace_generation, trace_noted_generation  # import transformers
 
             if block_notes is not None:
-                return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
-            return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
+                return trace_noted_generation(blueprint, module, work, **settings, block_notes=block_notes)
+            return trace_generation(blueprint, module, work, **settings, deep=self._model.deep_traces(work.plan))
 
-        at = partial(trace, blueprint, module, work, **told, short=bool(short), block_notes=block_notes)
+        at = partial(trace, blueprint, module, work, **settings, short=bool(short), block_notes=block_notes)
         if work.rolls_out:
             from sizer.tracing.rollouts import trace_rollouts  # imports transformers
 

@@ -101,7 +101,7 @@ from sizer.query.needs import (
     training,
     unserved,
 )
-from sizer.query.other_words import TOLD
+from sizer.query.other_words import HINTS
 from sizer.query.request import Request
 from sizer.query.values import (
     ATTENTIONS,
@@ -299,8 +299,8 @@ def read_optimizer(text: str) -> str:
 
 
 def _read_parallel(text: str) -> dict[str, object]:
-    if text not in PARALLELS and (told := OTHER_NAMES.get(text)):
-        raise RefusedValueError(", ".join(PARALLELS), told)
+    if text not in PARALLELS and (hint := OTHER_NAMES.get(text)):
+        raise RefusedValueError(", ".join(PARALLELS), hint)
     return {"parallel": choice(PARALLELS)(text)}
 
 
@@ -315,7 +315,7 @@ def _read_focus(text: str) -> tuple[str, int]:
 
 def _read_weights(text: str) -> dict[str, object]:
     if text in WEIGHTS or (":" not in text and text != CAST):
-        return {"weights": choice(WEIGHTS, told=TOLD["weights"])(text)}
+        return {"weights": choice(WEIGHTS, hints=HINTS["weights"])(text)}
     parts = {}
     for item in text.split(","):
         part, colon, how = item.strip().rpartition(":")
@@ -380,10 +380,10 @@ KEYS: dict[str, Key] = {
         otherwise="the config's class, or the usual one of its model type",
         affects=MODULE,
     ),
-    "mode": _field("mode", choice(MODES, told=TOLD["mode"]), allowed=", ".join(MODES), affects=MODULE),
+    "mode": _field("mode", choice(MODES, hints=HINTS["mode"]), allowed=", ".join(MODES), affects=MODULE),
     "dtype": _field(
         "dtypes",
-        listed(choice(DTYPES, OTHER_DTYPES, TOLD["dtype"])),
+        listed(choice(DTYPES, OTHER_DTYPES, HINTS["dtype"])),
         format_list,
         allowed=f"a comma list of {', '.join(DTYPES)}",
         needs=unserved(_anything),
@@ -446,7 +446,7 @@ KEYS: dict[str, Key] = {
         allowed=", ".join(IMPLEMENTATIONS),
         otherwise="PyTorch's choice on the device",
     ),
-    "attention": _field("attention", choice(ATTENTIONS, told=TOLD["attention"]), allowed=", ".join(ATTENTIONS), affects=MODULE),
+    "attention": _field("attention", choice(ATTENTIONS, hints=HINTS["attention"]), allowed=", ".join(ATTENTIONS), affects=MODULE),
     "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH, affects=MODULE),
     "gpu": _field(
         "gpu",
@@ -470,7 +470,7 @@ KEYS: dict[str, Key] = {
     ),
     "train": _field(
         "train",
-        choice(TRAINS, told=TOLD["train"]),
+        choice(TRAINS, hints=HINTS["train"]),
         allowed=f"{', '.join(TRAINS)}: train every weight, all except a vision or audio tower, only the head, or only an adapter",
         needs=training,
         affects=MODULE,

@@ -62,7 +62,7 @@ _STAGES = "zero zero_stage zero_optimization deepspeed"
 _NO = ("0", "false", "no", "off", "none")
 
 _COMPUTED = "dtype is the compute dtype of the model: keep it, and ask for weights="
-TOLD = {  # by key: words that are refused, and their replacement
+HINTS = {  # by key: words that are refused, and their replacement
     "mode": {
         "train": "did you mean training?",
         "infer": "did you mean inference?",
@@ -106,7 +106,7 @@ SWITCHED = {  # words for 1 and 0
 }
 
 
-def told_of_stage(word: str, value: str) -> str | None:
+def hint_of_stage(word: str, value: str) -> str | None:
     """Return the replacement of a stage of DeepSpeed's ZeRO, None for another word."""
     if letters(word) not in map(letters, _STAGES.split()):
         return None

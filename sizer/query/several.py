@@ -111,13 +111,13 @@ def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, .
     values = [dict(parse_qsl(format_query(request, complete=True))) for request in requests]
     differs, same = {}, {}
     for key in query_keys():
-        told = tuple(given.get(key.name, key.default) for given in values)
+        values_of_key = tuple(given.get(key.name, key.default) for given in values)
         if key.name in NOT_COMPARED or not any(key.name in given for given in values):
             continue
-        if len(set(told)) > 1:
-            differs[key.name] = told
+        if len(set(values_of_key)) > 1:
+            differs[key.name] = values_of_key
         else:
-            same[key.name] = told[0]
+            same[key.name] = values_of_key[0]
     return differs, same
 
 

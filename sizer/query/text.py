@@ -19,7 +19,7 @@ from sizer.catalogue.recipes import GRPO, NEW
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.query.conflicts import conflicts
 from sizer.query.keys import ARCH_ALLOWED, KEYS, Key
-from sizer.query.other_words import items_for, told_of_stage
+from sizer.query.other_words import hint_of_stage, items_for
 from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import COMPILED_BATCHES, COMPILED_DTYPES, check_length
 
@@ -169,8 +169,8 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
 
 def _instead_of(key: str, raw: str) -> str:
     value = unquote_plus(raw)
-    if (told := told_of_stage(key, value)) is not None:
-        return told
+    if (hint := hint_of_stage(key, value)) is not None:
+        return hint
     if (items := items_for(key, value if len(value) <= GIVEN_LIMIT and value.isprintable() else "")) is None:
         return suggest(key, KEYS) or "remove it"
     return f"write {items}" if items else "leave it out"

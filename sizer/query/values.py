@@ -80,13 +80,13 @@ _SHORT = re.compile(r"(\d{1,6})(?:\.(\d{1,3}))?\s*[kK]", re.ASCII)
 
 
 def choice(
-    allowed: Iterable[str], aliases: Mapping[str, str] | None = None, told: Mapping[str, str] | None = None
+    allowed: Iterable[str], aliases: Mapping[str, str] | None = None, hints: Mapping[str, str] | None = None
 ) -> Callable[[str], str]:
     """Return a function that reads one of the allowed words. Case and separators do not count.
 
-    `aliases` are other names of allowed words. `told` has refused words, and their replacements.
+    `aliases` are other names of allowed words. `hints` has refused words, and their replacements.
     """
-    known, hints = tuple(allowed), told or {}
+    known, hints = tuple(allowed), hints or {}
     plain = {**(aliases or {}), **{letters(word): word for word in known}}
 
     def read(text: str) -> str:
@@ -101,7 +101,7 @@ def choice(
 
 def read_switch(text: str) -> bool:
     """0 or 1."""
-    return choice(("0", "1"), told=SWITCHED)(text) == "1"
+    return choice(("0", "1"), hints=SWITCHED)(text) == "1"
 
 
 def format_switch(on: bool) -> str:
@@ -174,7 +174,7 @@ def read_compile(text: str) -> str | None:
     for mode, reason in _REFUSED_COMPILES.items():
         if word == letters(mode):
             raise RefusedValueError(", ".join(COMPILES), "ask for compile=default", f"{quote(text)}: {reason}")
-    mode = choice(COMPILES, told=dict.fromkeys(("1", "true", "yes"), "write compile=default"))(text)
+    mode = choice(COMPILES, hints=dict.fromkeys(("1", "true", "yes"), "write compile=default"))(text)
     return None if mode == OFF else mode
 
 
@@ -313,8 +313,8 @@ def read_objective(text: str) -> str:
                 f"contrastive:1 to contrastive:{MAX_CACHED}", "write for example objective=contrastive:32"
             )
         return text
-    if told := OTHER_OBJECTIVES.get(text.lower()):
-        raise RefusedValueError(", ".join(OBJECTIVES), told)
+    if hint := OTHER_OBJECTIVES.get(text.lower()):
+        raise RefusedValueError(", ".join(OBJECTIVES), hint)
     return choice(OBJECTIVES)(text)
 
 

@@ -117,11 +117,11 @@ class GroupSteps:
 
     def _complete(self, texts: list[str], trainer: Any) -> dict[str, Any]:
         """Return prompts and completions as lists of tokens, with a server's log-probabilities."""
-        told = None if self._generates else [[0.0] * self._new for _ in texts]
+        logprobs = None if self._generates else [[0.0] * self._new for _ in texts]
         if self._generates:
             self._generate(trainer)
             self._ended()
-        return {"prompt_ids": self._prompts, "completion_ids": [[WORD] * self._new for _ in texts], "logprobs": told}
+        return {"prompt_ids": self._prompts, "completion_ids": [[WORD] * self._new for _ in texts], "logprobs": logprobs}
 
     def _generate(self, trainer: Any) -> None:
         """Generate completions as the last branch of `_generate_single_turn` does, and find their ends."""

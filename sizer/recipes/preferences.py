@@ -107,11 +107,11 @@ def _with_columns(blueprint: Blueprint, objective: str) -> Blueprint:
     """
     size = cached_texts(objective)
     cached = f", {size:,} texts at once, with cached gradients" if size else ""
-    told = f"Embeddings by sentence-transformers' loss of pairs{cached}: a sample is a pair of texts; mean pooling"
+    text = f"Embeddings by sentence-transformers' loss of pairs{cached}: a sample is a pair of texts; mean pooling"
     return replace(
         blueprint,
         example=lambda batch, training: columns_of(blueprint.example(2 * batch, training).kwargs),
-        describe=lambda module: (*blueprint.describe(module), told),
+        describe=lambda module: (*blueprint.describe(module), text),
     )
 
 

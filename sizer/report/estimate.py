@@ -142,10 +142,10 @@ def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
             f"{margin.name} -{format_bytes(margin.less_bytes)} to +{format_bytes(margin.more_bytes)}"
             for margin in row.margins
         )
-        told = "; ".join(parts) or "no range is known for this device"
+        reasons = "; ".join(parts) or "no range is known for this device"
         if row.returned_bytes:
-            told += f"; up to {format_bytes(row.returned_bytes)} of it is cache that the allocator returns to the device"
-        yield f"{row.dtype} at batch {row.batch}: {ends}; {told}"
+            reasons += f"; up to {format_bytes(row.returned_bytes)} of it is cache that the allocator returns to the device"
+        yield f"{row.dtype} at batch {row.batch}: {ends}; {reasons}"
 
 
 def has_range(estimate: Estimate) -> bool:

@@ -107,7 +107,7 @@ class Run:
                     self._findings.start()
                 # same as on route meta: else Python's garbage collection time would decide how long the compiler's cycles keep
                 # tensors alive
-                sys.modules["torch._dynamo"].callback_handler.register_end_callback(lambda told: gc.collect())
+                sys.modules["torch._dynamo"].callback_handler.register_end_callback(lambda arguments: gc.collect())
             return compiled.begin(function)
 
         self._compiled = compiled_calls(begin, _import_compiler, _prepare_compiler)

@@ -102,7 +102,7 @@ def run_traced(command: Command, settings: Mapping[str, Any], *, gpu: Gpu) -> tu
 def _arguments(module: str, command: Command, settings: Mapping[str, Any], gpu: Gpu, out: Path) -> list[str]:
     """Return the command that starts a child."""
     rank = [f"{command.rank_option}={settings['rank'] % settings['local']}"] if command.rank_option else []
-    told = Settings(
+    child_settings = Settings(
         kind=command.kind,
         target=command.target,
         arguments=(*rank, *command.arguments),
@@ -111,7 +111,7 @@ def _arguments(module: str, command: Command, settings: Mapping[str, Any], gpu: 
         gpu=gpu.key,
         **settings,
     )
-    return [sys.executable, "-c", start_code(module), told.to_json()]
+    return [sys.executable, "-c", start_code(module), child_settings.to_json()]
 
 
 def child_environment(

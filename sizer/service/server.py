@@ -133,7 +133,7 @@ class Server:
         self._send = send
         self._queue = FairQueue(settings.max_jobs, settings.max_jobs + settings.max_waiting)
         self._jobs: dict[int, ServerJob] = {}
-        self._told: dict[int, int] = {}  # reported to waiting jobs: the number of jobs before them
+        self._places: dict[int, int] = {}  # reported to waiting jobs: the number of jobs before them
         self._ending = False
 
     async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
@@ -218,9 +218,9 @@ class Server:
             self._reply(number, progress=self._jobs[number].start(self._now()))
         ahead = self._queue.ahead(self._now())
         for number, places in ahead.items():
-            if self._told.get(number) != places:
+            if self._places.get(number) != places:
                 self._reply(number, progress=f"waiting for a free place ({places} before this one)")
-        self._told = ahead
+        self._places = ahead
 
     async def _keep_giving_turns(self) -> None:
         while True:

@@ -24,8 +24,8 @@ class NotAffineError(ValueError):
 class AffineTape:
     """A tape with sizes of `constant[i] + per_item[i] * batch` bytes; all other fields are those of `tape`, the first trace.
 
-    `size_queries` have answers that are on no line; the line of their blocks is a model. `told_per_item` are the bytes by which
-    each of the tape's collectives grows.
+    `size_queries` have answers that are on no line; the line of their blocks is a model. `collectives_per_item` are the bytes by
+    which each of the tape's collectives grows.
     """
 
     fitted_at: tuple[int, int]
@@ -33,7 +33,7 @@ class AffineTape:
     constant: array[int]
     per_item: array[int]
     size_queries: tuple[AffineSizeQuery, ...] = ()
-    told_per_item: tuple[int, ...] = ()
+    collectives_per_item: tuple[int, ...] = ()
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> AffineTape:
         """Return the tape with size queries of another dtype."""
@@ -78,16 +78,16 @@ class AffineTape:
             )
         queries = tuple([query.at(batch) for query in self.size_queries])
         more = batch - self.tape.batch
-        told = (
+        collectives = (
             replace(row, bytes=row.bytes + more * slope)
-            for row, slope in zip(self.tape.collectives, self.told_per_item, strict=True)
+            for row, slope in zip(self.tape.collectives, self.collectives_per_item, strict=True)
         )
         return replace(
             self.tape,
             batch=batch,
             sizes=array("q", sizes.astype(np.int64).tobytes()),
             size_queries=queries,
-            collectives=tuple(told),
+            collectives=tuple(collectives),
         )
 
     def check(self, third: Tape) -> None:
@@ -139,7 +139,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         slopes += [0 if earlier is None else slopes[earlier] for earlier in counterparts]
     try:
         size_queries = fit_size_queries(queried, queried_later, (first.batch, second.batch))
-        told = bytes_per_item(first.collectives, second.collectives, [phase for _, phase in second.marks], step)
+        per_item = bytes_per_item(first.collectives, second.collectives, [phase for _, phase in second.marks], step)
     except ValueError as error:
         raise NotAffineError(f"{error}: trace each batch separately") from error
     return AffineTape(
@@ -148,7 +148,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         constant=array("q", [size - slope * first.batch for size, slope in zip(first.sizes, slopes, strict=True)]),
         per_item=array("q", slopes),
         size_queries=size_queries,
-        told_per_item=told,
+        collectives_per_item=per_item,
     )
 
 

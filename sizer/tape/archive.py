@@ -65,10 +65,10 @@ class Traced:
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Traced:
         """Return the same work in another dtype that takes the same kernels."""
-        told = re.compile(
+        dtype_word = re.compile(
             rf"(^|, ){instead_of}(?=[,;]|$)"
         )  # the dtype of a kernel's reason; conditions name several dtypes
-        kernels = tuple(replace(kernel, why=told.sub(rf"\g<1>{dtype}", kernel.why)) for kernel in self.kernels)
+        kernels = tuple(replace(kernel, why=dtype_word.sub(rf"\g<1>{dtype}", kernel.why)) for kernel in self.kernels)
         return replace(self, family=self.family.with_dtype(dtype, instead_of=instead_of), kernels=kernels)
 
 
@@ -123,7 +123,7 @@ class _Writer:
         self._write(line.constant, line.per_item)
         queries = [_query_row(query, query.constant, query.per_item) for query in line.size_queries]
         tape = self.write_tape(line.tape)
-        return {"fitted_at": line.fitted_at, "tape": tape, "queries": queries, "told": line.told_per_item}
+        return {"fitted_at": line.fitted_at, "tape": tape, "queries": queries, "told": line.collectives_per_item}
 
     def write_tape(self, tape: Tape) -> dict:
         self._write(*(getattr(tape, name) for name in _COLUMNS))
@@ -186,7 +186,7 @@ class _Reader:
             constant=constant,
             per_item=per_item,
             size_queries=tuple(queries),
-            told_per_item=tuple(header["told"]),
+            collectives_per_item=tuple(header["told"]),
         )
 
     def read_tape(self, header: dict) -> Tape:

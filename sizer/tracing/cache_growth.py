@@ -55,8 +55,8 @@ def trace_kv_cache(
     plain = replace(work, cache=kind, new=TOKENS_OF_A_LINE + 1)
 
     def traced(context: int) -> TokenTrace:
-        told = {"batch": 1, "device": device, "tokens": TOKENS_OF_A_LINE, "after": context - _MADE - prompt}
-        return trace_tokens(blueprint, module, plain, loading, **told)
+        settings = {"batch": 1, "device": device, "tokens": TOKENS_OF_A_LINE, "after": context - _MADE - prompt}
+        return trace_tokens(blueprint, module, plain, loading, **settings)
 
     def held(context: int) -> tuple[TokenTrace, dict[int, tuple[int, int]]]:
         """Return the bytes of the cache, and those on the host, by its length: with `context` tokens and with one less."""

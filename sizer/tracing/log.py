@@ -126,7 +126,7 @@ class BlockLog:
         self.half_outputs: set[int] = set()
         self.telling = True  # whether communication now is a part of every step
         self.again = False  # whether it is repeated in a step of more passes
-        self._told: Counter[tuple[int, str, str, bool]] = Counter()  # bytes by phase, kind and group
+        self._collective_bytes: Counter[tuple[int, str, str, bool]] = Counter()  # bytes by phase, kind and group
         self._calls: Counter[tuple[int, str, str, bool]] = Counter()
         self._asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
         self._op_names: dict[str, int] = {}
@@ -197,7 +197,7 @@ class BlockLog:
         """Note a collective of `size` bytes."""
         if self.telling:
             key = len(self.marks), kind, group, self.again
-            self._told[key] += size
+            self._collective_bytes[key] += size
             self._calls[key] += 1
 
     def copy(self) -> BlockLog:
@@ -285,7 +285,7 @@ class BlockLog:
             self.marks = marks
 
     def _collectives(self) -> Iterator[Collective]:
-        for key, size in self._told.items():
+        for key, size in self._collective_bytes.items():
             number, kind, group, again = key
             if number < len(self.marks):
                 phase, calls = self.marks[number][1], self._calls[key]

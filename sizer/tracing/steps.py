@@ -222,7 +222,7 @@ class Steps:
 
     Callbacks:
 
-    - `told` is called with the values that `run_all` yields, for phases that end while a schedule runs: those of a pipeline.
+    - `on_phase` is called with the values that `run_all` yields, for phases that end while a schedule runs: those of a pipeline.
     - `on_output` is called with the model's output in a forward pass of training, `on_backward` before the loss is dropped; a
       schedule calls neither.
     - `on_gradient` is called with each gradient if the optimizer steps in the backward pass.
@@ -278,7 +278,7 @@ class Steps:
         elif work.trains and work.objective not in (LM, GRPO):
             self._loss_of = loss_under(self._cast_within(), work.objective)
         self._pass = rank_pass(work.plan, self.example, kind or device.type)
-        self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
+        self.on_phase: Callable[[int, str, bool], None] = lambda number, phase, ends: None
         self.on_output: Callable[[object], None] = lambda output: None
         self.on_backward: Callable[[], None] = lambda: None
         self.on_gradient: Callable[[Tensor], None] = lambda gradient: None
@@ -325,7 +325,7 @@ class Steps:
         """Run the forward and backward passes of a step; yield as `run_all` does."""
         for done in range(1, self.passes + 1):
             if self._groups is not None:
-                self.example = self._groups.prepare(done, lambda: self.told(number, "rollout", True))
+                self.example = self._groups.prepare(done, lambda: self.on_phase(number, "rollout", True))
                 if self._work.scores and done == 1:
                     yield number, "reference", True
             tell_whether_last(self.module, done == self.passes, sync=self._work.accumulates != NO_SYNC)

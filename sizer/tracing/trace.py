@@ -314,7 +314,7 @@ def _log(
         if ends and is_marked(number, phase):
             log.mark(phase)
 
-    steps.told = passed
+    steps.on_phase = passed
     steps.on_output = recorder.note_output
     steps.on_gradient = lambda gradient: recorder.classify((gradient,), "gradient")
     steps.on_backward = lambda: log.begin_graphs_end(recorder.block_of(steps.loss))

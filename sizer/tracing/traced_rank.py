@@ -167,7 +167,7 @@ class PipelinedSteps(Steps):
     """Steps of a rank's stages of a pipeline, `module`, which is Stages of sizer.distributed.pipeline.
 
     The forward phase ends when the first backward pass begins, the backward phase with the schedule. In between there are more
-    passes of both kinds, for which `told` is called.
+    passes of both kinds, for which `on_phase` is called.
     """
 
     def __init__(
@@ -213,4 +213,4 @@ class PipelinedSteps(Steps):
         first = phase == "forward" and self._number not in self._begun
         if first:
             self._begun.add(self._number)
-        self.told(self._number, phase, first)
+        self.on_phase(self._number, phase, first)

@@ -91,8 +91,8 @@ def show_about() -> None:
         client = service.get_client()
         _show_wall(client.missing_layers)
         if client.versions is not None:
-            told = ", ".join(f"{name} {version}" for name, version in client.versions.items())
-            st.text(f"Python {platform.python_version()}; answers are made with {told}.")
+            versions = ", ".join(f"{name} {version}" for name, version in client.versions.items())
+            st.text(f"Python {platform.python_version()}; answers are made with {versions}.")
         show_tutorial()
     st.header("Devices", anchor=False)
     _show_devices()

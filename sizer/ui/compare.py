@@ -194,11 +194,11 @@ def headings(requests: Requests) -> dict[int, str]:
     differ, _ = key_differences(list(requests.values()))
     titles = {}
     for place, (number, request) in enumerate(requests.items()):
-        values = {key: clip(told[place]) for key, told in differ.items()}
+        values = {key: clip(value[place]) for key, value in differ.items()}
         if "arch" in values:
             values["arch"] = clip(model_name(request))
-        told = ", ".join(value if key == "arch" else f"{key} {value}" for key, value in values.items())
-        titles[number] = clip(f"{number} · {told or model_name(request)}")
+        facts = ", ".join(value if key == "arch" else f"{key} {value}" for key, value in values.items())
+        titles[number] = clip(f"{number} · {facts or model_name(request)}")
     return titles
 
 

@@ -222,5 +222,5 @@ def capacities(gpus: Sequence[Gpu], tallest: int) -> str:
     """Return the caption of a chart's dashed lines, with the devices whose capacity is far above the chart."""
     near = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if in_sight(tallest, gpu)]
     far = [f"{gpu.name} {format_bytes(gpu.total_bytes)}" for gpu in gpus if not in_sight(tallest, gpu)]
-    told = [f"Dashed: what one device holds, {', '.join(near)}."] if near else []
-    return " ".join([*told, *([f"Far above this chart: {', '.join(far)}."] if far else [])])
+    dashed = [f"Dashed: what one device holds, {', '.join(near)}."] if near else []
+    return " ".join([*dashed, *([f"Far above this chart: {', '.join(far)}."] if far else [])])

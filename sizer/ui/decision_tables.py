@@ -71,8 +71,8 @@ def offer(label: str, changed: str, request: Request, key: str) -> None:
 
 def show_budgets(found: BudgetReport, request: Request) -> None:
     """Show a chart and a table of the peak at each budget, with the recomputed share of the forward pass."""
-    if told := describe_budgets(found):
-        st.markdown(f"**{told}**")
+    if budgets := describe_budgets(found):
+        st.markdown(f"**{budgets}**")
     if any(point.peak_allocated_bytes is not None for point in found.points):
         draw(budgets_chart(found), "budgets_chart")
     frame = budgets_frame(found)
@@ -215,7 +215,7 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
                 for row in rows
             ],
             "Between the GPUs in a step": [
-                ", ".join(f"{told.kind} {GIBIBYTES.text(told.bytes)}" for told in row.communication) for row in rows
+                ", ".join(f"{sent.kind} {GIBIBYTES.text(sent.bytes)}" for sent in row.communication) for row in rows
             ],
             LINK: [link_of(row.query) for row in rows],
         }

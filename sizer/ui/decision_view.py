@@ -303,8 +303,8 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
     if any(row.tried for row in found.rows):
         st.caption("If batch sizes are traced one by one, the largest batch is the requested one: no other was tried.")
     costs = costs_of(edited)
-    if told := cheapest(costs):
-        st.text(told)
+    if text := cheapest(costs):
+        st.text(text)
         st.dataframe(costs, hide_index=True, column_config={EACH: st.column_config.NumberColumn(format="%.4f")})
 
 

@@ -127,8 +127,8 @@ def ask_call() -> dict[str, str]:
     ).strip()
     values["vae"] = ",".join(st.pills("VAE", VAES, selection_mode="multi", key="pipe_vae", help=KEYS["vae"].allowed, **KEEP))
     with st.expander("More options of the call"):
-        told = {"format_func": titled(GUIDANCES), "help": KEYS["guidance"].allowed, "required": True}
-        values["guidance"] = st.segmented_control("Guidance", GUIDANCES, key="pipe_guidance", **told, **KEEP)
+        choices = {"format_func": titled(GUIDANCES), "help": KEYS["guidance"].allowed, "required": True}
+        values["guidance"] = st.segmented_control("Guidance", GUIDANCES, key="pipe_guidance", **choices, **KEEP)
         output = st.selectbox("Output", (USUAL, *PIPELINE_OUTPUTS), key="pipe_output", help=KEYS["output"].allowed, **KEEP)
         values["output"] = "" if output == USUAL else output
         values["without"] = ",".join(

@@ -170,7 +170,7 @@ class Box:
         return COLOURS[next(iter(self.held))]
 
     @property
-    def told(self) -> str:
+    def holds(self) -> str:
         """Return its bytes by category as text."""
         return ", ".join(f"{category} {format_bytes(size)}" for category, size in self.held.items())
 
@@ -232,7 +232,7 @@ def _box_columns(found: list[Box], whole: int, scale: Scale) -> Columns:
         "end": [scale.of(box.end) for box in found],
         "middle": [scale.of(box.start + box.end) / 2 for box in found],
         "size": [format_bytes(box.end - box.start) for box in found],
-        "holds": [box.told for box in found],
+        "holds": [box.holds for box in found],
         "colour": [box.colour for box in found],
         "ink": [ink_on(box.colour) for box in found],
         "label": [_label(box, whole) for box in found],

@@ -209,7 +209,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
             initialize_parameters(module)
             with log:
                 if MODES[work.mode].generates:
-                    generate_on(module, example, work, device, lambda *told: reader.synchronize())
+                    generate_on(module, example, work, device, lambda *arguments: reader.synchronize())
                 else:
                     for _ in Steps(blueprint, module, example, work, device=device).run():
                         reader.synchronize()

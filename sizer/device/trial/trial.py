@@ -94,13 +94,13 @@ def generate_on(module: nn.Module, example: Example, work: Work, device: torch.d
     check_cache(module, work.cache)
     placed = place(example, weight_dtype(work.dtype), mover(device))
 
-    def told(number: int, cache: object) -> bool:
+    def take_token(number: int, cache: object) -> bool:
         if number:
             on_token(number, placed, cache_tensors(cache))
         return number < work.new
 
     with torch.no_grad(), autocast(device.type, work.dtype)():
-        generate(module.eval(), placed, new=work.new, cache=work.cache, on_token=told)
+        generate(module.eval(), placed, new=work.new, cache=work.cache, on_token=take_token)
 
 
 # ---------------------------------------------------------------------------------------------------------------- trial
@@ -214,14 +214,14 @@ class _Trial:
             generate_on(self.module, self.example, self.work, device, self._mark_token)
             return
         steps = make_steps(self.blueprint, self.module, self.example, self.work, device=device)
-        steps.told = partial(self._mark_told, steps)
+        steps.on_phase = partial(self._mark_phase, steps)
         for phase in steps.run():
             self._mark(phase, self._live(phase, steps))
         self.steps = steps
         if steps.skipped:
             self.doubts.append("the gradient scaler met an overflow and left out an optimizer's step")
 
-    def _mark_told(self, steps: Steps, number: int, phase: str, ends: bool) -> None:
+    def _mark_phase(self, steps: Steps, number: int, phase: str, ends: bool) -> None:
         """Mark a phase of the first step that ends while a schedule runs."""
         if ends and number == 1:
             self._mark(phase, self._live(phase, steps))

@@ -209,18 +209,18 @@ class Board:
 
     def announce(self, token: str, worker: Worker) -> None:
         """Tell that a worker is there."""
-        told = {"edition": worker.edition, "code": worker.code, "versions": worker.versions, "missing": worker.missing}
+        facts = {"edition": worker.edition, "code": worker.code, "versions": worker.versions, "missing": worker.missing}
         self._redis.sadd(f"{PREFIX}workers", token)
-        self._redis.set(_key("worker", token), json.dumps(told), ex=WORKER_SECONDS)
+        self._redis.set(_key("worker", token), json.dumps(facts), ex=WORKER_SECONDS)
 
     def workers(self) -> list[Worker]:
         """Return the live workers."""
         tokens = sorted(token.decode() for token in self._redis.smembers(f"{PREFIX}workers"))
-        told = self._redis.mget([_key("worker", token) for token in tokens]) if tokens else []
-        for token, text in zip(tokens, told, strict=True):
+        texts = self._redis.mget([_key("worker", token) for token in tokens]) if tokens else []
+        for token, text in zip(tokens, texts, strict=True):
             if text is None:
                 self._redis.srem(f"{PREFIX}workers", token)
-        return [worker for text in told if text is not None and (worker := _read_worker(text)) is not None]
+        return [worker for text in texts if text is not None and (worker := _read_worker(text)) is not None]
 
     def withdraw(self, token: str) -> None:
         """Tell that a worker is there no more."""
@@ -247,8 +247,8 @@ class Board:
 
     def beat(self, digest: str, token: str) -> bool | None:
         """Return whether a worker's question is still wanted; None if the worker has lost it."""
-        told = self._scripts["BEAT"]([_key("wanted", digest), _key("lease", digest)], [token, LEASE_MS])
-        return None if told < 0 else bool(told)
+        answer = self._scripts["BEAT"]([_key("wanted", digest), _key("lease", digest)], [token, LEASE_MS])
+        return None if answer < 0 else bool(answer)
 
     def say(self, digest: str, token: str, kind: str, data: bytes) -> bool:
         """Add to an answer, a JSON text; a result or an error ends it. Whether the question was this worker's still."""

@@ -48,7 +48,7 @@ class Answering:
         self._token = secrets.token_hex(16)
         self._inboxes: dict[int, queue.SimpleQueue[dict]] = {}
         self._ready, self._ending = threading.Event(), threading.Event()
-        self._told: dict | None = None  # the first job server's description of itself
+        self._ready_message: dict | None = None  # the first job server's description of itself
         self._versions = ""
         self._failure: JobError | None = None
         self._supervisor = Supervisor(settings, receive=self._receive, lost=self._lost, restarted=lambda: None)
@@ -62,8 +62,8 @@ class Answering:
         self._ready.wait()
         if self._failure is not None:
             raise self._failure
-        assert self._told is not None, "it is ready"
-        self._versions = edition_of(self._told["ready"])
+        assert self._ready_message is not None, "it is ready"
+        self._versions = edition_of(self._ready_message["ready"])
         edition = digest_of([self._versions])[:16]
         threading.Thread(target=self._announce, args=(edition,), daemon=True).start()
         return edition
@@ -157,7 +157,7 @@ class Answering:
 
     def _receive(self, connection: Connection, message: dict) -> None:
         if "ready" in message:
-            self._told = message
+            self._ready_message = message
             self._ready.set()
         elif inbox := self._inboxes.get(message["id"]):
             inbox.put(message)
@@ -165,7 +165,7 @@ class Answering:
     def _lost(self, connection: Connection, failure: JobError) -> None:
         if not self._ending.is_set():
             _log.warning("%s", failure)
-        if self._told is None:
+        if self._ready_message is None:
             self._failure = failure
             self._ready.set()
         for inbox in list(self._inboxes.values()):
@@ -173,12 +173,12 @@ class Answering:
 
     def _announce(self, edition: str) -> None:
         """Tell the board again and again that this worker is there."""
-        assert self._told is not None, "it is ready"
-        versions, missing = self._told["ready"], self._told["missing"]
-        told = Worker(edition=edition, code=code_digest(), versions=versions, missing=missing)
+        assert self._ready_message is not None, "it is ready"
+        versions, missing = self._ready_message["ready"], self._ready_message["missing"]
+        worker = Worker(edition=edition, code=code_digest(), versions=versions, missing=missing)
         while True:
             try:
-                self._board.announce(self._token, told)
+                self._board.announce(self._token, worker)
             except RedisError as error:
                 _log.warning("the broker cannot be reached: %s", error)
             if self._ending.wait(ANNOUNCE_SECONDS):

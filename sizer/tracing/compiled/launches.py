@@ -94,15 +94,15 @@ class _Driver:
     """Replacement of Triton's driver of a GPU, which libraries query for multiprocessors and shared memory."""
 
     def __init__(self, hardware: Hardware) -> None:
-        told = properties_of(hardware)
+        facts = properties_of(hardware)
         properties = {
-            "max_shared_mem": told.shared_memory_per_block_optin,
-            "max_num_regs": told.regs_per_multiprocessor,
-            "multiprocessor_count": told.multi_processor_count,
-            "warpSize": told.warp_size,
+            "max_shared_mem": facts.shared_memory_per_block_optin,
+            "max_num_regs": facts.regs_per_multiprocessor,
+            "multiprocessor_count": facts.multi_processor_count,
+            "warpSize": facts.warp_size,
         }
         self.utils = SimpleNamespace(get_device_properties=lambda index: properties)
-        self._capability = 10 * told.major + told.minor
+        self._capability = 10 * facts.major + facts.minor
 
     def get_current_device(self) -> int:
         """Return the number of the device, of which there is only one."""

@@ -183,14 +183,14 @@ def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator
 
     run = trees.CUDAGraphTreeManager.run
 
-    def run_told(manager: Any, inputs: list[Any], function_id: Any) -> Any:
-        with _told(vars(trees), memory, on_host):  # for each call: a step has replaced attributes of tensors
+    def run_for_device(manager: Any, inputs: list[Any], function_id: Any) -> Any:
+        with _answers_of_device(vars(trees), memory, on_host):  # for each call: a step has replaced attributes of tensors
             return run(manager, inputs, function_id)
 
     with ExitStack() as stack:
         for name, value in names.items():
             stack.enter_context(mock.patch.object(trees, name, value))
-        stack.enter_context(mock.patch.object(trees.CUDAGraphTreeManager, "run", run_told))
+        stack.enter_context(mock.patch.object(trees.CUDAGraphTreeManager, "run", run_for_device))
         stack.callback(torch._C._set_cached_tensors_enabled, False)
         try:
             yield
@@ -206,17 +206,17 @@ def _on_device(index: int) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _told(caller: dict[str, Any], memory: _Memory, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
+def _answers_of_device(caller: dict[str, Any], memory: _Memory, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
     """Make tensors and storages report the device to a module, given by its names, within the context."""
 
-    def told(own: Callable[[Any], Any], answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def answering(own: Callable[[Any], Any], answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda value: answer(value) if sys._getframe(1).f_globals is caller else own(value)
 
     is_cuda, is_meta = Tensor.is_cuda.__get__, vars(torch._C.TensorBase)["is_meta"].__get__
     answers = (
-        (Tensor, "is_cuda", property(told(is_cuda, lambda tensor: is_meta(tensor) and not on_host(tensor)))),
-        (Tensor, "data_ptr", told(Tensor.data_ptr, memory.address_of_tensor)),
-        (UntypedStorage, "data_ptr", told(UntypedStorage.data_ptr, memory.address_of)),
+        (Tensor, "is_cuda", property(answering(is_cuda, lambda tensor: is_meta(tensor) and not on_host(tensor)))),
+        (Tensor, "data_ptr", answering(Tensor.data_ptr, memory.address_of_tensor)),
+        (UntypedStorage, "data_ptr", answering(UntypedStorage.data_ptr, memory.address_of)),
     )
     with ExitStack() as stack:
         for place, name, value in answers:
