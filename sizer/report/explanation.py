@@ -82,11 +82,11 @@ class LimitationText:
 class RuleTexts:
     """Texts of the rules of a kind of device: plain data, so that a cached answer is explained without torch.
 
-    `held` are the operators with kernels that hold memory, `products` those that call cuBLAS, empty for other devices.
+    `allocations` are the operators with kernels that hold memory, `products` those that call cuBLAS, empty for other devices.
     `convolutions` are all operators that convolve on CUDA.
     """
 
-    held: tuple[OperatorText, ...] = ()
+    allocations: tuple[OperatorText, ...] = ()
     products: tuple[str, ...] = ()
     convolutions: tuple[str, ...] = ()
     limitations: tuple[LimitationText, ...] = ()
@@ -125,7 +125,7 @@ def explain_workspaces(
     rows: dict[tuple[str, int, int, bool, bool], list[str]] = {}
     for dtype, tape in tapes.items():
         answered = _answered(tape)
-        for op, (size, calls, kept) in _held(tape).items():
+        for op, (size, calls, kept) in _bytes_in_kernels(tape).items():
             if size == 0:  # queried, and zero on this device
                 continue
             rows.setdefault((op, size, calls, kept, op in answered), []).append(dtype)
@@ -161,7 +161,7 @@ def _answered(tape: Tape) -> set[str]:
     return asked - open_
 
 
-def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:
+def _bytes_in_kernels(tape: Tape) -> dict[str, tuple[int, int, bool]]:
     """(most bytes of workspace at once, calls, whether some stays) by operator; stages of one call follow each other."""
     alive: dict[int, int] = {}
     most: dict[int, int] = {}

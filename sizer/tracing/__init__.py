@@ -16,8 +16,9 @@ place of a change:
 - an operator with a result that depends on values: HANDLERS, `values/stand_ins.py`, `masks.py`, `boxes.py`;
 - an operator without a meta kernel: HANDLERS, `meta/loss_operators.py`, `meta/matrix_products.py`, `cuda/recurrent.py`;
 - a length that a model predicts: PREDICTED, `values/libraries.py`;
-- memory inside a kernel, other than its results: HELD of the family;
-- a workspace that a library or the GPU's size determines: a `DeferredSize` in HELD, resolved in KINDS, `cuda/size_oracle.py`;
+- memory inside a kernel, other than its results: ALLOCATIONS of the family;
+- a workspace that a library or the GPU's size determines: a `DeferredSize` in ALLOCATIONS, resolved in KINDS,
+  `cuda/size_oracle.py`;
 - memory of a matrix product: WORKSPACE_USERS, `cuda/cublas.py`, and `blas_of`, `cuda/by_capability.py`;
 - a size that depends on the capability only, so that devices of several share a trace: `cuda/by_capability.py`;
 - dtypes that every device refuses: CHECKS, `meta/dtypes.py`; shapes, and messages of errors: `meta/refusals.py`;

@@ -7,7 +7,7 @@
 - PRODUCT among the sizes of a list represents cuBLAS's workspace.
 - A tuple among the sizes of a list is allocated and released at its position, once for each thread; then the cache is emptied.
 
-Each function in a table HELD takes the device, the operator's arguments and its results; its docstring names the C++ file.
+Each function in a table ALLOCATIONS takes the device, the operator's arguments and its results; its docstring names the C++ file.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class During:
 
 Step: TypeAlias = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor | During
 Steps = Iterable[Step]
-Held = Callable[[Device, tuple, dict, Any], Steps]
+AllocationRule = Callable[[Device, tuple, dict, Any], Steps]
 
 
-def after_results(held: Held) -> Held:
+def after_results(rule: AllocationRule) -> AllocationRule:
     """Return the rule of an operator that allocates its results first."""
 
-    @wraps(held)
+    @wraps(rule)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         yield from tensors_of((out,))
-        yield from held(device, args, kwargs, out)
+        yield from rule(device, args, kwargs, out)
 
     return steps
 

@@ -13,7 +13,7 @@ import torch
 
 from sizer.base.versions import Version
 from sizer.tracing import mps_kernels
-from sizer.tracing.allocations import Held
+from sizer.tracing.allocations import AllocationRule
 from sizer.tracing.cpu import attention as cpu_attention
 from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
 from sizer.tracing.cpu import convolution as cpu_convolution
@@ -89,7 +89,7 @@ class Rules:
     formulas: Mapping[Any, Callable[..., Any]]  # run a computation with the device's gradient instead of an operator
     handlers: Mapping[Any, Handler]  # give results that depend on values, or that have no meta kernel; may decline
     results: Mapping[Any, Callable[[tuple, Any], Any]]  # correct a meta kernel's result
-    held: Mapping[Any, Held]  # add the memory inside a kernel
+    allocations: Mapping[Any, AllocationRule]  # add the memory inside a kernel
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
     blas: Blas | None  # cuBLAS's workspaces, which depend on the capability
@@ -112,17 +112,17 @@ def _rules(kind: str, version: Version) -> Rules:
         return join(*(vars(family).get(table, {}) for family in FAMILIES[kind]))
 
     by_version = attention.results(version) if kind == "cuda" else {}
-    results, held, shortcuts = join(joined("RESULTS"), by_version), joined("HELD"), joined("SHORTCUTS")
+    results, allocations, shortcuts = join(joined("RESULTS"), by_version), joined("ALLOCATIONS"), joined("SHORTCUTS")
     return Rules(
         kernels=joined("KERNELS"),
         formulas=joined("FORMULAS"),
         handlers=joined("HANDLERS"),
         results=results,
-        held=held,
+        allocations=allocations,
         checks=joined("CHECKS"),
         shortcuts=shortcuts,
         blas=None,
-        known=frozenset((*results, *held, *shortcuts)),
+        known=frozenset((*results, *allocations, *shortcuts)),
     )
 
 

@@ -88,11 +88,12 @@ def _modelled(
     """Yield the modelled and uncounted parts of the traced operators."""
     if device.kind == "cuda" and _any_of(texts.convolutions, operators):
         yield convolutions(gpu, answered=answered)
-    alone = [one.name for one in texts.held if one.by_cudnn and not one.convolves and _any_of([one.name], operators)]
+    alone = [one.name for one in texts.allocations if one.by_cudnn and not one.convolves and _any_of([one.name], operators)]
     if modelled := sorted({name.rpartition(".")[0] for name in alone}):
         yield f"workspaces that cuDNN alone knows ({', '.join(modelled)}): modelled; the range of the process allows for them"
-    if texts.held:
-        yield f"what kernels hold beside their results: formulas for {len(texts.held)} operators; of others it is not counted"
+    if texts.allocations:
+        formulas = f"formulas for {len(texts.allocations)} operators"
+        yield f"what kernels hold beside their results: {formulas}; of others it is not counted"
     else:
         yield "what kernels hold beside their results is not counted"
     if gpu is not None and gpu.context_high_bytes > gpu.context_low_bytes:
@@ -149,7 +150,7 @@ def formulas(device: Device, gpu: Gpu | None = None, *, texts: RuleTexts | None 
             modelled=device.kind == "cuda" and one.by_cudnn,
             asked=asked if one.convolves else "",
         )
-        for one in texts.held
+        for one in texts.allocations
     }
     if texts.products:
         found |= dict.fromkeys(texts.products, Formula(text=_blas(blas_of(device.capability.plain, device.version))))

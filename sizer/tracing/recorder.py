@@ -28,7 +28,7 @@ from sizer.architecture.inner_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
 from sizer.tape.tape import BlockNotes
 from sizer.tape.tape import Tensor as NotedTensor
-from sizer.tracing.allocations import During, Held, Steps
+from sizer.tracing.allocations import AllocationRule, During, Steps
 from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
 from sizer.tracing.cuda.by_capability import as_environment_says
@@ -70,7 +70,7 @@ class _Plan:
     run: Callable[..., Any]  # the operator itself, memoized if possible
     correct: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
     multiplies: bool  # whether it multiplies matrices, so that cuBLAS runs
-    held: Held | None  # the kernel's allocations other than its results
+    allocations: AllocationRule | None  # the kernel's allocations other than its results
     collective: str | None  # kind of communication between ranks
     reads: bool  # a value, so that the host waits
     lifts: bool  # the last call of `torch.tensor(data)`, with a new argument
@@ -81,7 +81,8 @@ class _Plan:
     @property
     def is_plain(self) -> bool:
         """Return True if only the operator itself runs."""
-        rules = self.check, self.handler, self.instead, self.shortcut, self.correct, self.held, self.collective, self.resizable
+        instead = self.check, self.handler, self.instead, self.shortcut
+        rules = *instead, self.correct, self.allocations, self.collective, self.resizable
         does_more = self.multiplies or self.reads or self.lifts or self.draws
         return all(rule is None for rule in rules) and not does_more
 
@@ -200,8 +201,8 @@ class Recorder(TorchDispatchMode):
             self.draws.follow(func, args, kwargs)
         for storage, before in resizable:
             self.resized(storage, before)
-        if plan.held is not None and (not self._is_on_host(args, out) or func in _COPIES):
-            self._follow(plan, plan.held(self.device, args, kwargs, out), args)
+        if plan.allocations is not None and (not self._is_on_host(args, out) or func in _COPIES):
+            self._follow(plan, plan.allocations(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)
         elif isinstance(out, (list, tuple)):
@@ -266,7 +267,7 @@ class Recorder(TorchDispatchMode):
             run=shared(func, self.device.kind, self.device.version, corrects=self.device.kind != "mps"),
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
-            held=rules.held.get(func) or rules.held.get(name),
+            allocations=rules.allocations.get(func) or rules.allocations.get(name),
             collective=collectives.KINDS.get(name),
             reads=func in _READS,
             resizable=_resizable(func),

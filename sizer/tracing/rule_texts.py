@@ -12,7 +12,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.device_rules import FAMILIES, rules_for
 
 # Operators with workspaces that only cuDNN determines. Those of convolutions can be queried.
-DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.BY_CUDNN.keys()
+DECIDED_BY_CUDNN = convolution.ALLOCATIONS.keys() | recurrent.BY_CUDNN.keys()
 _REST = re.compile(r"\n\s*\n\s*(?:\*Known|Args:|Returns:|Raises:|Yields:)")
 _LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
 
@@ -21,17 +21,17 @@ def read_rule_texts(device: Device) -> RuleTexts:
     """Return the texts of the rules of a device; devices of one kind and version share them."""
     rules = rules_for(device)
     return RuleTexts(
-        held=tuple(
+        allocations=tuple(
             OperatorText(
                 name=str(operator),
                 text=_formula(function.__doc__),
                 by_cudnn=operator in DECIDED_BY_CUDNN,
-                convolves=operator in convolution.HELD,
+                convolves=operator in convolution.ALLOCATIONS,
             )
-            for operator, function in rules.held.items()
+            for operator, function in rules.allocations.items()
         ),
         products=() if rules.blas is None else tuple(sorted(map(str, cublas.WORKSPACE_USERS))),
-        convolutions=tuple(map(str, convolution.HELD)),
+        convolutions=tuple(map(str, convolution.ALLOCATIONS)),
         limitations=tuple(_limitations(device.kind)),
     )
 
@@ -43,11 +43,11 @@ def _limitations(kind: str) -> Iterator[LimitationText]:
     used = [one for family in families for one in vars(family).values() if isinstance(one, ModuleType)]
     modules = dict.fromkeys([*families, *(one for one in used if one.__name__.startswith(own))])
     for module in modules:
-        held = vars(module).get("HELD", {})
-        for text in dict.fromkeys(one.__doc__ or "" for one in (module, *held.values())):
+        allocations = vars(module).get("ALLOCATIONS", {})
+        for text in dict.fromkeys(one.__doc__ or "" for one in (module, *allocations.values())):
             if found := _LIMITATIONS.search(text):
                 named = f"{module.__name__.rpartition('.')[2].replace('_', ' ')}: {_first_paragraph(found[1])}"
-                yield LimitationText(text=named, operators=tuple(map(str, held)))
+                yield LimitationText(text=named, operators=tuple(map(str, allocations)))
 
 
 def _formula(text: str | None) -> str:

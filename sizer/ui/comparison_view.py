@@ -34,7 +34,7 @@ from sizer.ui.quantities import (
     marked_error,
     quantity_title,
 )
-from sizer.ui.styling import HELD, TINTS, scale_for
+from sizer.ui.styling import FIGURE_VERDICTS, TINTS, scale_for
 
 SIGNS = "Differences are estimated − measured: a positive one is an estimate that was too high."
 DOTS = "No allocations were recorded: the dots are the counters at the end of each phase."
@@ -189,7 +189,7 @@ def style_rows(rows: list[Row]) -> Styler:
     tints = pd.DataFrame("text-align: right !important; white-space: nowrap", index=frame.index, columns=frame.columns)
     for title, row in zip(frame.index, rows, strict=True):
         if row.holds is not None:
-            tints.loc[title] += f"; background-color: {TINTS[HELD[row.holds]]}"
+            tints.loc[title] += f"; background-color: {TINTS[FIGURE_VERDICTS[row.holds]]}"
     return frame.style.apply(lambda _: tints, axis=None).set_table_styles(HEADINGS)
 
 

@@ -7,7 +7,7 @@ import re
 from sizer.device.comparison.row import TENSORS, Row
 from sizer.device.record.measurement import DeviceFacts
 from sizer.report.phases import PHASE_TITLES
-from sizer.ui.styling import HELD, MARKS
+from sizer.ui.styling import FIGURE_VERDICTS, MARKS
 
 PEAKS = {
     "peak_allocated_bytes": "peak allocated",
@@ -61,5 +61,5 @@ def format_difference(size_bytes: int) -> str:
 
 def marked_error(row: Row) -> str:
     """Return a row's error with a mark: ✓ within its tolerance, ✕ outside, no mark without a tolerance."""
-    mark = "" if row.holds is None else f"{MARKS[HELD[row.holds]]}\N{NO-BREAK SPACE}"
+    mark = "" if row.holds is None else f"{MARKS[FIGURE_VERDICTS[row.holds]]}\N{NO-BREAK SPACE}"
     return f"{mark}{'exact' if row.error == 0 else format_error(row.error)}"

@@ -89,7 +89,7 @@ VERDICT_COLOURS: dict[Verdict, str] = {
     "does not fit": "#D55E00",
 }
 MARKS: dict[Verdict, str] = {"fits": "✓", "tight": "!", "may not fit": "?", "does not fit": "✕"}
-HELD: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # colours of checked figures
+FIGURE_VERDICTS: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # colours of checked figures
 
 
 def marked(verdict: Verdict) -> str:

@@ -34,7 +34,7 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, monkeypatch, gpu: s
 
     def held(operator, case: dict, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
         with precision(case):
-            steps = [*rules_for(device).held[operator](device, arguments, {}, out)]
+            steps = [*rules_for(device).allocations[operator](device, arguments, {}, out)]
         parts = [part for step in flat(steps) if isinstance(step, list | tuple) for part in step]
         sizes = [size for part in parts for size in (part if isinstance(part, tuple) else (part,))]
         found = [

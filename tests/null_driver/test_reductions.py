@@ -17,7 +17,7 @@ COUNT = 150
 def test_reductions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     truth = run_on_null("tests.null_driver.reductions", "1", str(COUNT), gpu=gpu)
     device, answer = Device("cuda", GPUS[gpu].capability), size_oracle_of(GPUS[gpu])
-    held, staged = rules_for(device).held, 0
+    held, staged = rules_for(device).allocations, 0
     for (name, dtype, shape, order, dims), freed in zip(cases(1, COUNT), truth, strict=True):
         tensor = make("meta", dtype, shape, order)
         out = OPERATORS[name](tensor, list(dims))

@@ -51,7 +51,7 @@ def test_what_cudnn_decides_is_modelled() -> None:
     modelled = {name for name, formula in told.items() if formula.modelled}
     assert modelled == set(map(str, DECIDED_BY_CUDNN))
     # and so does the range of the process: these whatever happens, convolutions where nobody answers
-    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution.HELD))
+    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution.ALLOCATIONS))
     assert not told["aten._scaled_dot_product_flash_attention_backward.default"].modelled
 
 
@@ -153,12 +153,12 @@ def test_what_is_counted_follows_from_the_rules(monkeypatch: pytest.MonkeyPatch,
         return "\n".join(explain(device, traced={"float32": NONE}).modelled)
 
     whole = told(Device("cuda", (8, 0)))
-    count = len(rules_for(Device("cuda", (8, 0))).held)
+    count = len(rules_for(Device("cuda", (8, 0))).allocations)
     assert f"formulas for {count} operators" in whole
     assert "recurrent: how large cuDNN's reserve and workspace are" in whole and "aten._cudnn_rnn," in whole
     assert "attention workspaces: flash attention's split keys" in whole and "staging" not in whole
     less = told(without(monkeypatch, "cuda", "recurrent", "attention_workspaces", "reductions"))
-    fewer = len(rules_for(Device("cuda", (8, 0))).held)
+    fewer = len(rules_for(Device("cuda", (8, 0))).allocations)
     assert f"formulas for {fewer} operators" in less and fewer < count
     assert "recurrent" not in less and "flash attention" not in less
     assert "what kernels hold beside their results is not counted" in told(Device("mps"))

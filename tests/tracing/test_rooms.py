@@ -15,7 +15,7 @@ import sizer.tracing
 from sizer.tracing import device_rules
 
 FOLDER = Path(sizer.tracing.__file__).parent
-TABLES = {"KERNELS", "FORMULAS", "HANDLERS", "RESULTS", "HELD", "CHECKS", "SHORTCUTS"}
+TABLES = {"KERNELS", "FORMULAS", "HANDLERS", "RESULTS", "ALLOCATIONS", "CHECKS", "SHORTCUTS"}
 
 # Each room, a folder or a module, with all that it may import from; a room stands below those, so that no way leads back.
 _GROUND = ("operator_tables", "device", "log")

@@ -32,5 +32,5 @@ def test_an_operator_in_two_families_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_rules_have_every_kind_of_table(kind: str):
     found = device_rules.rules_for(Device(kind, (8, 0) if kind == "cuda" else None))
     assert found.kernels and found.handlers and found.checks and found.shortcuts
-    assert bool(found.held) == bool(found.results) == (kind != "mps")
+    assert bool(found.allocations) == bool(found.results) == (kind != "mps")
     assert (found.blas is not None) == (kind == "cuda")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.cpu import processor
 from sizer.tracing.cpu.products import buffer_bytes, is_small, sum_bytes
 from sizer.tracing.device import Device
@@ -91,7 +91,7 @@ def flash_attention_backward(device: Device, args: tuple, kwargs: dict, out: tup
 
 
 KERNELS = {_aten.scaled_dot_product_attention.default: scaled_dot_product_attention}
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: flash_attention_backward,
 }

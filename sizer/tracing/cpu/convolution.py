@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Step, Steps
+from sizer.tracing.allocations import AllocationRule, Step, Steps
 from sizer.tracing.cpu import onednn, processor
 from sizer.tracing.cpu.onednn import Convolution, Layout
 from sizer.tracing.device import Device
@@ -214,7 +214,7 @@ def _slow_backward(call: _Call, copy: int, out: tuple) -> Steps:
     return [*steps, [copy, columns]] if grad_weight is not None else steps
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
 }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format, memory_format
 from sizer.tracing.operator_tables import Results, listed
@@ -23,7 +23,7 @@ from sizer.tracing.values.known import tensors_of
 _aten = torch.ops.aten
 
 
-def copying(*positions: int, last: bool = False) -> Held:
+def copying(*positions: int, last: bool = False) -> AllocationRule:
     """Return a rule that adds contiguous copies of the arguments at these positions.
 
     With `last` the copies have the memory format of the first argument. Users: softmax (cpu/SoftMaxKernel.cpp), group norm,
@@ -103,9 +103,9 @@ _PROMOTED_TO_FLOAT = """
 """
 
 
-def _overloads(names: str, held: Held) -> dict[str, Held]:
+def _overloads(names: str, rule: AllocationRule) -> dict[str, AllocationRule]:
     each = ((name, place, overload) for name in names.split() for place in ("", "_") for overload in _OVERLOADS)
-    return {f"aten.{name}{place}.{overload}": held for name, place, overload in each}
+    return {f"aten.{name}{place}.{overload}": rule for name, place, overload in each}
 
 
 RESULTS: Results = {_aten.roll.default: like_input, _aten.reflection_pad2d.default: like_input}
@@ -128,7 +128,7 @@ def reduced(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     return [[sum(tensor.nbytes for tensor in tensors_of(args[1:2]))]]
 
 
-_ROWS: dict[str, Held] = {
+_ROWS: dict[str, AllocationRule] = {
     "allgather_": gathered,
     "_allgather_base_": gathered,
     "_reduce_scatter_base_": reduced,
@@ -136,7 +136,7 @@ _ROWS: dict[str, Held] = {
 # PyTorch may be built without torch.distributed.
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **_overloads(_PROMOTED, promoted),
     **_overloads(_PROMOTED_TO_FLOAT, promoted_to_float),
     **_overloads("where", selected),

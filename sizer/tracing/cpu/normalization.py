@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cpu.copies import copying
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format, memory_format
@@ -89,7 +89,7 @@ RESULTS: Results = {
     _aten._native_batch_norm_legit_no_training.default: batch_norm_of_fixed_statistics,
     _aten.native_batch_norm_backward.default: batch_norm_gradient,
 }
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.native_layer_norm.default: after_results(layer_norm),
     _aten.native_layer_norm_backward.default: after_results(layer_norm_backward),
     _aten.native_group_norm.default: copying(0, last=True),

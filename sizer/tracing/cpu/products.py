@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sizer.base.units import round_up
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.cpu import processor
 from sizer.tracing.device import Device
 
@@ -66,6 +66,6 @@ def half_product(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Step
     return [out, [torch.get_num_threads() * buffer_bytes(rows, inner, columns, exchanged)]]
 
 
-HELD: dict[Any, Held] = dict.fromkeys(
+ALLOCATIONS: dict[Any, AllocationRule] = dict.fromkeys(
     (_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default), half_product
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import elements_of, is_reduced
 
@@ -44,7 +44,7 @@ def loss_elements(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Ste
     return [out, [prod(elements_of(args)) * out.itemsize if is_reduced(args, kwargs, 2) else 0]]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.mse_loss.default: loss_elements,
     _aten.smooth_l1_loss.default: loss_elements,
     _aten._safe_softmax.default: safe_softmax,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sizer.base.units import round_up
 from sizer.base.versions import version_followed
-from sizer.tracing.allocations import During, Held, Steps, copies
+from sizer.tracing.allocations import AllocationRule, During, Steps, copies
 from sizer.tracing.cuda.by_capability import EFFICIENT, HALF, SINGLE, efficient_workspace
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -145,7 +145,7 @@ def efficient_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out
     yield from _efficient_scratch(device, query, value, [], sequences, longest, heads, batch * rows)
 
 
-def _with_copied(work: Held, *positions: int) -> Held:
+def _with_copied(work: AllocationRule, *positions: int) -> AllocationRule:
     """Return a rule that adds copies of strided arguments at some positions before the results.
 
     Source: transformers/cuda/attention_backward.cu, 2.15: the gradient; _flash_attention_backward also copies the output.
@@ -181,7 +181,7 @@ def efficient_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> 
     return tensors_of((out[2:], out[:2]))
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten._flash_attention_forward.default: flash_of_lengths,
     _aten._flash_attention_backward.default: flash_of_lengths_backward,
     _aten._efficient_attention_forward.default: efficient_of_lengths,

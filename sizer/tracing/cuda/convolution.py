@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, During, Held, Step, Steps, copies
+from sizer.tracing.allocations import PRODUCT, AllocationRule, During, Step, Steps, copies
 from sizer.tracing.cuda import cudnn
 from sizer.tracing.cuda.by_capability import CUDNN, tensor_cores_from
 from sizer.tracing.cuda.reductions import summing
@@ -399,7 +399,7 @@ def deformable_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
     yield During([of_bias.nbytes, of_bias.nbytes], [of_bias])
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     "torchvision.deform_conv2d.default": deformable,
     "torchvision._deform_conv2d_backward.default": deformable_backward,
     _aten.convolution.default: convolution,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format
 from sizer.tracing.operator_tables import Results, listed
@@ -24,33 +24,33 @@ def _described(when: str, formatted: bool) -> str:
     return f"Operands that are not {kind} are copied {when} the results (the operator's host code, as DilatedMaxPool2d.cu)."
 
 
-def after(*positions: int, formatted: bool = False) -> Held:
+def after(*positions: int, formatted: bool = False) -> AllocationRule:
     """Return a rule for kernels that make their results, then copies of the arguments at these positions.
 
     With `formatted` a copy has the memory format that the first argument's strides suggest, otherwise it is contiguous.
     """
 
-    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    def rule(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         tensors = [args[position] for position in positions]
         layout = suggest_memory_format(tensors[0]) if formatted else torch.contiguous_format
         yield from tensors_of((out,))
         yield copies(*tensors, layout=layout)
 
-    held.__doc__ = _described("after", formatted)
-    return held
+    rule.__doc__ = _described("after", formatted)
+    return rule
 
 
-def before(*positions: int, formatted: bool = False) -> Held:
+def before(*positions: int, formatted: bool = False) -> AllocationRule:
     """Return a rule for kernels that make copies of the arguments at these positions, then their results."""
 
-    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    def rule(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         tensors = [args[position] for position in positions]
         layout = suggest_memory_format(tensors[0]) if formatted else torch.contiguous_format
         yield tuple(copies(*tensors, layout=layout))
         yield from tensors_of((out,))
 
-    held.__doc__ = _described("before", formatted)
-    return held
+    rule.__doc__ = _described("before", formatted)
+    return rule
 
 
 def through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -176,7 +176,7 @@ RESULTS: Results = {
     **listed("im2col col2im", over_input),
     **listed("native_dropout_backward", dropout_backward_in_format),
 }
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed(
         "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices", after(0, formatted=True)
     ),

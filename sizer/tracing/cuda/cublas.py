@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.cuda.by_capability import LT_WORKSPACE, Blas
 from sizer.tracing.device import Device
 
@@ -43,7 +43,7 @@ def scaled_product(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
         yield [LT_WORKSPACE]
 
 
-HELD: dict[Any, Held] = {_aten._scaled_mm.default: scaled_product}
+ALLOCATIONS: dict[Any, AllocationRule] = {_aten._scaled_mm.default: scaled_product}
 
 
 def needs(

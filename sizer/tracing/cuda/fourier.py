@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.operator_tables import listed
 
@@ -114,7 +114,7 @@ def _copied(input: Tensor, dims: list[int]) -> list[int]:
     return [] if nested and 0 not in strides and (input.dtype not in _HALVES or strides[-1] == 1) else [input.nbytes]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("_fft_r2c", real_to_complex),
     **listed("_fft_c2r", complex_to_real),
     **listed("_fft_c2c", complex_to_complex),

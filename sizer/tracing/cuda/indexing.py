@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sizer.base.versions import format_version
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import ALWAYS, COUNT, EMBEDDING, FEW, SELECT, SORT
 from sizer.tracing.cuda.scans import scanned_elements, sorted_pairs, sorted_rows
 from sizer.tracing.device import Device
@@ -234,7 +234,7 @@ def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield [8, 1023]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.roll.default: roll,
     _aten.nonzero.default: nonzero,
     _aten.masked_select.default: masked_select,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, Held, Step, Steps
+from sizer.tracing.allocations import PRODUCT, AllocationRule, Step, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.operator_tables import listed
 from sizer.tracing.values.known import tensors_of
@@ -154,7 +154,7 @@ def singular_values(device: Device, args: tuple, kwargs: dict, out: Any) -> Step
     yield [count * _INFO, matrix.nbytes, *vectors]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("linalg_inv_ex", inverse),
     **listed("_linalg_solve_ex", solution),
     **listed("linalg_lu_solve", solution_by_factors),

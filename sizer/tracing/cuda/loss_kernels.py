@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sizer.base.units import round_up
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import elements_of, is_reduced
@@ -35,18 +35,18 @@ def iterated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     return [[prod(shape) * out.itemsize, *_reduced(shape, out)]]
 
 
-def reduced_aside(at: int) -> Held:
+def reduced_aside(at: int) -> AllocationRule:
     """Return a rule for losses that are computed into their result, reduced to a scalar, and copied back."""
 
-    def held(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    def rule(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
         if not is_reduced(args, kwargs, at):
             return []
         return [[out.itemsize, *_reduced(elements_of(args[:at]), out)]]
 
-    held.__doc__ = (
+    rule.__doc__ = (
         "A scalar, copied back into the result, whose storage holds all elements (native/Loss.cpp, cuda/Loss.cu)."
     )
-    return after_results(held)
+    return after_results(rule)
 
 
 def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -274,7 +274,7 @@ def soft_margin_backward(device: Device, args: tuple, kwargs: dict, out: Any) ->
     yield out
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("soft_margin_loss_backward", soft_margin_backward),
     **listed("mse_loss smooth_l1_loss", after_results(iterated)),
     **listed("soft_margin_loss", reduced_aside(2)),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sizer.base.units import round_up
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tracing.allocations import PRODUCT, Held, Steps, after_results
+from sizer.tracing.allocations import PRODUCT, AllocationRule, Steps, after_results
 from sizer.tracing.device import Device
 from sizer.tracing.values.known import tensors_of
 
@@ -172,7 +172,7 @@ def _are_dense(tensors: Iterable[Tensor]) -> bool:
 
 
 # By name: PyTorch defines them as FSDP2 is imported.
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     torch.ops.aten._grouped_mm.default: after_results(grouped_mm),
     torch.ops.aten._foreach_norm.Scalar: norms,
     "fsdp.chunk_cat.default": chunk_cat,

@@ -18,7 +18,7 @@ from torch._prims_common import suggest_memory_format
 
 from sizer.base.versions import version_followed
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUM, SUMS, WARP
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -349,7 +349,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.batch_norm_backward_reduce.default: batch_norm_backward_reduce,
     _aten.batch_norm_backward_elemt.default: batch_norm_backward_elements,
 }
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.batch_norm_stats.default: after_results(stats_of_channels_last),
     _aten.batch_norm_backward_reduce.default: after_results(reduce_of_channels_last),
     _aten.native_batch_norm.default: after_results(batch_norm_of_strided),

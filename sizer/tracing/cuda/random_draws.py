@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.allocations import AllocationRule, Steps
 from sizer.tracing.cuda.by_hardware import PERMUTED, SORT
 from sizer.tracing.cuda.reductions import extremes, largest_of_rows, summing
 from sizer.tracing.device import Device
@@ -90,7 +90,7 @@ def dirichlet(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield [out.nbytes // out.shape[-1], *summing(out, (-1,))]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten._sample_dirichlet.default: dirichlet,
     _aten.native_dropout.default: mask_first,
     _aten.multinomial.default: multinomial,

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from sizer.tracing.allocations import During, Held, Steps
+from sizer.tracing.allocations import AllocationRule, During, Steps
 from sizer.tracing.cuda.by_hardware import DROPOUT
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -284,11 +284,11 @@ HANDLERS = {
     _aten._thnn_fused_gru_cell.default: fused_gru,
     _aten._thnn_fused_gru_cell_backward.default: fused_gru_backward,
 }
-BY_CUDNN: dict[Any, Held] = {
+BY_CUDNN: dict[Any, AllocationRule] = {
     _aten._cudnn_rnn.default: held_forward,
     _aten._cudnn_rnn_backward.default: held_backward,
 }
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **BY_CUDNN,
     _aten._thnn_fused_lstm_cell.default: last_first,
     _aten._thnn_fused_gru_cell.default: last_first,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, after_results
+from sizer.tracing.allocations import AllocationRule, Steps, after_results
 from sizer.tracing.cuda.by_hardware import PARTIAL, REDUCTION, SEMAPHORES
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
@@ -42,13 +42,13 @@ def _boolean(input: Tensor) -> int:
     return 1
 
 
-def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Held:
+def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> AllocationRule:
     """Return the rule of an operator that reduces over the dimensions in its argument `at`, or over all if `at` is None.
 
     `sums` means that integers are converted to the result's dtype first.
     """
 
-    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    def rule(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         """Add partial results and semaphores of thread blocks that share an output (cuda/Reduce.cuh).
 
         Integers that are summed are converted to the result's dtype first.
@@ -67,25 +67,25 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
             copies = [input.numel() * input.itemsize]
         return [[*copies, *_staging(input, _mask(input, given), accumulator(input), result.dtype)]]
 
-    return after_results(held)
+    return after_results(rule)
 
 
-def _over_diagonal(held: Held) -> Held:
+def _over_diagonal(rule: AllocationRule) -> AllocationRule:
     """Return a rule for `trace`, which sums the diagonal (cuda/TriangularOps.cu, trace_cuda)."""
 
-    @wraps(held)  # keeps the docstring for --explain
+    @wraps(rule)  # keeps the docstring for --explain
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-        return held(device, (args[0].diagonal(),), {}, out)
+        return rule(device, (args[0].diagonal(),), {}, out)
 
     return steps
 
 
-def _in_parts(held: Held) -> Held:
+def _in_parts(rule: AllocationRule) -> AllocationRule:
     """Add the results of both parts of complex numbers before they are added (ReduceOps.cpp, std_var_out, 2.15)."""
 
-    @wraps(held)
+    @wraps(rule)
     def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-        yield from held(device, args, kwargs, out)
+        yield from rule(device, args, kwargs, out)
         if args[0].is_complex():
             yield [one.nbytes // (2 if one.is_complex() else 1) for one in tensors_of((out,)) for _ in range(2)]
 
@@ -126,7 +126,7 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
     return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("sum", _reducer(_summing, None, sums=True)),
     **listed("trace", _over_diagonal(_reducer(_summing, None, sums=True))),
     **listed("sum.dim_IntList nansum", _reducer(_summing, 1, sums=True)),

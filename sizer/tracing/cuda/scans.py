@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import (
     COMPLEX,
     COUNT,
@@ -234,7 +234,7 @@ def largest(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     return [[*copies(input), *(DeferredSize(0, SORT, (LARGEST, which, words), numbers) for which in _BUFFERS)]]
 
 
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("topk", after_results(largest)),
     **listed("cumsum cumprod _logcumsumexp logcumsumexp", after_results(scan)),
     **listed("sort sort.stable", after_results(sort)),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.device import Device
 from sizer.tracing.operator_tables import Results
 
@@ -72,7 +72,7 @@ RESULTS: Results = {
     _aten._softmax_backward_data.default: _gradient_in_input_dtype,
     _aten._log_softmax_backward_data.default: _gradient_in_input_dtype,
 }
-HELD: dict[Any, Held] = {
+ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten._safe_softmax.default: after_results(safe_softmax),
     _aten._softmax.default: after_results(softmax),
     _aten._log_softmax.default: after_results(softmax),
