@@ -27,14 +27,14 @@ class Addresses:
     """
 
     addresses: list[int]
-    taken: list[int]
+    block_bytes: list[int]
     reserved: list[int] = field(default_factory=list)
     given_back: list[int] = field(default_factory=list)
     failed_at: int | None = None
 
     def peak(self, tape: Tape) -> tuple[int, int]:
         """Return the number of events up to the allocated peak (the first of several), and the bytes allocated there."""
-        allocated = running_bytes(tape.order[: len(self.reserved)], self.taken)
+        allocated = running_bytes(tape.order[: len(self.reserved)], self.block_bytes)
         most = max(allocated)
         return allocated.index(most), most
 
@@ -54,7 +54,7 @@ def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool)
     found = place(tape, allocator)
     return Addresses(
         addresses=found.addresses.tolist(),
-        taken=found.taken.tolist(),
+        block_bytes=found.block_bytes.tolist(),
         reserved=found.reserved.tolist(),
         given_back=allocator.given_back,
         failed_at=found.failed_at,

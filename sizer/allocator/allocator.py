@@ -135,6 +135,6 @@ class OnePool:
     def use(self, stream: int) -> None:
         """Do nothing: its blocks are not kept apart by streams."""
 
-    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+    def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether events found room, as CudaCache has it."""
-        return run_events(self, events, taken, addresses)
+        return run_events(self, events, block_bytes, addresses)

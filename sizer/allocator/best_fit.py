@@ -82,7 +82,7 @@ def _give(state: np.ndarray, size: int) -> int:
     "int64(int64[::1], int64, int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])"
 )
 def run(
-    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
+    events: np.ndarray, begin: int, block_bytes: np.ndarray, addresses: np.ndarray,
     small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
 ) -> int:  # fmt: skip
     """Return the position of the first event from `begin` on that cannot be done here; the number of events if all were done.
@@ -98,7 +98,7 @@ def run(
     for position in range(begin, len(events)):
         event = events[position]
         block = event if event >= 0 else ~event
-        size = taken[block]
+        size = block_bytes[block]
         if size == 0:
             continue
         which = 0 if size <= SMALL_SIZE else 1
@@ -133,7 +133,7 @@ def run(
             insert_by_size(pool, count - 1, rest, address + size)
             pool[2, at], pool[3, at] = address + size, rest
         else:
-            taken[block] = have
+            block_bytes[block] = have
             delete_by_address(pool, count, at)
             count -= 1
         counts[which] = count
@@ -141,11 +141,11 @@ def run(
 
 
 def run_on_lists(
-    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
+    events: np.ndarray, begin: int, block_bytes: np.ndarray, addresses: np.ndarray,
     small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
 ) -> int:  # fmt: skip
     """Do the work of `run` on lists, and return its position: without Numba, items of an array are several times slower."""
-    sizes, places, position = taken.tolist(), addresses.tolist(), begin
+    sizes, places, position = block_bytes.tolist(), addresses.tolist(), begin
     pools = [_Lists(pool, int(count)) for pool, count in zip((small, large), counts, strict=True)]
     reserved, limit = state[RESERVED].item(), state[LIMIT].item()
     for position, event in enumerate(events[begin:].tolist(), begin):
@@ -186,7 +186,7 @@ def run_on_lists(
             del pool.starts[at], pool.sizes[at]
     else:
         position = len(events)
-    taken[:], addresses[:] = sizes, places
+    block_bytes[:], addresses[:] = sizes, places
     for which, (lists, array) in enumerate(zip(pools, (small, large), strict=True)):
         counts[which] = lists.write(array)
     return position
@@ -264,7 +264,7 @@ class Pools:
         self._counts = np.zeros(2, np.int64)
 
     def run(
-        self, events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, driver: Driver
+        self, events: np.ndarray, begin: int, block_bytes: np.ndarray, addresses: np.ndarray, driver: Driver
     ) -> tuple[int, int, list[list[int]]]:
         """Return the number of events done, the bytes of a refused segment, and position, address and bytes of new segments.
 
@@ -273,7 +273,7 @@ class Pools:
         made, state = np.empty((3, len(events)), np.int64), driver.state
         state[MADE], position = 0, begin
         while True:
-            position = _run(events, position, taken, addresses, *self._pools, self._counts, state, made)
+            position = _run(events, position, block_bytes, addresses, *self._pools, self._counts, state, made)
             if position == len(events) or state[ASKED]:
                 return position, int(state[ASKED]), made[:, : state[MADE]].T.tolist()
             self._pools = [np.concatenate([pool, np.empty_like(pool)], axis=1) for pool in self._pools]

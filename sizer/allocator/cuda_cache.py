@@ -48,16 +48,16 @@ class CudaCache:
         """Return bytes rounded as requests are (round_size); 0 stays 0 and needs no request."""
         return rounded(sizes)
 
-    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+    def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether events (see Tape) found room.
 
-        `taken` has the requested bytes of each block, rounded, and is overwritten with the bytes taken. All three are of int64.
-        If the capacity forbids no segment, this is compiled code (best_fit).
+        `block_bytes` has the requested bytes of each block, rounded, and is overwritten with the bytes taken. All three are of
+        int64. If the capacity forbids no segment, this is compiled code (best_fit).
         """
         self.grown = [(0, self.reserved)]
         position = 0
         while True:
-            position, wanted, made = self._used.run(events, position, taken, addresses, self._driver)
+            position, wanted, made = self._used.run(events, position, block_bytes, addresses, self._driver)
             for at, address, size in made:
                 self._segments[address] = size
                 self.grown.append((at, self.grown[-1][1] + size))

@@ -181,7 +181,7 @@ def _unmap_free(numbers: np.ndarray, free: np.ndarray, gaps: np.ndarray, state: 
     "int64[:, ::1])"
 )
 def _run(
-    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, numbers: np.ndarray, free: np.ndarray,
+    events: np.ndarray, begin: int, block_bytes: np.ndarray, addresses: np.ndarray, numbers: np.ndarray, free: np.ndarray,
     gaps: np.ndarray, state: np.ndarray, grown: np.ndarray,
 ) -> int:  # fmt: skip
     """Return the position of the first event from `begin` on that finds no room; the number of events if all were done.
@@ -194,7 +194,7 @@ def _run(
     for position in range(begin, len(events)):
         event = events[position]
         block = event if event >= 0 else ~event
-        size = taken[block]
+        size = block_bytes[block]
         if size == 0:
             continue
         which = 0 if size <= SMALL_SIZE else 1
@@ -276,8 +276,8 @@ class ExpandableCache:
         """Return bytes rounded as requests are (round_size); 0 stays 0 and needs no request."""
         return rounded(sizes)
 
-    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
-        """Return whether events (see Tape) found room; `taken` has the requested bytes of each block, rounded.
+    def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
+        """Return whether events (see Tape) found room; `block_bytes` has the requested bytes of each block, rounded.
 
         All three are of int64. If the limit forbids a page, free pages are unmapped, and the request is tried once more.
         """
@@ -286,7 +286,7 @@ class ExpandableCache:
         while True:
             used = self._used
             used.make_room(len(events) - begin)
-            begin = _run(events, begin, taken, addresses, used.numbers, used.free, used.gaps, self._state, grown)
+            begin = _run(events, begin, block_bytes, addresses, used.numbers, used.free, used.gaps, self._state, grown)
             self.position = begin
             if begin in (len(events), emptied):
                 self.grown = [(0, held), *map(tuple, grown[:, : self._state[_GROWN]].T.tolist())]

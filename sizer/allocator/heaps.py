@@ -166,7 +166,7 @@ def _release_cached(
     "int64[::1], int64[:, ::1], int64)"
 )
 def _run(
-    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, counts: np.ndarray, freed: np.ndarray,
+    events: np.ndarray, begin: int, block_bytes: np.ndarray, addresses: np.ndarray, counts: np.ndarray, freed: np.ndarray,
     ranges: np.ndarray, heaps: np.ndarray, state: np.ndarray, grown: np.ndarray, emptied: int,
 ) -> int:  # fmt: skip
     """Return the position of the first event from `begin` on that finds no room; the number of events if all were done.
@@ -179,7 +179,7 @@ def _run(
     for position in range(begin, len(events)):
         event = events[position]
         block = event if event >= 0 else ~event
-        size, held = taken[block], state[_RESERVED]
+        size, held = block_bytes[block], state[_RESERVED]
         if size == 0:
             continue
         which = 0 if size <= SMALL_SIZE else 1
@@ -190,7 +190,7 @@ def _run(
             continue
         at = _cached(count, buffers, free, heap, state, size)
         if at >= 0:
-            taken[block], addresses[block] = buffers[0, at], buffers[1, at]
+            block_bytes[block], addresses[block] = buffers[0, at], buffers[1, at]
             delete_by_size(buffers, count[_FREED], at)
             count[_FREED] -= 1
             continue
@@ -234,11 +234,11 @@ class MpsHeaps:
         """Return the bytes of buffers for requests; 0 stays 0 and needs no request."""
         return buffer_sizes(sizes)
 
-    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+    def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether events (see Tape) found room.
 
-        `taken` has the bytes of each requested buffer, and is overwritten with those of the allocated buffer. All three are of
-        int64. If there is no room, and releasing the nearest buffers made none, all buffers are released and the request is
+        `block_bytes` has the bytes of each requested buffer, and is overwritten with those of the allocated buffer. All three are
+        of int64. If there is no room, and releasing the nearest buffers made none, all buffers are released and the request is
         tried once more.
         """
         self._make_room(len(events))
@@ -246,7 +246,7 @@ class MpsHeaps:
         held, grown = self.reserved, np.empty((2, 3 * len(events)), np.int64)
         self._state[_GROWN], begin, emptied = 0, 0, -1
         while True:
-            begin = _run(events, begin, taken, addresses, self._counts, *self._arrays, self._state, grown, emptied)
+            begin = _run(events, begin, block_bytes, addresses, self._counts, *self._arrays, self._state, grown, emptied)
             self.position = begin
             if begin in (len(events), emptied):
                 self.grown = [(0, held), *map(tuple, grown[:, : self._state[_GROWN]].T.tolist())]

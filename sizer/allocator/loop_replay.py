@@ -35,7 +35,7 @@ class Pools(Protocol):
     def use(self, stream: int) -> None:
         """Allocate and release on this stream from now on."""
 
-    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+    def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether the events found room."""
 
     def release_cached(self, stream: int = 0) -> None:
@@ -43,10 +43,10 @@ class Pools(Protocol):
 
 
 class LoopRunner:
-    """The loops of one tape on one allocator. `taken` and `addresses` are by block; in a loop they are those of its last step."""
+    """The loops of one tape on one allocator. `block_bytes` and `addresses` are by block, in a loop of its last step."""
 
-    def __init__(self, pools: Pools, taken: np.ndarray, addresses: np.ndarray) -> None:
-        self.pools, self.taken, self.addresses = pools, taken, addresses
+    def __init__(self, pools: Pools, block_bytes: np.ndarray, addresses: np.ndarray) -> None:
+        self.pools, self.block_bytes, self.addresses = pools, block_bytes, addresses
 
     def run(self, tape: Tape, again: Repetition, rounded: Iterable[np.ndarray], before: np.ndarray) -> LoopReplay:
         """Run every step of a loop, up to the first request that finds no room.
@@ -54,18 +54,18 @@ class LoopRunner:
         `rounded` has the requested bytes of the step's blocks for each repetition, `before` the bytes alive by category. The
         `position` of the pools is then that of the refused request in its step.
         """
-        pools, taken, addresses = self.pools, self.taken, self.addresses
-        sums = Sums(tape, again, before, taken)
+        pools, block_bytes, addresses = self.pools, self.block_bytes, self.addresses
+        sums = Sums(tape, again, before, block_bytes)
         old, later = again.moves.T
         for sizes in rounded:
-            taken[old], addresses[old] = taken[later], addresses[later]
-            taken[again.blocks] = sizes
+            block_bytes[old], addresses[old] = block_bytes[later], addresses[later]
+            block_bytes[again.blocks] = sizes
             reserved = pools.reserved
-            done = pools.run(again.events, taken, addresses)
+            done = pools.run(again.events, block_bytes, addresses)
             if not done:
-                sums.refused(taken[again.blocks], pools.position)
+                sums.refused(block_bytes[again.blocks], pools.position)
                 break
-            sums.add(taken[again.blocks], reserved, pools.grown[1:])
+            sums.add(block_bytes[again.blocks], reserved, pools.grown[1:])
         return sums.found()
 
 
@@ -75,7 +75,7 @@ Row = tuple[int, int, np.ndarray, np.ndarray, int, int]
 class Sums:
     """Steps and bytes of a loop, by category."""
 
-    def __init__(self, tape: Tape, again: Repetition, before: np.ndarray, taken: np.ndarray) -> None:
+    def __init__(self, tape: Tape, again: Repetition, before: np.ndarray, block_bytes: np.ndarray) -> None:
         made = len(again.blocks)
         place_of = {block: place for place, block in enumerate(again.blocks.tolist())}
         place_of |= {block: steps * made + place for block, steps, place in again.earlier}
@@ -87,20 +87,20 @@ class Sums:
         self._level = before.astype(np.int64)
         # bytes taken by block, in the last step and earlier ones
         self._history = [np.zeros(made, np.int64) for _ in range(DEPTH)]
-        self._history[0][:] = taken[again.blocks]
+        self._history[0][:] = block_bytes[again.blocks]
         successor = dict(again.moves.tolist())
         for block, steps, place in again.earlier:
-            self._history[steps - 1][place] = taken[successor[block]]
+            self._history[steps - 1][place] = block_bytes[successor[block]]
         self._rows: list[Row] = []
         self._refused: tuple[int, int] | None = None
 
-    def add(self, taken: np.ndarray, reserved: int, grown: list[tuple[int, int]]) -> None:
-        """Add a step with blocks of `taken` bytes.
+    def add(self, block_bytes: np.ndarray, reserved: int, grown: list[tuple[int, int]]) -> None:
+        """Add a step with blocks of `block_bytes` bytes.
 
         `reserved` are the reserved bytes before it; `grown` has the positions in it from which they changed.
         """
-        changes = self.changes((taken, *self._history))
-        self._history = [taken, *self._history[:-1]]
+        changes = self.changes((block_bytes, *self._history))
+        self._history = [block_bytes, *self._history[:-1]]
         levels = np.cumsum(changes)
         at = int(levels.argmax()) + 1
         peak = self._level + sums_by_category(changes[:at], self.categories[:at])
@@ -108,10 +108,10 @@ class Sums:
         at_peak = next((held for place, held in reversed(grown) if place < at), reserved)
         self._rows.append((len(self._rows) + 1, at, peak, self._level, at_peak, grown[-1][1] if grown else reserved))
 
-    def refused(self, taken: np.ndarray, place: int) -> None:
+    def refused(self, block_bytes: np.ndarray, place: int) -> None:
         """Note the request, at a place in the step, that found no room."""
         asked = self._again.sizes_at(len(self._rows) + 1)[self._places[place]]
-        self._refused = int(asked), int(self._level.sum() + self.changes((taken, *self._history))[:place].sum())
+        self._refused = int(asked), int(self._level.sum() + self.changes((block_bytes, *self._history))[:place].sum())
 
     def found(self) -> LoopReplay:
         """Return the result of the added steps."""
@@ -146,8 +146,8 @@ def loop_replay(events: int, rows: list[Row], refused: tuple[int, int] | None) -
 
 def place(tape: Tape, pools: Pools) -> Replay:
     """Return the placement of a tape's blocks (bytes), up to the first that finds no room."""
-    taken, addresses = np.array(pools.rounded(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
-    runner = LoopRunner(pools, taken, addresses)
+    block_bytes, addresses = np.array(pools.rounded(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
+    runner = LoopRunner(pools, block_bytes, addresses)
     categories = np.frombuffer(tape.categories, np.uint8)
     order = np.asarray(tape.order, np.int64)
     changes, reserved, loops = np.zeros(len(order), np.int64), np.zeros(len(order) + 1, np.int64), []
@@ -158,12 +158,12 @@ def place(tape: Tape, pools: Pools) -> Replay:
         for first, last, stream in by_stream(tape, begin, end):
             pools.use(stream)
             pools.started = first
-            done = pools.run(order[first:last], taken, addresses)
+            done = pools.run(order[first:last], block_bytes, addresses)
             reached = last if done else first + pools.position
             fill_reserved(reserved[first:reached], pools.grown)
             if not done:
                 break
-        changes[begin:reached] = changes_of(order[begin:reached], taken)
+        changes[begin:reached] = changes_of(order[begin:reached], block_bytes)
         if reached < end:
             failed_at = reached
             break
@@ -185,9 +185,9 @@ def place(tape: Tape, pools: Pools) -> Replay:
         reserved[reached] = pools.reserved
         if not loops or loops[-1].refused is None:
             left = order[failed_at:]
-            taken[left[left >= 0]] = 0
+            block_bytes[left[left >= 0]] = 0
     return Replay(
-        taken=taken,
+        block_bytes=block_bytes,
         addresses=addresses,
         reserved=reserved[: reached + (failed_at is not None)],
         retries=pools.retries,
@@ -210,26 +210,26 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
     """Return a replay of a tape by the requested bytes of its tensors alone; up to the refused request of another replay."""
     failed_at = None if until is None else until.failed_at
     last = len(tape.order) if failed_at is None else failed_at
-    loops, taken = [], np.array(tape.sizes, np.int64)
+    loops, block_bytes = [], np.array(tape.sizes, np.int64)
     order, changes = np.asarray(tape.order, np.int64), np.zeros(len(tape.order), np.int64)
     level, begin = np.zeros(len(CATEGORIES), np.int64), 0
     categories = np.frombuffer(tape.categories, np.uint8)[np.where(order >= 0, order, ~order)]
     for number, (loop, again) in enumerate(repetitions(tape)):
         if until is not None and number >= len(until.loops):
             break
-        changes[begin : loop.end] = changes_of(order[begin : loop.end], taken)
+        changes[begin : loop.end] = changes_of(order[begin : loop.end], block_bytes)
         level = level + sums_by_category(changes[begin : loop.end], categories[begin : loop.end])
         times = again.count if until is None else until.loops[number].done
         loops.append(_unplaced_steps(tape, again, times, level))
         level, begin = loops[-1].levels[-1] if times else level, loop.end
         for time in range(max(1, times + 1 - DEPTH), times + 1):
-            taken[again.moves[:, 0]] = taken[again.moves[:, 1]]
-            taken[again.blocks] = again.sizes_at(time)
+            block_bytes[again.moves[:, 0]] = block_bytes[again.moves[:, 1]]
+            block_bytes[again.blocks] = again.sizes_at(time)
         last = max(last, begin)
-    changes[begin:last] = changes_of(order[begin:last], taken)
+    changes[begin:last] = changes_of(order[begin:last], block_bytes)
     return Replay(
-        taken=taken,
-        addresses=np.zeros(len(taken), np.int64),
+        block_bytes=block_bytes,
+        addresses=np.zeros(len(block_bytes), np.int64),
         reserved=np.zeros(len(order), np.int64),
         retries=0,
         failed_at=failed_at if last < len(order) else None,

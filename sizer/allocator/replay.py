@@ -70,7 +70,7 @@ class LoopReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Result of replaying a tape, in bytes: `taken` per block, `reserved` after each event.
+    """Result of replaying a tape, in bytes: `block_bytes` per block, `reserved` after each event.
 
     These are arrays of int64. `addresses` are per block, the allocator's own; those of blocks that took nothing are undefined.
     `failed_at` is the position of the first failed request, None if all succeeded. The last of `reserved` is then the bytes
@@ -81,7 +81,7 @@ class Replay:
     the failed request was in one of these, the last of `loops` records it, and nothing follows it.
     """
 
-    taken: np.ndarray
+    block_bytes: np.ndarray
     addresses: np.ndarray
     reserved: np.ndarray
     retries: int
@@ -121,16 +121,16 @@ def fill_reserved(reserved: np.ndarray, grown: Sequence[tuple[int, int]]) -> Non
     reserved[:] = np.repeat(held, np.diff(positions, append=len(reserved)))
 
 
-def run_events(cache: RunCache, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
+def run_events(cache: RunCache, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
     """Return whether events (see Tape) found room.
 
-    `taken` has the requested bytes of each block, and is overwritten with the bytes taken. All three are of int64. `grown` of
+    `block_bytes` has the requested bytes of each block, and is overwritten with the bytes taken. All three are of int64. `grown` of
     the cache then has the numbers of events at which the reserved bytes changed, `position` the event that found no room.
     """
     blocks, places = np.unique(np.where(events >= 0, events, ~events), return_inverse=True)
-    sizes, starts = taken[blocks].tolist(), addresses[blocks].tolist()
+    sizes, starts = block_bytes[blocks].tolist(), addresses[blocks].tolist()
     done = _run_each(cache, zip((events >= 0).tolist(), places.tolist(), strict=True), sizes, starts)
-    taken[blocks], addresses[blocks] = sizes, starts
+    block_bytes[blocks], addresses[blocks] = sizes, starts
     return done
 
 

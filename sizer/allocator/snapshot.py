@@ -41,7 +41,7 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
     blocks: dict[int, int] = {}  # by address the block that is there
     for at, event in enumerate(tape.order[:position]):
         block = event if event >= 0 else ~event
-        size, requested, stream = placed.taken[block], tape.sizes[block], stream_of(tape, block)
+        size, requested, stream = placed.block_bytes[block], tape.sizes[block], stream_of(tape, block)
         where = frames.of(block)
         if at in given_back:
             for change in segments.release_free(stream if block in empties else 0):

@@ -55,13 +55,13 @@ class Refusal:
 
 
 class RefusedValueError(Exception):
-    """A value that its key of a query does not take; `at` makes the row of it that the user sees."""
+    """A value that its key of a query does not take; `refusal` is the row of it that the user sees."""
 
     def __init__(self, allowed: str, todo: str, given: str | None = None):
         super().__init__(allowed)
         self.allowed, self.todo, self.given = allowed, todo, given
 
-    def at(self, key: str, value: str) -> Refusal:
+    def refusal(self, key: str, value: str) -> Refusal:
         """Return the refusal of the value as a refusal of a key."""
         return Refusal(key=key, given=self.given or quote(value), allowed=self.allowed, todo=self.todo)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
 from sizer.base.errors import ConfigError, PipelineError, RequestError, SizerError, quote, suggest
 from sizer.commands.terminal import to_printable
-from sizer.query.other_words import hint_of_stage, items_for
+from sizer.query.hints import hint_of_stage, items_for
 from sizer.query.several import as_pipeline, with_keys
 from sizer.query.text import QueryKey, format_query, parse_query, query_keys
 

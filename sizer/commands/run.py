@@ -106,7 +106,7 @@ def _gpu(key: str) -> Gpu:
     try:
         return find_gpu(key)
     except RefusedValueError as refused:
-        raise RequestError(refusals=[refused.at("gpu", key)]) from None
+        raise RequestError(refusals=[refused.refusal("gpu", key)]) from None
 
 
 def _ranks(options: argparse.Namespace, command: Command) -> tuple[int, list[int]]:

@@ -23,8 +23,8 @@ from sizer.catalogue.modes import MODES
 from sizer.distributed.described_gpus import accelerator_of
 from sizer.distributed.world import alone, world_of
 from sizer.estimating.cautions import cautions, target, versions
+from sizer.query.hints import HINTS
 from sizer.query.keys import read_optimizer
-from sizer.query.other_words import HINTS
 from sizer.query.values import choice, read_torch
 from sizer.report.bounds import ROUTED, Margin
 from sizer.report.census import Census
@@ -306,7 +306,7 @@ def _read(name: str, given: object, read: Callable[[str], str]) -> str:
     try:
         return read(text)
     except RefusedValueError as refused:
-        raise RequestError(refusals=[refused.at(name, text)]) from None
+        raise RequestError(refusals=[refused.refusal(name, text)]) from None
 
 
 def _refuse_ranks(ranks: int) -> None:

@@ -229,7 +229,7 @@ class Estimator:
 
     def tape(self, dtype: str, batch: int) -> Tape:
         """Return the tape behind the estimate of one dtype and batch size, after `reports` has reached it."""
-        return self._traced[dtype].family.at(batch, self._oracle)
+        return self._traced[dtype].family.evaluate(batch, self._oracle)
 
     def _in_order(self) -> list[str]:
         """Return the dtypes in the order of tracing: the one in focus first, then those with float32 weights."""
@@ -440,7 +440,7 @@ class Estimator:
         tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, store=self._store)
         tracer.share_model(self._tracer)
         if self._traced[dtype].family.lines:  # lines are kept, and float16 may use those of bfloat16
-            return tracer.trace(dtype, (batch,)).family.at(batch, self._oracle)
+            return tracer.trace(dtype, (batch,)).family.evaluate(batch, self._oracle)
         return tracer.trace_cell(dtype, batch).resolve(self._oracle)
 
     def _is_cut_short(self, traced: Traced) -> bool:

@@ -96,7 +96,7 @@ class StoredTapes:
         self._capability = device.capability.plain if device.kind == "cuda" else None
         self._outputs = request.outputs
         # By the identity of the shared result: that result, and its form for this request
-        self._sized: dict[int, tuple[Traced, Traced]] = {}
+        self._adapted: dict[int, tuple[Traced, Traced]] = {}
 
     def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
         """Return the name under which the tapes of a dtype traced for this device, or for another capability, are stored."""
@@ -130,12 +130,12 @@ class StoredTapes:
         """Return a result with the sizes of this device's capability and the loop of the request."""
         if self._capability is None and self._outputs is None:
             return traced
-        if id(traced) not in self._sized:
+        if id(traced) not in self._adapted:
             own = traced.family
             if self._capability is not None:
                 own = sized(own, self._capability, self._device.version)
-            self._sized[id(traced)] = traced, replace(traced, family=own.with_outputs(self._outputs))
-        return self._sized[id(traced)][1]
+            self._adapted[id(traced)] = traced, replace(traced, family=own.with_outputs(self._outputs))
+        return self._adapted[id(traced)][1]
 
     def _read(self, name: str) -> Traced | None:
         """Return the result stored under a name, unpacked once."""

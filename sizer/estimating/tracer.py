@@ -258,7 +258,7 @@ class Tracer:
         found = self._tapes.find(dtype)
         if found is not None and _covers(found, (batch,)):
             try:
-                return self._tapes.sized(found).family.at(batch)
+                return self._tapes.sized(found).family.evaluate(batch)
             except NotTracedError:
                 check_kernels(found.failure, dtype)
                 raise TraceError(found.failure) from None
@@ -278,7 +278,7 @@ class Tracer:
         if alone.failure:
             check_kernels(alone.failure, dtype)
             raise TraceError(alone.failure)
-        return self._tapes.sized(alone).family.at(batch)
+        return self._tapes.sized(alone).family.evaluate(batch)
 
     def compiled(self, dtype: str, batch: int) -> CompiledCode | None:
         """Return the result of torch.compile for a traced cell; None if nothing was compiled or cached."""

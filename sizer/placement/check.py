@@ -208,11 +208,11 @@ def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unreg
     elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
     if elsewhere:
         others = ", ".join(sorted(set(elsewhere.values())))
-        yield report.MIXED_DEVICES.at(
+        yield report.MIXED_DEVICES.finding(
             report.join(elsewhere), count=len(elsewhere), total=len(named), others=others, weights=device
         )
     if parameters := [path for path, tensor in unregistered if isinstance(tensor, nn.Parameter)]:
-        yield report.UNREGISTERED.at(report.join(parameters), count=len(parameters))
+        yield report.UNREGISTERED.finding(report.join(parameters), count=len(parameters))
 
 
 def _input_name(path: Any) -> str:

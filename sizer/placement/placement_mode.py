@@ -219,13 +219,13 @@ class PlacementMode(TorchDispatchMode):
             if origin.kind == "input":
                 names = {"name": origin.name, "variable": "x" if origin.name.startswith("input ") else origin.name}
                 devices = {"device": origin.device, "weights": self.device}
-                self.add(report.INPUT_DEVICE.at(here, operator=operator, **names, **devices), origin.name)
+                self.add(report.INPUT_DEVICE.finding(here, operator=operator, **names, **devices), origin.name)
             elif origin.kind == "attribute":
-                self.add(report.LEFT_BEHIND.at(here, path=origin.name, operator=operator), origin.name)
+                self.add(report.LEFT_BEHIND.finding(here, path=origin.name, operator=operator), origin.name)
             else:
                 described = f"a {_name(tensor.dtype)} tensor of shape {tuple(tensor.shape)}"
                 place = "there" if origin.line == here else f"at {here}"
-                made = report.MADE_ELSEWHERE.at(origin.line, tensor=described, operator=operator, place=place)
+                made = report.MADE_ELSEWHERE.finding(origin.line, tensor=described, operator=operator, place=place)
                 self.add(made)
 
     def move_to_meta(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -244,7 +244,7 @@ class PlacementMode(TorchDispatchMode):
             source, arrives = args[1], packet is _aten.copy_ and args[0].device.type == "meta"
         origin = self._origin(source) if arrives and source.dim() else None
         if origin is not None and origin.kind == "attribute":
-            self.add(report.COPIED.at(self._current_line() or "the model", path=origin.name), origin.name)
+            self.add(report.COPIED.finding(self._current_line() or "the model", path=origin.name), origin.name)
 
     def _unify_dtypes(self, packet: Any, args: tuple) -> tuple:
         floats = [arg for arg in args if isinstance(arg, Tensor) and arg.dtype.is_floating_point]
@@ -255,9 +255,9 @@ class PlacementMode(TorchDispatchMode):
         here = self._current_line() or "the model"
         names = {"given": _name(odd), "weights": _name(weights), "operator": packet.__name__}
         if odd in self._input_dtypes:
-            self.add(report.INPUT_DTYPE.at(here, inputs=report.join(self._input_dtypes[odd]), **names))
+            self.add(report.INPUT_DTYPE.finding(here, inputs=report.join(self._input_dtypes[odd]), **names))
         else:
-            self.add(report.MIXED_DTYPES.at(here, **names))
+            self.add(report.MIXED_DTYPES.finding(here, **names))
         return tuple(arg.to(weights) if any(arg is one for one in floats) else arg for arg in args)
 
     # ------------------------------------------------------------------------------------------------------------ origins
@@ -306,7 +306,7 @@ class PlacementFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, caller = kwargs or {}, sys._getframe(1)
         if func in _MOVERS and not is_hidden(caller) and drops_result(caller):
-            self._mode.add(report.DROPPED.at(line_of(caller) or "the model", method=_MOVERS[func]))
+            self._mode.add(report.DROPPED.finding(line_of(caller) or "the model", method=_MOVERS[func]))
         if func == _IS_CUDA and args[0].device.type == "meta":
             self._asks = True
             return self._mode.device.type in ("cuda", "cpu", "meta")  # tensors that will be on CUDA count as on CUDA
@@ -333,4 +333,4 @@ class PlacementFunctionMode(TorchFunctionMode):
         device_of_weights = self._mode.device
         if device.partition(":")[0] != device_of_weights.type and not self._asks:
             where = line_of(caller) or "the model"
-            self._mode.add(report.HARD_CODED.at(where, device=device, weights=device_of_weights))
+            self._mode.add(report.HARD_CODED.finding(where, device=device, weights=device_of_weights))

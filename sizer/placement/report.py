@@ -82,7 +82,7 @@ class Mistake:
     why: str
     todo: str
 
-    def at(self, where: str, **names: object) -> Finding:
+    def finding(self, where: str, **names: object) -> Finding:
         """Return the finding at a place of the code, its texts filled in. Raises KeyError if a name is missing."""
         what, why, todo = (text.format(**names) for text in (self.what, self.why, self.todo))
         return Finding(problem=self.problem, breaks=self.breaks, what=what, where=where, why=why, todo=todo)

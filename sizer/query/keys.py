@@ -66,6 +66,7 @@ from sizer.catalogue.serving import (
 )
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
+from sizer.query.hints import HINTS
 from sizer.query.needs import (
     completions,
     four_bits,
@@ -101,7 +102,6 @@ from sizer.query.needs import (
     training,
     unserved,
 )
-from sizer.query.other_words import HINTS
 from sizer.query.request import Request
 from sizer.query.values import (
     ATTENTIONS,

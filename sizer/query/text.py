@@ -18,8 +18,8 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import GRPO, NEW
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.query.conflicts import conflicts
+from sizer.query.hints import hint_of_stage, items_for
 from sizer.query.keys import ARCH_ALLOWED, KEYS, Key
-from sizer.query.other_words import hint_of_stage, items_for
 from sizer.query.request import DEFAULT_BATCHES, Request
 from sizer.query.values import COMPILED_BATCHES, COMPILED_DTYPES, check_length
 
@@ -52,7 +52,7 @@ def parse_query(text: str) -> Request:
         try:
             found = KEYS[key].read(value)
         except RefusedValueError as refused:
-            refusals.append(refused.at(key, value))
+            refusals.append(refused.refusal(key, value))
             continue
         if other := next((given_by[name] for name in found if values.get(name, found[name]) != found[name]), None):
             given, todo = f"{quote(value)} with {other}={pairs[other]}", f"remove {other}, or {key}"
@@ -162,7 +162,7 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
             pairs[key] = _decode(key, raw if equals else None)
         except RefusedValueError as refused:
             name = key if key in KEYS else quote(key)
-            refusals[name] = refused.at(name, raw)
+            refusals[name] = refused.refusal(name, raw)
             pairs.pop(key, None)
     return pairs, list(refusals.values())
 

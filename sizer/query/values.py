@@ -43,7 +43,7 @@ from sizer.catalogue.serving import (
     MAX_TOKENS,
 )
 from sizer.catalogue.weights import WEIGHTS
-from sizer.query.other_words import SWITCHED
+from sizer.query.hints import SWITCHED
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
 ATTENTIONS = ("sdpa", "eager")

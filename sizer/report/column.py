@@ -78,7 +78,7 @@ def read_cells(
         tapes = []
         for batch in wanted:
             try:
-                tapes.append(family.at(batch))
+                tapes.append(family.evaluate(batch))
             except ValueError as error:
                 notes[batch] = f"batch {batch}: {error}"
         for tape in resolve_all(tapes, oracle):

@@ -85,12 +85,12 @@ def largest_batch(
     def room(batch: int, work: Callable[[Tape, Gpu], Room]) -> int:
         if not batch:
             return 0
-        tape = family.at(batch)  # the margin of engines does not depend on cuDNN's answers, so they are not requested
+        tape = family.evaluate(batch)  # the margin of engines does not depend on cuDNN's answers, so they are not requested
         asked = [block for query in tape.size_queries for block in query.blocks] if oracle else []
         return work(replace(tape, resolved=frozenset(asked)), gpu)[1]
 
     def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
-        return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)
+        return known[batch] in wanted if batch in known else holds(family.evaluate(batch, oracle), gpu, expandable_segments)
 
     end = _end_of_search(family)
     bound = min(_sure_bound(family, gpu, oracle), end)
@@ -187,7 +187,7 @@ def _largest_tried(
     ceiling = _batch_bound(family, capacity, with_modelled=False)
     near = max((batch for batch, fits in known.items() if fits is not False), default=1)
     possible = search(
-        lambda batch: peak_requested_bytes(without_models(family.at(batch, oracle))) <= capacity, ceiling, start=near
+        lambda batch: peak_requested_bytes(without_models(family.evaluate(batch, oracle))) <= capacity, ceiling, start=near
     )
     sure = max((batch for batch, fits in known.items() if fits is True), default=None)
     if possible < family.smallest:

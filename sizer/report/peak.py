@@ -95,12 +95,12 @@ def find_peak(
     """Return the blocks alive at the peak of a tape's work on a device; on a device large enough if the work does not fit."""
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, allocated = placed.peak(tape)
-    alive = [block for block in blocks_alive(tape.order[:position]) if placed.taken[block]]
+    alive = [block for block in blocks_alive(tape.order[:position]) if placed.block_bytes[block]]
     groups = _groups(tape, notes, placed, alive)
     at, made = notes.phase_at(position - 1), tape.order[position - 1]
     by_category: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
     for block in alive:
-        by_category[CATEGORIES[tape.categories[block]]] += placed.taken[block]
+        by_category[CATEGORIES[tape.categories[block]]] += placed.block_bytes[block]
     op, module = tape.op_names[tape.ops[made]], tape.module_names[tape.modules[made]]
     return PeakReport(
         query=query,
@@ -157,7 +157,7 @@ def _groups(tape: Tape, notes: BlockNotes, placed: Addresses, alive: list[int]) 
         tensor = notes.tensors.get(block, none)
         category, op = CATEGORIES[tape.categories[block]], tape.op_names[tape.ops[block]]
         where = _NUMBER.sub("*", _owner(tape, notes, block))
-        sizes[tensor.shape, tensor.dtype, category, op, where, born[block]].append(placed.taken[block])
+        sizes[tensor.shape, tensor.dtype, category, op, where, born[block]].append(placed.block_bytes[block])
     groups = [
         TensorGroup(
             count=len(taken),
@@ -188,7 +188,7 @@ def _births(tape: Tape, notes: BlockNotes) -> list[str]:
 def _modules(tape: Tape, notes: BlockNotes, placed: Addresses, alive: list[int]) -> tuple[ModuleBytes, ...]:
     own: dict[str, Counter[str]] = defaultdict(Counter)
     for block in alive:
-        own[_module_of(tape, notes, block)][CATEGORIES[tape.categories[block]]] += placed.taken[block]
+        own[_module_of(tape, notes, block)][CATEGORIES[tape.categories[block]]] += placed.block_bytes[block]
     return tuple(ModuleBytes(path=path, by_category=dict(own[path])) for path in sorted(own))
 
 

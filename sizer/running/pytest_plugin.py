@@ -294,7 +294,7 @@ def _read_mark(mark: pytest.Mark) -> tuple[Gpu, dict[str, Any]]:
             limits["tolerance"] = Tolerance(share=read_share(text)) if share else Tolerance(bytes=_bytes_of(text))
         return find_gpu(given["gpu"]), limits
     except RefusedValueError as refused:
-        raise pytest.UsageError(str(refused.at("gpu", given["gpu"]))) from None
+        raise pytest.UsageError(str(refused.refusal("gpu", given["gpu"]))) from None
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
 

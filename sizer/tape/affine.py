@@ -48,7 +48,7 @@ class AffineTape:
         """Return the tape with given sizes, as `TapeFamily.with_sizes`."""
         constant, per_item = self.constant[:], self.per_item[:]
         for query in self.size_queries:
-            at_none, at_one = (size(query.kind, query.words, query.at(batch).numbers) for batch in (0, 1))
+            at_none, at_one = (size(query.kind, query.words, query.evaluate(batch).numbers) for batch in (0, 1))
             if at_none is not None and at_one is not None:
                 for block in query.blocks:
                     constant[block], per_item[block] = at_none, at_one - at_none
@@ -56,7 +56,7 @@ class AffineTape:
         tape = self.tape.with_sizes(size, answered=answered)
         return replace(self, tape=tape, constant=constant, per_item=per_item, size_queries=left)
 
-    def at(self, batch: int) -> Tape:
+    def evaluate(self, batch: int) -> Tape:
         """Return the tape (bytes per block) of the same work at another batch size, with unresolved size queries.
 
         Raises NotAffineError if a size would be negative, ValueError if the batch is not positive or so large that the bytes of
@@ -76,7 +76,7 @@ class AffineTape:
                 f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
                 f"trace batch {batch} separately"
             )
-        queries = tuple([query.at(batch) for query in self.size_queries])
+        queries = tuple([query.evaluate(batch) for query in self.size_queries])
         more = batch - self.tape.batch
         collectives = (
             replace(row, bytes=row.bytes + more * slope)
@@ -95,7 +95,7 @@ class AffineTape:
 
         Its size queries must be predicted to the number. The trace may be the beginning of the work.
         """
-        check_tape(self.at(third.batch), third, self.fitted_at)
+        check_tape(self.evaluate(third.batch), third, self.fitted_at)
 
 
 def fit_affine(first: Tape, second: Tape) -> AffineTape:

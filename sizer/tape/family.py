@@ -34,10 +34,10 @@ class TapeFamily:
     smallest: int = 1
     _digest: str = field(default="", init=False, repr=False, compare=False)  # once it is known
 
-    def at(self, batch: int, oracle: SizeOracle | None = None) -> Tape:
+    def evaluate(self, batch: int, oracle: SizeOracle | None = None) -> Tape:
         """Return the tape (bytes per block) at one batch size, with the sizes of the oracle.
 
-        Raises NotTracedError if there are no lines and the work was not traced at this batch, and the errors of a line's `at`.
+        Raises NotTracedError if there are no lines and the work was not traced at this batch, and a line's errors.
         """
         for tape in self.exact:
             if tape.batch == batch:
@@ -45,7 +45,7 @@ class TapeFamily:
         if not self.lines:
             raise NotTracedError("not traced")
         line = [line for first, line in self.lines if first <= max(batch, 1)][-1]
-        return line.at(batch).resolve(oracle)
+        return line.evaluate(batch).resolve(oracle)
 
     def covered(self, batches: Iterable[int]) -> tuple[int, ...]:
         """Return the batch sizes with tapes: all of them if there are lines."""

@@ -87,7 +87,7 @@ class PerSampleTape:
         """Return the tape of a loop that frees or keeps the outputs."""
         return replace(self, outputs=outputs)
 
-    def at(self, batch: int) -> Tape:
+    def evaluate(self, batch: int) -> Tape:
         """Return the tape (bytes per block) of the same work at another batch size, with unresolved size queries.
 
         Raises NotAffineError if a size would be negative or the work differs at this batch size. Raises ValueError if the batch
@@ -119,10 +119,10 @@ class PerSampleTape:
 
     def check(self, third: Tape) -> None:
         """Raise NotAffineError if a third trace differs from the line, as `AffineTape.check`."""
-        check_tape(self.at(third.batch), in_order(third), self.fitted_at)
+        check_tape(self.evaluate(third.batch), in_order(third), self.fitted_at)
 
     def _queries_at(self, batch: int, sources: np.ndarray) -> tuple[SizeQuery, ...]:
-        asked = by_block(query.at(batch) for query in self._queries)
+        asked = by_block(query.evaluate(batch) for query in self._queries)
         if not asked:
             return ()
         return gather({block: asked[of] for block, of in enumerate(sources.tolist()) if of in asked})
@@ -136,7 +136,7 @@ def fit_per_sample(first: Tape, second: Tape) -> PerSampleTape:
     if second.batch != first.batch + 1:
         raise ValueError(f"the tapes are of batch {first.batch} and {second.batch}; trace one sample more")
     line = PerSampleTape(first=in_order(first), second=in_order(second))
-    line.at(second.batch + 1)  # raises if it cannot be predicted
+    line.evaluate(second.batch + 1)  # raises if it cannot be predicted
     return line
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-Asked = tuple[str, tuple[str, ...], tuple[int, ...]]
+SizeQueryKey = tuple[str, tuple[str, ...], tuple[int, ...]]
 """A query's kind, words and numbers."""
 
-SizeOracle = Callable[[Sequence[Asked]], Sequence[int | None]]
+SizeOracle = Callable[[Sequence[SizeQueryKey]], Sequence[int | None]]
 """Bytes of a block for each of some queries; None if unknown: the modelled size then stays."""
 
 Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
@@ -49,7 +49,7 @@ class AffineSizeQuery:
         grow = tuple((place, slope) for place, slope in enumerate(self.per_item) if slope)
         object.__setattr__(self, "_grow", grow)
 
-    def at(self, batch: int) -> SizeQuery:
+    def evaluate(self, batch: int) -> SizeQuery:
         """Return the query at one batch size."""
         numbers = [*self.constant]
         for place, slope in self._grow:
@@ -61,17 +61,17 @@ class AffineSizeQuery:
         return replace(self, words=tuple(dtype if word == instead_of else word for word in self.words))
 
 
-def by_block(queries: Iterable[SizeQuery]) -> dict[int, Asked]:
+def by_block(queries: Iterable[SizeQuery]) -> dict[int, SizeQueryKey]:
     """Kind, words and numbers for each block that has a size query, the same object for all blocks of a query."""
-    found: dict[int, Asked] = {}
+    found: dict[int, SizeQueryKey] = {}
     for query in queries:
         found.update(dict.fromkeys(query.blocks, (query.kind, query.words, query.numbers)))
     return found
 
 
-def gather(by_block: dict[int, Asked]) -> tuple[SizeQuery, ...]:
+def gather(by_block: dict[int, SizeQueryKey]) -> tuple[SizeQuery, ...]:
     """Return the size queries of blocks, equal ones merged."""
-    blocks: dict[Asked, list[int]] = {}
+    blocks: dict[SizeQueryKey, list[int]] = {}
     known: dict[int, list[int]] = {}  # by the number of an object: many blocks share one, which takes long to hash
     for block, query in by_block.items():
         if (found := known.get(id(query))) is None:
@@ -84,8 +84,8 @@ def gather(by_block: dict[int, Asked]) -> tuple[SizeQuery, ...]:
 
 
 def fit_size_queries(
-    first: dict[int, Asked],
-    second: dict[int, Asked],
+    first: dict[int, SizeQueryKey],
+    second: dict[int, SizeQueryKey],
     batches: tuple[int, int],
 ) -> tuple[AffineSizeQuery, ...]:
     """Return the affine size queries through those of two batch sizes, by block.

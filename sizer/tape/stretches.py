@@ -27,7 +27,7 @@ class LayersDifferError(ValueError):
 class Stretch:
     """Events that the deeper tape has in addition, between two events of the shallower one: from `begin` to `end` of its order."""
 
-    at: int
+    position: int
     begin: int
     end: int
 
@@ -56,7 +56,7 @@ class Stretch:
 
     def _earlier(self, repetitions: int) -> Stretch:
         moved = repetitions * (self.end - self.begin)
-        return Stretch(at=self.at - moved, begin=self.begin - moved, end=self.end - moved)
+        return Stretch(position=self.position - moved, begin=self.begin - moved, end=self.end - moved)
 
 
 class Rows:
@@ -157,7 +157,7 @@ def find_stretches(first: Rows, second: Rows) -> Iterator[Stretch]:
         if i == len(a) and j == len(b):
             return
         if (end := _end_of_stretch(first, second, i, j)) is not None:
-            yield Stretch(at=i, begin=j, end=end)
+            yield Stretch(position=i, begin=j, end=end)
             j = end
         elif i < len(a) and j < len(b) and first.alike[i] == second.alike[j]:
             i, j = i + 1, j + 1  # of another size: one that grows with the number of layers

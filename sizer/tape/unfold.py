@@ -141,7 +141,7 @@ class Aligned:
         ours = np.arange(len(self.first.blocks))
         theirs = ours.copy()
         for stretch in self.stretches:
-            theirs[stretch.at :] += stretch.end - stretch.begin
+            theirs[stretch.position :] += stretch.end - stretch.begin
         return ours, theirs
 
     def unfold(self, periods: int) -> Unfolded:
@@ -150,7 +150,7 @@ class Aligned:
 
 
 def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: int) -> Unfolded:
-    stretches = (*stretches, Stretch(at=len(first.blocks), begin=len(second.blocks), end=len(second.blocks)))
+    stretches = (*stretches, Stretch(position=len(first.blocks), begin=len(second.blocks), end=len(second.blocks)))
     positions = _positions(stretches, periods)
     blocks = _extrapolate(first.blocks, second.blocks, stretches, periods)
     allocates = second.allocates[positions]
@@ -212,14 +212,14 @@ def _extrapolate(a: np.ndarray, b: np.ndarray, stretches: tuple[Stretch, ...], p
     """
     parts, last, i, j = [], np.empty_like(b), 0, 0
     for stretch in stretches:
-        grown = a[i : stretch.at] + (b[j : stretch.begin] - a[i : stretch.at]) * periods
+        grown = a[i : stretch.position] + (b[j : stretch.begin] - a[i : stretch.position]) * periods
         last[j : stretch.begin] = grown
         before = slice(2 * stretch.begin - stretch.end, stretch.begin)
         steps = b[stretch.begin : stretch.end] - b[before]
         repetitions = last[before] + steps * np.arange(1, periods + 1)[:, None]
         last[stretch.begin : stretch.end] = repetitions[-1]
         parts += [grown, repetitions.ravel()]
-        i, j = stretch.at, stretch.end
+        i, j = stretch.position, stretch.end
     return np.concatenate(parts)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from sizer.tape.size_queries import Asked
+from sizer.tape.size_queries import SizeQueryKey
 from sizer.tape.tape import RESIZE
 from sizer.tracing.allocations import PRODUCT
 from sizer.tracing.log import BlockLog, DeferredSize
@@ -123,7 +123,7 @@ class Workspaces:
         self._product, self._keeps = product or 0, kept
         self._kept: set[tuple[bool, int, int]] = set()  # by whether it is autograd's thread, bytes, and stream
         self._of_libraries: set[str] = set()  # kinds of memory that libraries keep
-        self._tried: set[tuple[bool, Asked]] = set()  # by whether it is autograd's thread
+        self._tried: set[tuple[bool, SizeQueryKey]] = set()  # by whether it is autograd's thread
 
     def set_product(self, size: int) -> None:
         """Set cuBLAS's workspace for a product within a kernel, in bytes."""

@@ -33,7 +33,7 @@ from sizer.ui.focus import PeakKind, ask_peak_kind
 from sizer.ui.page_cache import drawn_once
 from sizer.ui.question_words import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
-from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
+from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, hold_jobs
 from sizer.ui.turns import give_back
 
 ENDED = "compared_answers"  # session state: by query, the answers that have ended
@@ -106,7 +106,7 @@ def _follow(requests: Requests, answers: Answers) -> None:
 def _wait(running: Mapping[str, Answer], count: int) -> None:
     """Wait until an answer has grown. Streamlit may end this run at each update if a newer run waits."""
     jobs = {query: answer.job for query, answer in running.items() if answer.job is not None}
-    with held(*jobs.values()):
+    with hold_jobs(*jobs.values()):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop, args=(running,))
             line = st.empty()

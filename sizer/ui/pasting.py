@@ -204,7 +204,7 @@ def _read_snapshot() -> None:
     line = st.empty()
     try:
         job = service.get_client().submit_pasted_snapshot(st.session_state[SNAPSHOT])
-        with service.held(job):
+        with service.hold_jobs(job):
             while (found := result_of(job, service.POLL_SECONDS)) is None:
                 line.text(job.progress or "waiting")
         st.session_state[FOUND] = found

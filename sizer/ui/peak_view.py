@@ -53,7 +53,7 @@ def _ask(cell: Request) -> PeakReport | SizerError:
     """Return the answer, and show progress meanwhile. Leave the job if Streamlit ends this run for a newer one."""
     job, line = service.get_client().submit_peak(format_query(cell)), st.empty()
     try:
-        with service.held(job):
+        with service.hold_jobs(job):
             while (found := result_of(job, service.POLL_SECONDS)) is None:
                 line.text(job.progress or "waiting")
     except SizerError as error:

@@ -55,7 +55,7 @@ def _visitor() -> Visitor:
 
 
 @contextmanager
-def held(*jobs: Job) -> Iterator[None]:
+def hold_jobs(*jobs: Job) -> Iterator[None]:
     """Keep the jobs of the context. At its end they are left, and cancelled at once if their reader has gone."""
     try:
         yield
@@ -229,7 +229,7 @@ def _follow(answer: Answer) -> None:
     if query != answer.query:
         since = time.monotonic()
         st.session_state[BEGAN] = (answer.query, since)
-    with held(job):
+    with hold_jobs(job):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()

@@ -21,7 +21,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
 def test_sizes_are_rounded_to_512(size, rounded):
-    assert replay_events(make_tape([("a", size)]), "cuda").taken.tolist() == [rounded]
+    assert replay_events(make_tape([("a", size)]), "cuda").block_bytes.tolist() == [rounded]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_empty_tensors_take_nothing():
 def test_an_unsplit_large_block_counts_whole():
     # 11 MiB - 512 asks for a segment of 12 MiB; the rest of 1 MiB + 512 is > 1 MiB: split, 11 MiB - 512 taken.
     # 11 MiB exactly leaves 1 MiB, which is not > 1 MiB: not split, 12 MiB taken.
-    assert replay_events(make_tape([("a", 11 * MIB - 512)]), "cuda").taken.tolist() == [11 * MIB - 512]
-    assert replay_events(make_tape([("a", 11 * MIB)]), "cuda").taken.tolist() == [12 * MIB]
+    assert replay_events(make_tape([("a", 11 * MIB - 512)]), "cuda").block_bytes.tolist() == [11 * MIB - 512]
+    assert replay_events(make_tape([("a", 11 * MIB)]), "cuda").block_bytes.tolist() == [12 * MIB]
 
 
 def test_best_fit_takes_the_smallest_block_then_the_oldest():
@@ -150,7 +150,7 @@ def test_agrees_with_the_slow_reading(seed, empties, share, kind):
     )
     assert (placement.failed_at, placement.retries) == (failed_at, retries)
     assert placement.reserved.tolist() == reserved
-    assert placement.taken.tolist() == taken
+    assert placement.block_bytes.tolist() == taken
 
 
 def test_the_random_tapes_reach_what_they_are_for():
@@ -203,7 +203,7 @@ def test_live_blocks_never_overlap(seed, expandable):
     for event, reserved in zip(tape.order, placed.reserved, strict=True):
         if event < 0:
             live.pop(~event, None)
-        elif taken := placed.taken[event]:
+        elif taken := placed.block_bytes[event]:
             live[event] = placed.addresses[event], taken
             pools = {True: [], False: []}
             for address, size in live.values():
@@ -244,7 +244,7 @@ for (backend, expandable), seed in product((("cuda", False), ("cuda", True), ("m
     roomy = replay_events(random_tape(seed), backend, None, expandable)
     tight = replay_events(random_tape(seed), backend, int(roomy.reserved.max() * 0.8), expandable)
     for found in (roomy, tight):
-        print(found.taken.tolist(), found.addresses.tolist(), found.reserved.tolist(), found.retries, found.failed_at)
+        print(found.block_bytes.tolist(), found.addresses.tolist(), found.reserved.tolist(), found.retries, found.failed_at)
 """
 
 

@@ -61,7 +61,7 @@ def test_a_freed_buffer_is_used_again_whole():
     # 5 MiB freed, 3 MiB asked: 5 <= 3 + 32, so the 5 MiB buffer counts whole; one heap of 32 MiB
     tape = make_tape([("a", 5 * MIB), "-a", ("b", 3 * MIB)])
     placement = replay_events(tape, "mps")
-    assert placement.taken.tolist() == [5 * MIB, 5 * MIB]
+    assert placement.block_bytes.tolist() == [5 * MIB, 5 * MIB]
     assert placement.reserved.tolist() == [32 * MIB] * 3
 
 
@@ -70,7 +70,7 @@ def test_a_much_larger_freed_buffer_is_cut_up_instead():
     # heap and the 40 MiB come from there: still 1.5 GiB reserved
     tape = make_tape([("a", 1536 * MIB), "-a", ("b", 40 * MIB)])
     placement = replay_events(tape, "mps")
-    assert placement.taken.tolist() == [1536 * MIB, 40 * MIB]
+    assert placement.block_bytes.tolist() == [1536 * MIB, 40 * MIB]
     assert placement.reserved[-1] == 1536 * MIB
 
 
@@ -111,7 +111,7 @@ def test_live_buffers_never_overlap_and_stay_in_their_heap(seed):
         if event < 0:
             live.pop(~event, None)
         elif tape.sizes[event]:
-            live[event] = placed.addresses[event], placed.taken[event]
+            live[event] = placed.addresses[event], placed.block_bytes[event]
             ranges = sorted((address, address + taken) for address, taken in live.values())
             assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
             assert sum(taken for _, taken in live.values()) <= reserved
@@ -130,8 +130,8 @@ def test_it_does_what_plain_lists_do(seed, times):
         found, expected = replay_events(tape, "mps", capacity), place(tape, OnePool(SlowHeaps(capacity)))
         assert (found.failed_at, found.retries) == (expected.failed_at, expected.retries)
         assert np.array_equal(found.reserved, expected.reserved)
-        assert np.array_equal(found.taken, expected.taken)
-        asked = expected.taken > 0
+        assert np.array_equal(found.block_bytes, expected.block_bytes)
+        asked = expected.block_bytes > 0
         assert np.array_equal(found.addresses[asked], expected.addresses[asked])
 
 

@@ -103,9 +103,9 @@ def test_invariants(seed, backend):
     assert timeline.peak_allocated_bytes == max(use.peak_allocated_bytes for use in timeline.phases)
     live = 0
     for event, reserved in zip(tape.order, placement.reserved, strict=True):
-        live += placement.taken[event] if event >= 0 else -placement.taken[~event]
+        live += placement.block_bytes[event] if event >= 0 else -placement.block_bytes[~event]
         assert 0 <= live <= reserved
-    for block, taken in enumerate(placement.taken):
+    for block, taken in enumerate(placement.block_bytes):
         assert (taken == 0) if tape.sizes[block] == 0 else (taken >= tape.sizes[block])
 
 
@@ -113,7 +113,7 @@ def test_invariants(seed, backend):
 def test_the_curve_is_short_and_keeps_the_peak_and_the_phase_ends(events):
     tape = random_tape(1, events=events)
     timeline = replay(tape, backend="cuda")
-    allocated = running_bytes(tape.order, replay_events(tape, "cuda").taken)
+    allocated = running_bytes(tape.order, replay_events(tape, "cuda").block_bytes)
     totals = {point.position: sum(point.by_category) for point in timeline.curve}
     assert all(total == allocated[position] for position, total in totals.items())
     assert len(timeline.curve) <= CURVE_POINTS

@@ -108,7 +108,7 @@ def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUE
     kind = facts.kind
     placed = replay_events(recording, kind)
     reserved = placed.reserved.tolist()
-    levels = running_bytes(recording.order, placed.taken)
+    levels = running_bytes(recording.order, placed.block_bytes)
     live = live_by_category(recording)
     ends = [0, *(end for end, _ in recording.marks)]
     on_cuda = kind == "cuda"

@@ -99,7 +99,7 @@ def test_every_counter_after_every_event_is_pytorchs_own(run_on_null, seed, expa
     assert truth["failed_at"] is None
     tape = _tape(events)
     placement = replay_events(tape, "cuda", None, expandable)
-    assert _levels(tape, placement.taken.tolist(), placement.reserved.tolist(), EVENTS) == [
+    assert _levels(tape, placement.block_bytes.tolist(), placement.reserved.tolist(), EVENTS) == [
         tuple(row) for row in truth["rows"]
     ]
 
@@ -116,7 +116,7 @@ def _rows(events: list, truth: dict) -> list[tuple[int, ...]]:
 def _placed(tape: Tape, placement: Replay) -> list[tuple[int, ...]]:
     """The same by a replay."""
     end = len(tape.order) if placement.failed_at is None else placement.failed_at
-    return [level[:2] for level in _levels(tape, placement.taken.tolist(), placement.reserved.tolist(), end)]
+    return [level[:2] for level in _levels(tape, placement.block_bytes.tolist(), placement.reserved.tolist(), end)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -162,6 +162,6 @@ def test_where_memory_runs_out_and_how_often_the_cache_was_given_back(run_on_nul
     assert placement.failed_at == truth["failed_at"]
     assert placement.retries == truth["retries"] > 0
     end = len(events) if placement.failed_at is None else placement.failed_at
-    assert _levels(tape, placement.taken.tolist(), placement.reserved.tolist(), end) == [
+    assert _levels(tape, placement.block_bytes.tolist(), placement.reserved.tolist(), end) == [
         tuple(row) for row in truth["rows"]
     ]

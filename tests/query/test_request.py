@@ -21,8 +21,8 @@ from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
+from sizer.query.hints import _SAME, _STAGES, _SWITCHES, HINTS
 from sizer.query.keys import KEYS
-from sizer.query.other_words import _SAME, _STAGES, _SWITCHES, TOLD
 from sizer.query.request import DEFAULT_BATCHES, Request, check_one_rank, gpu_of, scope_of
 from sizer.query.text import MAX_KEYS, format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
@@ -256,7 +256,7 @@ def test_no_word_of_another_program_is_a_key(others: str):
     assert not {letters(word) for word in others.split()} & {letters(key) for key in KEYS}
 
 
-@pytest.mark.parametrize("items", [*_SWITCHES, *(text for told in TOLD.values() for text in told.values() if "=" in text)])
+@pytest.mark.parametrize("items", [*_SWITCHES, *(text for told in HINTS.values() for text in told.values() if "=" in text)])
 def test_what_a_refusal_says_to_write_is_read(items: str):
     found = re.findall(r"\b(?:(\w+)=([\w.:@-]+))", items)
     assert found

@@ -121,16 +121,16 @@ def test_the_largest_batch_is_exact():
     # surely: 100 + 50 * batch + 64 + 64 + 40 <= 1018 -> batch 15; may: 100 + 50 * batch + 10 <= 1018 -> batch 18
     found = largest_batch(FAMILY, card(1018), dtype="float32")
     assert (found.batch, found.possible_batch, found.reason, str(found.interval)) == (15, 18, "", "15 to 18")
-    assert fits_in(FAMILY.at(15), card(1018)) is True
-    assert fits_in(FAMILY.at(16), card(1018)) == "uncertain"
-    assert fits_in(FAMILY.at(19), card(1018)) is False
+    assert fits_in(FAMILY.evaluate(15), card(1018)) is True
+    assert fits_in(FAMILY.evaluate(16), card(1018)) == "uncertain"
+    assert fits_in(FAMILY.evaluate(19), card(1018)) is False
 
 
 @pytest.mark.parametrize("total", [319, 1000, 16_000, 143_156])
 def test_the_search_agrees_with_trying_every_batch_near_it(total):
     found = largest_batch(FAMILY, card(total), dtype="float32")
     verdicts = {
-        batch: fits_in(FAMILY.at(batch), card(total)) for batch in range(max(1, found.batch - 3), found.batch + 4)
+        batch: fits_in(FAMILY.evaluate(batch), card(total)) for batch in range(max(1, found.batch - 3), found.batch + 4)
     }
     assert found.batch == max(batch for batch, fits in verdicts.items() if fits is True)
 
@@ -138,7 +138,7 @@ def test_the_search_agrees_with_trying_every_batch_near_it(total):
 @pytest.mark.parametrize("known", [(), (1,), (956, 957), (64, 128), (800, 1200, 2000)])
 def test_the_answer_does_not_depend_on_what_was_asked(known):
     # surely: 100 + 50 * batch + 64 + 64 + 40 <= 48,118 -> batch 957; may: 100 + 50 * batch + 10 <= 48,118 -> 960
-    verdicts = {batch: fits_in(FAMILY.at(batch), card(48_118)) for batch in known}
+    verdicts = {batch: fits_in(FAMILY.evaluate(batch), card(48_118)) for batch in known}
     found = largest_batch(FAMILY, card(48_118), dtype="float32", known=verdicts)
     assert (found.batch, found.possible_batch) == (957, 960)
 
@@ -147,7 +147,7 @@ def test_each_line_answers_for_its_batches():
     # up to 9 samples 50 MiB each, from 10 on 80: 100 + 80 * 11 + 128 + 40 = 1148 fit, 12 do not
     more = family(heavier(10), heavier(11)).lines[0][1]
     both = TapeFamily(lines=(*FAMILY.lines, (10, more)))
-    assert [sum(both.at(batch).sizes) // MIB for batch in (9, 10)] == [164 + 9 * 50, 164 + 10 * 80]
+    assert [sum(both.evaluate(batch).sizes) // MIB for batch in (9, 10)] == [164 + 9 * 50, 164 + 10 * 80]
     assert largest_batch(both, card(1150), dtype="").batch == 11
     # where not even 10 fit, the line before it holds: 100 + 50 * 9 + 128 + 40 = 718
     assert largest_batch(both, card(900), dtype="").batch == 9
@@ -175,7 +175,7 @@ def asked(monkeypatch) -> list[int]:
 
 
 def test_known_verdicts_are_not_asked_again(asked):
-    known = {batch: fits_in(FAMILY.at(batch), card(1018)) for batch in range(1, 30)}
+    known = {batch: fits_in(FAMILY.evaluate(batch), card(1018)) for batch in range(1, 30)}
     asked.clear()
     found = largest_batch(FAMILY, card(1018), dtype="float32", known=known)
     assert (found.batch, found.possible_batch) == (15, 18)
@@ -234,7 +234,7 @@ def test_what_likely_fits_holds_all_that_does(total):
     batches = (1, 2, 4, 8, 64, 512)
     likely = likely_largest(FAMILY, batches, card(total), None)
     assert list(likely) == sorted(likely, reverse=True)
-    fitting = {batch for batch in batches if fits_in(FAMILY.at(batch), card(total)) is True}
+    fitting = {batch for batch in batches if fits_in(FAMILY.evaluate(batch), card(total)) is True}
     assert fitting.issubset(likely) and len(likely) <= max(1, len(fitting) + 1)
 
 

@@ -40,7 +40,7 @@ def test_what_was_packed_comes_back(traced: Traced) -> None:
 
 def test_a_tape_taken_from_the_archive_is_the_same_at_every_batch() -> None:
     found = unpack(pack(TRACED)).family
-    assert [found.at(batch) for batch in (1, 2, 8, 9, 100)] == [TRACED.family.at(batch) for batch in (1, 2, 8, 9, 100)]
+    assert [found.evaluate(batch) for batch in (1, 2, 8, 9, 100)] == [TRACED.family.evaluate(batch) for batch in (1, 2, 8, 9, 100)]
 
 
 @pytest.mark.parametrize(

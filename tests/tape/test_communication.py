@@ -64,7 +64,7 @@ def told(batch: int, size: int) -> Tape:
 
 def test_a_line_gives_the_bytes_at_every_batch() -> None:
     line = fit_affine(told(2, 10), told(3, 12))
-    assert line.at(7).collectives == (row("forward", 20),)
+    assert line.evaluate(7).collectives == (row("forward", 20),)
     line.check(told(5, 16))
     with pytest.raises(
         NotAffineError, match=r"^collectives are .*bytes=17.* at batch 5; they should be .*bytes=16"

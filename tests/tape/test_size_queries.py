@@ -12,7 +12,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.report.largest_batch import largest_batch
 from sizer.tape.affine import NotAffineError, fit_affine
 from sizer.tape.family import TapeFamily
-from sizer.tape.size_queries import Asked, SizeQuery
+from sizer.tape.size_queries import SizeQuery, SizeQueryKey
 from sizer.tape.tape import Tape
 from tests.tape.tapes import make_tape
 
@@ -34,7 +34,7 @@ def asking(batch: int, *, steps: int = 2, numbers: tuple[int, ...] | None = None
     return replace(tape, size_queries=(asked,))
 
 
-def square(asked: Sequence[Asked]) -> list[int | None]:
+def square(asked: Sequence[SizeQueryKey]) -> list[int | None]:
     assert {(kind, numbers[0]) for kind, _, numbers in asked} == {("square", 7)}
     return [numbers[1] ** 2 for _, _, numbers in asked]
 
@@ -45,14 +45,14 @@ FAMILY = TapeFamily(lines=((1, LINE),))
 
 def test_answers_are_on_no_line() -> None:
     # numbers (7, 3 b): at batch 10 the answer is 30 squared; MiB * 10 stays on its line
-    tape = FAMILY.at(10, square)
+    tape = FAMILY.evaluate(10, square)
     assert list(tape.sizes) == [4000, 10 * MIB, 900, 10 * MIB, 900]
     assert tape.resolved == {2, 4}
     assert tape.size_queries == (SizeQuery(kind="square", words=("bfloat16",), numbers=(7, 30), blocks=(2, 4)),)
 
 
 def test_the_model_stands_where_nobody_answers() -> None:
-    for tape in (FAMILY.at(10), FAMILY.at(10, lambda asked: [None] * len(asked))):
+    for tape in (FAMILY.evaluate(10), FAMILY.evaluate(10, lambda asked: [None] * len(asked))):
         assert list(tape.sizes) == [4000, 10 * MIB, 1000, 10 * MIB, 1000]
         assert tape.resolved == frozenset()
 
@@ -103,17 +103,17 @@ def test_what_the_optimizer_asks_is_the_same_at_every_batch() -> None:
         return replace(tape, ops=rows, modules=rows, size_queries=() if short else (asked,))
 
     line = fit_affine(stepping(2), stepping(3, short=True))
-    assert list(TapeFamily(lines=((1, line),)).at(10, square).sizes) == [4000, 10 * MIB, 36, 10 * MIB, 36]
-    assert line.at(10) == fit_affine(stepping(2), stepping(3)).at(10)
+    assert list(TapeFamily(lines=((1, line),)).evaluate(10, square).sizes) == [4000, 10 * MIB, 36, 10 * MIB, 36]
+    assert line.evaluate(10) == fit_affine(stepping(2), stepping(3)).evaluate(10)
 
 
 def test_words_change_together() -> None:
-    def by_word(asked: Sequence[Asked]) -> list[int | None]:
+    def by_word(asked: Sequence[SizeQueryKey]) -> list[int | None]:
         return [{"bfloat16": 512, "float16": 1024}[words[0]] for _, words, _ in asked]
 
     family = replace(FAMILY, exact=(asking(1),))
     other = family.with_dtype("float16", instead_of="bfloat16")
-    sizes = [list(one.at(batch, by_word).sizes)[2] for one in (family, other) for batch in (1, 8)]
+    sizes = [list(one.evaluate(batch, by_word).sizes)[2] for one in (family, other) for batch in (1, 8)]
     assert sizes == [512, 512, 1024, 1024]
     silent = TapeFamily(
         lines=((1, fit_affine(replace(asking(2), size_queries=()), replace(asking(3), size_queries=()))),)
@@ -122,16 +122,16 @@ def test_words_change_together() -> None:
 
 
 def test_a_workspace_of_nothing_takes_nothing() -> None:
-    tape = FAMILY.at(4, lambda asked: [0] * len(asked))
+    tape = FAMILY.evaluate(4, lambda asked: [0] * len(asked))
     # 4000 bytes are 4096 in blocks of 512; 4 MiB beside them
-    assert max(replay_events(tape, "cuda").taken) == 4 * MIB
-    assert [replay_events(tape, "cuda").taken[block] for block in (0, 2, 4)] == [4096, 0, 0]
+    assert max(replay_events(tape, "cuda").block_bytes) == 4 * MIB
+    assert [replay_events(tape, "cuda").block_bytes[block] for block in (0, 2, 4)] == [4096, 0, 0]
 
 
 def test_the_largest_batch_is_found_by_few_answers() -> None:
     tried: set[int] = set()
 
-    def doubled(asked: Sequence[Asked]) -> list[int | None]:
+    def doubled(asked: Sequence[SizeQueryKey]) -> list[int | None]:
         batches = [numbers[1] // 3 for _, _, numbers in asked]
         tried.update(batches)
         return [batch * MIB + 5 for batch in batches]

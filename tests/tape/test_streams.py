@@ -97,7 +97,7 @@ def test_tapes_that_differ_in_streams_alone_are_not_one() -> None:
 
 def test_a_line_is_of_the_same_streams() -> None:
     first, second = tape_of(b"\0\1\0"), replace(tape_of(b"\0\1\0"), batch=2)
-    assert fit_affine(first, second).at(3).streams == b"\0\1\0"
+    assert fit_affine(first, second).evaluate(3).streams == b"\0\1\0"
     with pytest.raises(NotAffineError, match=r"^event 4 is an allocation by aten.c in m.c \(block 2\) at batch 1"):
         fit_affine(first, replace(second, streams=b"\0\1\1"))
     awaited = {"awaited": frozenset({1}), "settled": ((4, 1),)}

@@ -29,13 +29,13 @@ def test_two_tapes_make_every_other():
     assert list(affine.constant) == [4000, 0, 64, 4]
     assert list(affine.per_item) == [0, 12, 8, 0]
     # batch 16: 12*16 = 192, 64 + 8*16 = 192
-    assert list(affine.at(16).sizes) == [4000, 192, 192, 4]
-    assert affine.at(16) == tape_at(16)
+    assert list(affine.evaluate(16).sizes) == [4000, 192, 192, 4]
+    assert affine.evaluate(16) == tape_at(16)
     assert affine.check(tape_at(16)) is None
 
 
 def test_the_order_of_the_two_does_not_matter():
-    assert fit_affine(tape_at(7), tape_at(2)).at(100) == tape_at(100)
+    assert fit_affine(tape_at(7), tape_at(2)).evaluate(100) == tape_at(100)
 
 
 def test_a_size_that_does_not_grow_by_whole_bytes_is_refused():
@@ -72,7 +72,7 @@ def test_other_phases_are_refused():
 def test_names_are_compared_not_their_numbers():
     second = tape_at(3)
     flipped = replace(second, op_names=second.op_names[::-1], ops=array("l", reversed(range(len(second.sizes)))))
-    assert fit_affine(tape_at(2), flipped).at(9).sizes == tape_at(9).sizes
+    assert fit_affine(tape_at(2), flipped).evaluate(9).sizes == tape_at(9).sizes
 
 
 def test_stand_ins_of_both_are_kept_once():
@@ -91,15 +91,15 @@ def test_sizes_below_zero_are_refused():
     def made(small: int, large: int):
         return fit_affine(make_tape([("a", small)], batch=2), make_tape([("a", large)], batch=3))
 
-    assert list(made(10, 20).at(1).sizes) == [0]
+    assert list(made(10, 20).evaluate(1).sizes) == [0]
     with pytest.raises(NotAffineError, match=r"would need -5 bytes at batch 1 \(-15 \+ 10\*batch\)"):
-        made(5, 15).at(1)
+        made(5, 15).evaluate(1)
 
 
 @pytest.mark.parametrize(("batch", "message"), [(0, "at least 1"), (2**62, "give a smaller batch")])
 def test_batches_out_of_range_are_refused(batch, message):
     with pytest.raises(ValueError, match=message):
-        fit_affine(tape_at(2), tape_at(3)).at(batch)
+        fit_affine(tape_at(2), tape_at(3)).evaluate(batch)
 
 
 @pytest.mark.parametrize(

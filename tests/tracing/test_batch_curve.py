@@ -34,7 +34,7 @@ def test_predicted_peaks_equal_traced_peaks(name: str, mode: str) -> None:
     line = fit_affine(first, trace(blueprint, module, work, batch=3, device=device, short=True))
     for batch in (4, 7):
         traced = trace(blueprint, module, work, batch=batch, device=device)
-        predicted = line.at(batch)
+        predicted = line.evaluate(batch)
         assert predicted.sizes == traced.sizes
         expected, found = (replay(tape, backend="cuda") for tape in (traced, predicted))
         assert found.peak_allocated_bytes == expected.peak_allocated_bytes
@@ -71,7 +71,7 @@ def test_work_that_takes_samples_one_by_one_is_that_of_its_traces(query: str) ->
     for batch in (1, 2, 4, 9):
         if batch < family.smallest:
             continue
-        traced, predicted = Tracer(request, gpu).trace_cell("float32", batch), family.at(batch)
+        traced, predicted = Tracer(request, gpu).trace_cell("float32", batch), family.evaluate(batch)
         assert in_order(predicted).order == in_order(traced).order
         assert (predicted.sizes, predicted.modules, predicted.ops) == (traced.sizes, traced.modules, traced.ops)
         assert by_block(predicted.size_queries) == by_block(traced.size_queries)
@@ -89,10 +89,10 @@ def test_what_a_sample_adds_must_repeat_what_the_one_before_has_added() -> None:
     with pytest.raises(NotAffineError, match="repeats nothing"):
         fit_per_sample(one_by_one(2), one_by_one(3, last=64))
     with pytest.raises(ValueError, match="must be at least 2"):
-        line.at(1)
+        line.evaluate(1)
     with pytest.raises(ValueError, match=r"its tape would have .* events: give \d+ at most"):
-        line.at(10**8)
-    assert len(line.at(line.batch_of(1000)).order) <= 1000 < len(line.at(line.batch_of(1000) + 1).order)
+        line.evaluate(10**8)
+    assert len(line.evaluate(line.batch_of(1000)).order) <= 1000 < len(line.evaluate(line.batch_of(1000) + 1).order)
 
 
 def one_by_one(batch: int, *, each: int = 16, last: int = 0) -> Tape:
@@ -180,7 +180,7 @@ def test_a_trace_that_was_there_before_spares_another(begun: Tape | None, traced
 
     family = trace_lines(at, (8,), Device("cuda", (8, 0)), smallest=1, begun=begun, known=LineFacts())
     assert done == traced
-    assert [family.at(batch).sizes[0] for batch in (1, 2, 8)] == [1024 + 64, 2048, 8192]
+    assert [family.evaluate(batch).sizes[0] for batch in (1, 2, 8)] == [1024 + 64, 2048, 8192]
 
 
 def test_a_trace_that_was_there_before_is_held_against_the_line() -> None:

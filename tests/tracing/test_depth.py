@@ -204,7 +204,7 @@ def test_a_few_layers_give_the_tape_of_all(config: dict, more: str):
 
 def test_the_tracer_unfolds_what_it_traces():
     tracer = tracer_of({**LLAMA, **DEEP}, "&batch=2")
-    tape = tracer.trace("bfloat16", (2,)).family.at(2)
+    tape = tracer.trace("bfloat16", (2,)).family.evaluate(2)
     whole = Traces({**LLAMA, **DEEP})
     assert_same(tape, whole.at(2))
     assert tracer.trace("bfloat16", (2,)).kernels == whole.device.kernels()
@@ -217,7 +217,7 @@ def test_what_was_shown_once_is_kept_for_later_questions(monkeypatch):
     config = {**LLAMA, **DEEP}
     tracer_of(config, "&optimizer=sgd", kept).trace("float32", (2,))
     assert len(searches) == 1  # three depths, and the forward pass of the whole model
-    tape = tracer_of(config, "", kept).trace("bfloat16", (2,)).family.at(2)
+    tape = tracer_of(config, "", kept).trace("bfloat16", (2,)).family.evaluate(2)
     assert len(searches) == 1
     assert_same(tape, Traces(config).at(2))
     (name,) = (name for name in kept if "\ndepths" in name)
@@ -238,7 +238,7 @@ def test_kept_depths_are_those_of_the_choice_that_was_shown(monkeypatch):
         return trace(blueprint, module, *told, **more)
 
     monkeypatch.setattr("sizer.tracing.trace.trace", noted)
-    tape = tracer_of(config, "&seq=32", kept).trace("bfloat16", (2,)).family.at(2)
+    tape = tracer_of(config, "&seq=32", kept).trace("bfloat16", (2,)).family.evaluate(2)
     assert max(depths) == 12
     assert_same(tape, Traces(config, "&seq=32").at(2))
 
@@ -264,7 +264,7 @@ def test_what_ends_in_the_middle_of_layers_is_traced_as_a_whole():
     """DDP's buckets of 25 MiB hold two layers of these and a part of a third, of which three depths show nothing."""
     wide = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
     config = {**LLAMA, **wide, "num_hidden_layers": 24}
-    tape = tracer_of(config, "&batch=2&parallel=ddp&ranks=2").trace("bfloat16", (2,)).family.at(2)
+    tape = tracer_of(config, "&batch=2&parallel=ddp&ranks=2").trace("bfloat16", (2,)).family.evaluate(2)
     traces = Traces(config, "&parallel=ddp&ranks=2")
     assert_same(tape, traces.at(2))
     assert DeepTraces(find_repeated(traces.module)).trace(traces.module, traces.at, traces.device) != tape

@@ -66,7 +66,7 @@ def test_it_comes_again_at_every_batch_size_and_in_every_step() -> None:
     line.check(trace(made, module, work, batch=5, device=device))
     assert len(first.empties()) == 4
     family = TapeFamily(lines=((1, line),))
-    assert unpack(pack(Traced(family=family))).family.at(7).empties() == first.empties()
+    assert unpack(pack(Traced(family=family))).family.evaluate(7).empties() == first.empties()
 
 
 def test_nothing_is_emptied_on_the_cpu() -> None:

@@ -671,7 +671,7 @@ def test_a_scan_takes_whole_tiles_at_each_batch(function: Callable[[Tensor], Ten
     line = fit_affine(*tapes[:2])
     line.check(tapes[2])
     oracle = size_oracle_of(GPUS["h100-80gb"])
-    assert line.at(150).resolve(oracle).sizes == tapes[2].resolve(oracle).sizes
+    assert line.evaluate(150).resolve(oracle).sizes == tapes[2].resolve(oracle).sizes
     # -(-105,000 // 896) = 118 tiles of 16 bytes, -(-105,000 // 1,920) = 55 of 8; 32 more each, in multiples of 256, and 511
     assert {2560 + 511, 768 + 511} & {*tapes[2].resolve(oracle).sizes}
 

@@ -77,7 +77,7 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
 def peak_for(request: Request) -> PeakReport:
     """What is alive at the peak of a request's one dtype and batch size; every block is a vector of bytes."""
     (dtype,), (batch,) = request.dtypes, request.batches
-    own = TapeFamily(lines=((1, tape(request, dtype)),)).at(batch)
+    own = TapeFamily(lines=((1, tape(request, dtype)),)).evaluate(batch)
     workspace = CATEGORIES.index("workspace")
     notes = BlockNotes(
         tensors={

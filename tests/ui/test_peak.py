@@ -108,7 +108,7 @@ def test_children_lie_side_by_side_under_their_parents():
         ("b.10", 2, 600, 900),
     ]
     assert (found["b"].colour, found["b.10"].colour) == (COLOURS["activation"], COLOURS["parameter"])
-    assert found["b"].told == "activation 600 B, parameter 300 B"
+    assert found["b"].holds == "activation 600 B, parameter 300 B"
 
 
 def test_deep_and_narrow_modules_are_left_to_the_table():

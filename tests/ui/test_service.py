@@ -17,7 +17,7 @@ from tests.ui.clients import ScriptedJob
 )
 def test_job_is_given_up_at_once_where_its_reader_has_gone(ending, given_up):
     jobs = [ScriptedJob(dict), ScriptedJob(dict)]
-    with suppress(type(ending)), service.held(*jobs):  # Streamlit's have no words that one could match
+    with suppress(type(ending)), service.hold_jobs(*jobs):  # Streamlit's have no words that one could match
         raise ending
     assert [(job.cancelled, job.left) for job in jobs] == [(given_up, True)] * 2
 

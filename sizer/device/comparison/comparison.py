@@ -42,10 +42,10 @@ class Level:
 
 def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
     """Return allocated bytes over the work, as each side's counter would show them, at places common to both sides."""
-    levels = running_bytes(sides.tape.order, replay_events(sides.tape, sides.kind).taken)
+    levels = running_bytes(sides.tape.order, replay_events(sides.tape, sides.kind).block_bytes)
     alignment, device_levels = sides.alignment, []
     if alignment is not None:
-        device_levels = running_bytes(alignment.device.order, replay_events(alignment.device, sides.kind).taken)
+        device_levels = running_bytes(alignment.device.order, replay_events(alignment.device, sides.kind).block_bytes)
     curve, device_curve = [], []
     for number, (_, phase) in enumerate(sides.tape.marks):
         bounds = bounds_of(sides.tape, phase)

@@ -203,7 +203,7 @@ def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
 
 def _recording_notes(sides: Sides, recording: Tape) -> Iterator[str]:
     """Yield whether the recording is consistent with the device's own counters."""
-    levels = running_bytes(recording.order, replay_events(recording, sides.kind).taken)
+    levels = running_bytes(recording.order, replay_events(recording, sides.kind).block_bytes)
     ends = {phase: end for end, phase in recording.marks}
     for reading in sides.measured.phases:
         if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tape.size_queries import Asked, SizeOracle
+from sizer.tape.size_queries import SizeOracle, SizeQueryKey
 from sizer.tracing.cuda import by_hardware, cudnn, cudnn_convolution
 from sizer.tracing.cuda.by_capability import CUDNN
 
@@ -41,7 +41,7 @@ def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
     if gpu.key not in HARDWARE:
         return None
 
-    def resolve(asked: Sequence[Asked]) -> list[int | None]:
+    def resolve(asked: Sequence[SizeQueryKey]) -> list[int | None]:
         places: dict[str, list[int]] = {}
         for place, (kind, _, _) in enumerate(asked):
             places.setdefault(kind, []).append(place)
