@@ -170,7 +170,7 @@ SENTENCES: dict[str, Callable[[], Figures]] = {
     "one of {} presets": _presets,
     "the {} devices of the catalogue": _devices,
     "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, peft ≥ {} for "
-    "adapters, and bitsandbytes ≥ {} for quantised weights": _floors,
+    "adapters, and bitsandbytes ≥ {} for quantized weights": _floors,
     "holds {} figures with their sources, of which {} are repeated": _published,
     "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "
     "time": _nearness,

@@ -136,7 +136,7 @@ def test_qlora_on_a_t4(quantity: str, mib: int) -> None:
 
 
 def test_weights_arrive_in_threads_and_are_taken_up_in_their_turn() -> None:
-    # eight weights of 4 MiB, each asked for, quantised to 1 MiB and let go; before and after them something else
+    # eight weights of 4 MiB, each asked for, quantized to 1 MiB and let go; before and after them something else
     order = [0, *(event for n in range(1, 17, 2) for event in (n, n + 1, ~n)), 17]
     tape = Tape(
         batch=1,
@@ -152,8 +152,8 @@ def test_weights_arrive_in_threads_and_are_taken_up_in_their_turn() -> None:
     arrivals = [Arrival(size=4 * MIB, begin=1 + 3 * n, taken=2 + 3 * n, end=4 + 3 * n) for n in range(8)]
     assert in_threads(tape, arrivals, 1, Random(0)) == tape
     found = in_threads(tape, arrivals, 4, Random(0)).validate()
-    quantised = [event for event in found.order if event >= 0 and event % 2 == 0]
-    assert quantised == sorted(quantised)  # in their turn
+    quantized = [event for event in found.order if event >= 0 and event % 2 == 0]
+    assert quantized == sorted(quantized)  # in their turn
     assert sorted(found.order) == sorted(order) and found.order != tape.order
     alive = [sum(1 if event >= 0 else -1 for event in found.order[:at] if abs(event) % 2) for at in range(len(order))]
     assert 1 < max(alive) <= 8

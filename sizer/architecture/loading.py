@@ -16,12 +16,12 @@ from sizer.query.request import Request
 
 NOT_TRACED = (
     "the weights have the checkpoint's format, {title}, and its kernels are not traced: a product only allocates its result; "
-    "a kernel that dequantises a layer first also needs that layer's 16-bit size"
+    "a kernel that dequantizes a layer first also needs that layer's 16-bit size"
 )
 # transformers/quantizers/auto.py, merge_quantization_configs, 5.23: another method raises, the same one keeps the checkpoint's
-COPY = "this checkpoint is {title}, and transformers does not requantise it: the figures are for an unquantised copy"
+COPY = "this checkpoint is {title}, and transformers does not requantize it: the figures are for an unquantized copy"
 DEQUANTIZED = (
-    "the weights have the checkpoint's format, {title}: a product in training dequantises its layer, as gptqmodel's code does; "
+    "the weights have the checkpoint's format, {title}: a product in training dequantizes its layer, as gptqmodel's code does; "
     "further memory of its kernels is not counted"
 )
 _KERNELS = "; without the package kernels transformers makes them 16 bits"  # quantizer_mxfp4.py, 5.23
@@ -54,8 +54,8 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     title = title_of(quantization.method)
     reason = next(_reasons(request, gpu, quantization), None)
     if reason is not None:
-        named = f"are {title}" if quantization.method != UNNAMED else "are quantised by a method that its config does not name"
-        caution = f"the weights of this checkpoint {named}; they are counted unquantised: {reason}"
+        named = f"are {title}" if quantization.method != UNNAMED else "are quantized by a method that its config does not name"
+        caution = f"the weights of this checkpoint {named}; they are counted unquantized: {reason}"
         return Loaded(request=replace(request, weights="full"), cautions=(caution,), quantization=quantization)
     method = METHODS[quantization.method]  # without a row there is a reason
     if method.traced:
@@ -72,7 +72,7 @@ def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | Non
     cautions = () if quantization is None else (COPY.format(title=title_of(quantization.method)),)
     if row.quantizes_on(gpu):
         return Loaded(request=request, cautions=cautions)
-    caution = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"
+    caution = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantized"
     return Loaded(request=replace(request, weights="full"), cautions=(*cautions, caution))
 
 
@@ -90,7 +90,7 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
     if method.key == "bitnet" and quantization.settings.get("linear_class", "bitlinear") != "bitlinear":
         yield "transformers makes them 16 bits as it loads them"  # integrations/bitnet.py, AutoBitLinear, 5.24
     if MODES[request.mode].trains and request.train != "adapter":
-        yield "quantised weights are not trained"
+        yield "quantized weights are not trained"
     if MODES[request.mode].trains and not method.adapts:
         yield "adapters on such weights cannot be traced"
     if MODES[request.mode].trains and method.adapters and request.adapter not in method.adapters:

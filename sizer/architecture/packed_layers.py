@@ -110,7 +110,7 @@ def pack(module: nn.Module, dtype: str, quantization: Quantization) -> nn.Module
     if not layers:
         given = f"{quote(quantization.method)} with {type(module).__name__}"
         raise BuildError(
-            "this model has no layer that its checkpoint quantises", given=given, todo="ask for weights=full"
+            "this model has no layer that its checkpoint quantizes", given=given, todo="ask for weights=full"
         )
     for path, layer in layers:
         module.set_submodule(path, _packed(path, layer, quantization, getattr(torch, half)))

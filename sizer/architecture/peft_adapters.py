@@ -88,7 +88,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         )
     if getattr(module, "hf_quantizer", None) is not None and not row.on_quantized:
         raise BuildError(
-            f"{row.title} cannot be traced on quantised weights",
+            f"{row.title} cannot be traced on quantized weights",
             given=f"adapter={row.key} with weights={request.weights}",
             allowed=", ".join(other.key for other in ADAPTERS.values() if other.on_quantized),
             todo="choose one of these, or weights=full",
@@ -101,7 +101,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         )
     if any(type(part).__name__ == _EXPERTS for part in module.modules()):
         raise BuildError(
-            "training with a checkpoint's quantised experts is not traced",
+            "training with a checkpoint's quantized experts is not traced",
             given=quote(f"train=adapter with {type(module).__name__}"),
             todo="ask for weights=full",
         )

@@ -12,7 +12,7 @@ from sizer.architecture.inner_tensors import parts_of
 from sizer.architecture.peft_adapters import is_adapted
 from sizer.base.units import format_bytes
 from sizer.catalogue.optimizers import BITSANDBYTES
-from sizer.report.advice import UNQUANTISED_PART
+from sizer.report.advice import UNQUANTIZED_PART
 
 NO_OUTLIERS = "Activations are assumed to have no outliers: no column is multiplied in 16 bits."
 MANY = 8  # names in one sentence
@@ -75,12 +75,12 @@ def describe_weights(module: nn.Module, title: str, *, outliers: bool = True) ->
         tensors = [*layer.parameters(recurse=False), *(state for _, state in quantization_states(layer))]
         held += sum(map(weight_bytes, tensors))
         elements += sum(map(_quantized_elements, tensors))
-    text = f"{title}: {elements:,} weights of {len(layers)} layers are quantised, to {format_bytes(held)} with their scales."
+    text = f"{title}: {elements:,} weights of {len(layers)} layers are quantized, to {format_bytes(held)} with their scales."
     left = ", ".join(f"{name} ({format_bytes(size)})" for name, _, size in unquantized_part(module)[:MANY])
     if computes := {layer.compute_dtype for layer in layers if getattr(layer, "compute_dtype", None) is not None}:
         text += f" Their products are computed in {', '.join(sorted(str(one).removeprefix('torch.') for one in computes))}."
     said = f"{text} {NO_OUTLIERS}" if outliers else text
-    return (said, *([f"{UNQUANTISED_PART}{left}."] if left else []))
+    return (said, *([f"{UNQUANTIZED_PART}{left}."] if left else []))
 
 
 def _quantized_elements(tensor: Tensor) -> int:

@@ -68,7 +68,7 @@ def replace_layers(
         module.hf_quantizer.preprocess_model(module, device_map={"": 0})
     if not any(map(is_replaced, module.modules())):
         raise BuildError(
-            "this model has no layer that can be quantised",
+            "this model has no layer that can be quantized",
             given=quote(f"{given} with {type(module).__name__}"),
             todo="leave weights out, or ask for weights=full",
         )

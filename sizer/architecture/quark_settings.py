@@ -80,20 +80,20 @@ def is_dynamic(spec: Mapping[str, Any]) -> bool:
 def _unknown_tensors(config: Mapping[str, Any]) -> Iterator[str]:
     weight = config.get("weight")
     if isinstance(weight, list):
-        yield "weights that are quantised in stages"
+        yield "weights that are quantized in stages"
     elif weight is not None:
         spec = _spec(weight)
         dtype, scheme = spec.get("dtype"), spec.get("qscheme")
         if scheme not in SCHEMES.get(dtype if isinstance(dtype, str) else "", ()):
             yield f"{quote(dtype)} weights {quote(scheme)}"
         if is_dynamic(spec) or spec.get("is_scale_quant"):
-            yield "weights that are quantised on use, or have quantised scales"
+            yield "weights that are quantized on use, or have quantized scales"
         if spec.get("zero_point_type") not in (None, "int32"):
             yield f"zero points of {quote(spec['zero_point_type'])}"
         if spec.get("scale_format") not in _SCALES:
             yield f"scales in {quote(spec['scale_format'])}"
     if config.get("bias") is not None:
-        yield "biases that are quantised"
+        yield "biases that are quantized"
     for name in _ACTIVATIONS:
         yield from _unknown_activations(config, name)
 
@@ -138,7 +138,7 @@ def _excluded(settings: Mapping[str, Any]) -> list[str]:
 
 def _spec(value: object) -> dict:
     if not isinstance(value, dict):
-        raise malformed(quote(value), "how a tensor is quantised")
+        raise malformed(quote(value), "how a tensor is quantized")
     return value
 
 

@@ -164,7 +164,7 @@ def _tied(module: nn.Module) -> tuple[str, ...]:
 def _prepared(module: nn.Module, request: Request) -> tuple[str, ...]:
     quantized = getattr(base_of(module), "quantization_method", None) == BITSANDBYTES
     if quantized and is_made_by_trl(request.objective, request.loss):
-        cast = "TRL's trainers cast the adapter to bfloat16 if weights are quantised, and do not prepare other parameters."
+        cast = "TRL's trainers cast the adapter to bfloat16 if weights are quantized, and do not prepare other parameters."
         return (cast, *_checkpointed(module, request))
     return _checkpointed(module, request)
 

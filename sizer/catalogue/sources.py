@@ -34,7 +34,7 @@ HUB_ADDRESS = re.compile(
 _FILE = r"/(?:config|model_index)\.json"
 _OF_REVISION = re.compile(rf"(?:tree|(?:blob|resolve|raw)(?=/.+{_FILE}$))/(.+?)(?:{_FILE})?/?", re.ASCII)
 _TUNED = re.compile(r"-(?:instruct|chat|it|base)$")
-_QUANTISED = re.compile(r"[-_](?:fp8(?:-dynamic)?|awq|gptq(?:-int[48])?|w8a8)$")
+_QUANTIZED = re.compile(r"[-_](?:fp8(?:-dynamic)?|awq|gptq(?:-int[48])?|w8a8)$")
 EXAMPLE = "write for example arch=torchvision:resnet50"
 
 
@@ -148,7 +148,7 @@ def arch_of(repository: str) -> str | None:
         return f"hub:{repository}"
     folder = text.rpartition("/")[2]
     names = {name.rpartition("/")[2]: key for name, key in known.items()}
-    plain = _QUANTISED.sub("", folder)
+    plain = _QUANTIZED.sub("", folder)
     found = next((names[one] for one in (folder, plain, _TUNED.sub("", plain)) if one in names), None)
     return f"hf:{found}" if found else None
 

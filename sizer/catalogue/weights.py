@@ -53,10 +53,10 @@ def _of_bitsandbytes(key: str, title: str, **options: object) -> Weights:
 
 _ROWS = (
     Weights(key="checkpoint", title="As the checkpoint has them"),
-    Weights(key="full", title="Unquantised"),
+    Weights(key="full", title="Unquantized"),
     _of_bitsandbytes("nf4", "NF4", load_in_4bit=True, bnb_4bit_quant_type="nf4"),
     _of_bitsandbytes(
-        "nf4-dq", "NF4, quantised twice", load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+        "nf4-dq", "NF4, quantized twice", load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
     ),
     _of_bitsandbytes("fp4", "FP4", load_in_4bit=True, bnb_4bit_quant_type="fp4"),
     _of_bitsandbytes("int8", "LLM.int8()", load_in_8bit=True),

@@ -136,7 +136,7 @@ def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
     adapted = _with_lora(request, known)
     if request.train == "adapter":
         adapted = request
-        if request.adapter_targets == (SCRIPT,):  # quantised weights have other targets
+        if request.adapter_targets == (SCRIPT,):  # quantized weights have other targets
             adapted = replace(request, adapter_targets=targets_of_script(known.census.class_name, quantized=False))
     return None if adapted is None else replace(adapted, weights="nf4-dq", compute=None)
 

@@ -163,7 +163,7 @@ def _search(
 ) -> LeverReport:
     """Return the report with the fewest levers that surely make the work fit; of equal numbers those of the lowest price.
 
-    If no set does, an adapter is trained instead: with the given weights, or with quantised ones if that is not enough.
+    If no set does, an adapter is trained instead: with the given weights, or with quantized ones if that is not enough.
     """
     if report.base is not None and report.base.fits is True:
         return replace(report, search="It fits unchanged.")

@@ -23,7 +23,7 @@ for name, part in pipe.components.items():
     if isinstance(part, torch.nn.Module) and not name.startswith("vae"):
         apply_group_offloading(part, onload_device=device, offload_device=host, offload_type="leaf_level")
 pipe.vae.to(device)"""
-_QUANTISED = """from diffusers import DiffusionPipeline
+_QUANTIZED = """from diffusers import DiffusionPipeline
 from diffusers.quantizers import PipelineQuantizationConfig
 settings = {{"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.{dtype}}}
 config = PipelineQuantizationConfig("bitsandbytes_4bit", settings, components_to_quantize={parts})
@@ -34,7 +34,7 @@ def _of_pipelines(change: Change) -> Change:
     return lambda request, known: change(request, known) if request.is_pipeline else None
 
 
-def _quantised(request: Request) -> dict[str, str]:
+def _quantized(request: Request) -> dict[str, str]:
     """Return how parts are held that are not in the pipeline's dtype."""
     named = {} if request.weights in ("checkpoint", "full") else {"": request.weights}
     return named | dict(request.part_weights)
@@ -45,7 +45,7 @@ def _offloaded(offload: str) -> Change:
 
     def change(request: Request, known: Counted) -> Request | None:
         now = request.offloading.partition(":")[0]
-        if "int8" in _quantised(request).values() or now not in order or order.index(offload) <= order.index(now):
+        if "int8" in _quantized(request).values() or now not in order or order.index(offload) <= order.index(now):
             return None
         return replace(request, offloading=offload)
 
@@ -66,7 +66,7 @@ def _held(how: str) -> Change:
     def change(request: Request, known: Counted) -> Request | None:
         roots = {row.path.partition(".")[0] for row in known.census.modules}
         parts = [name for name in (*DENOISERS, SECOND_DENOISER) if name in roots]
-        if not parts or {"", *parts} & _quantised(request).keys() or (how != CAST and not find_spec(BITSANDBYTES)):
+        if not parts or {"", *parts} & _quantized(request).keys() or (how != CAST and not find_spec(BITSANDBYTES)):
             return None
         return replace(request, part_weights=(*request.part_weights, *((part, how) for part in parts)))
 
@@ -96,8 +96,8 @@ def _cast_code(request: Request) -> str:
     return "\n".join(line.format(part, request.dtypes[0]) for part in _denoisers(request))
 
 
-def _quantised_code(request: Request) -> str:
-    return _QUANTISED.format(parts=json.dumps(_denoisers(request)), dtype=request.dtypes[0])
+def _quantized_code(request: Request) -> str:
+    return _QUANTIZED.format(parts=json.dumps(_denoisers(request)), dtype=request.dtypes[0])
 
 
 PIPELINE_LEVERS: tuple[Lever, ...] = (
@@ -127,7 +127,7 @@ PIPELINE_LEVERS: tuple[Lever, ...] = (
     ),
     row_of(
         "nf4", "held", 4, "The denoiser's weights in 4 bits (NF4)", "more precision of weights; needs bitsandbytes",
-        _quantised_code, _of_pipelines(_held("nf4")),
+        _quantized_code, _of_pipelines(_held("nf4")),
     ),
     row_of(
         "smaller", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",

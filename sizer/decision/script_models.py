@@ -184,7 +184,7 @@ def _is_argument(name: str) -> bool:
 QUANTIZED = """\
     with torch.device("meta"):
         whole = {model}(config)
-    # Random values instead of a checkpoint's: each weight is quantised when it arrives on the device.
+    # Random values instead of a checkpoint's: each weight is quantized when it arrives on the device.
     weights = {{name: 0.02 * torch.randn(tensor.shape, dtype=dtype) for name, tensor in whole.named_parameters()}}
     model = {model}.from_pretrained(
         None,
@@ -198,21 +198,21 @@ QUANTIZED = """\
 
 
 def is_quantized(blueprint: Blueprint) -> bool:
-    """Return whether a blueprint's weights are quantised on its device."""
+    """Return whether a blueprint's weights are quantized on its device."""
     return blueprint.replace_layers is not None
 
 
 def quantized_lines(request: Request, model: str) -> str:
     """Return the lines that make `model`, by the name of its class, from its config.
 
-    Raises BuildError if its weights are quantised by other means than bitsandbytes: by their checkpoint, or by kernels of the
+    Raises BuildError if its weights are quantized by other means than bitsandbytes: by their checkpoint, or by kernels of the
     hub.
     """
     row = WEIGHTS[request.weights]
     if row.package != BITSANDBYTES:
         allowed = ", ".join(key for key, one in WEIGHTS.items() if one.package == BITSANDBYTES)
         given = f"weights={request.weights}"
-        raise BuildError("no script can be written for weights that are quantised so", given=given, allowed=allowed)
+        raise BuildError("no script can be written for weights that are quantized so", given=given, allowed=allowed)
     options = [f"{name}={value!r}" for name, value in row.config.items() if name != "quant_method"]
     if row.has_4_bits:
         options.append(f"bnb_4bit_compute_dtype=torch.{request.compute or request.dtypes[0].removeprefix('amp-')}")
@@ -248,7 +248,7 @@ ADAPTER = """\
 
 
 def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
-    """Return the imports of a script to limit the trained part, for weights that may be quantised."""
+    """Return the imports of a script to limit the trained part, for weights that may be quantized."""
     if request.train != "adapter":
         return ()
     prepares = ", prepare_model_for_kbit_training" if quantized and request.prepare else ""
@@ -256,7 +256,7 @@ def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
 
 
 def training_lines(request: Request, module: nn.Module, *, quantized: bool) -> str:
-    """Return the end of `build_model` for the model that `module` is on meta, with weights that may be quantised."""
+    """Return the end of `build_model` for the model that `module` is on meta, with weights that may be quantized."""
     if request.train == "all":
         return ""
     if request.train == "head":

@@ -51,7 +51,7 @@ def place(
         if how == CAST:
             _cast(parts[name], dtype)
         else:
-            setattr(pipe, name, _quantised(parts[name], how, dtype))
+            setattr(pipe, name, _quantized(parts[name], how, dtype))
     _offload(pipe, offload, stream)
     for name in vae:
         enable = getattr(getattr(pipe, "vae", None), f"enable_{name}", None)
@@ -94,7 +94,7 @@ def _cast(part: nn.Module, dtype: torch.dtype) -> None:
     apply_layerwise_casting(part, storage_dtype=torch.float8_e4m3fn, compute_dtype=dtype)
 
 
-def _quantised(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
+def _quantized(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
     """Return a part as `from_pretrained(quantization_config=BitsAndBytesConfig(...))` loads it: on the device, weight by weight."""
     from sizer.architecture import quantizers  # imports transformers' quantizers
 

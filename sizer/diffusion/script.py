@@ -103,13 +103,13 @@ def write_script(request: Request, config: dict | None, estimate: Estimate) -> s
         call = call_of(pipe, bundle, request, batch)
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     weights = weights_of(request, parts)
-    quantised = {name: how for name, how in weights.items() if how != CAST}
+    quantized = {name: how for name, how in weights.items() if how != CAST}
     called = ", ".join(f"{name}={_code(name, value)}" for name, value in call.items())
     grouped = request.offloading.startswith("group")
     imports = ["import torch", f"from diffusers import {bundle.pipeline}"]
     if grouped:
         imports.append("from diffusers.hooks import apply_group_offloading")
-    if quantised:
+    if quantized:
         imports += ["import diffusers", "import transformers", "from diffusers.quantizers import PipelineQuantizationConfig"]
     if any(how == CAST and not _casts_itself(parts[name]) for name, how in weights.items()):
         imports.append("from diffusers.hooks import apply_layerwise_casting")
@@ -120,10 +120,10 @@ def write_script(request: Request, config: dict | None, estimate: Estimate) -> s
         dtype=dtype,
         batch=batch,
         query=_short(format_query(request)),
-        packages=" bitsandbytes" if quantised else "",
+        packages=" bitsandbytes" if quantized else "",
         imports="\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         usual=_usual(request),
-        arguments="".join(f"        {line}\n" for line in _arguments(request, pipe, bundle, parts, quantised)),
+        arguments="".join(f"        {line}\n" for line in _arguments(request, pipe, bundle, parts, quantized)),
         placed=_placed(request, parts, weights),
         prompt=_prompt(request, bundle),
         called=called,
@@ -155,7 +155,7 @@ def _usual(request: Request) -> str:
 
 
 def _arguments(
-    request: Request, pipe: Any, bundle: Bundle, parts: dict[str, nn.Module], quantised: dict[str, str]
+    request: Request, pipe: Any, bundle: Bundle, parts: dict[str, nn.Module], quantized: dict[str, str]
 ) -> list[str]:
     """Return the arguments of `from_pretrained`: dtypes, quantized parts, and None for the parts that are not counted."""
     (dtype,) = request.dtypes
@@ -164,9 +164,9 @@ def _arguments(
     lines = [f'torch_dtype={{"default": dtype{dtypes}}},' if in_float32 else "torch_dtype=dtype,"]
     if request.revision is not None:
         lines.append(f'revision="{request.revision}",')
-    if quantised:
+    if quantized:
         lines.append("quantization_config=PipelineQuantizationConfig(quant_mapping={")
-        for name, how in quantised.items():
+        for name, how in quantized.items():
             library = "transformers" if is_of_transformers(parts[name]) else "diffusers"
             lines.append(f'    "{name}": {library}.BitsAndBytesConfig({_options(how)}),')
         lines.append("}),")

@@ -93,7 +93,7 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
         checkpoint=lambda module: trained_part(module).enable_gradient_checkpointing(),
         image_size=called["image_size"],
         notes=_notes(bundle, called, encoding),
-        **_quantised(request),
+        **_quantized(request),
     )
 
 
@@ -120,7 +120,7 @@ def _with_tables_on_host(module: nn.Module) -> nn.Module:
     return module
 
 
-def _quantised(request: Request) -> dict[str, Any]:
+def _quantized(request: Request) -> dict[str, Any]:
     """Return the functions of a Blueprint that put quantized layers into a denoiser and load them, if weights are quantized."""
     row = WEIGHTS[request.weights]
     if not row.quantizes:

@@ -260,7 +260,7 @@ class Estimator:
         return self._tracer.begin(dtype, first, ends=ends)
 
     def _weights_bytes(self, dtype: str) -> int:
-        """Return the bytes of the parameters in a dtype, unsharded and unquantised."""
+        """Return the bytes of the parameters in a dtype, unsharded and unquantized."""
         return self._tracer.counted.census.parameters * (2 if dtype in ("bfloat16", "float16") else 4)
 
     def _is_answered_by_one(self, dtype: str, batches: tuple[int, ...]) -> bool:

@@ -35,13 +35,13 @@ from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading
 from sizer.tracing.trace import build, build_loaded
 
-COUNTED_IN = "bfloat16"  # dtype to count quantised modules in; their other weights have the requested dtype
+COUNTED_IN = "bfloat16"  # dtype to count quantized modules in; their other weights have the requested dtype
 
 Progress = Callable[[str], None]
 
 
 class Model:
-    """A blueprint and its modules, each made when first needed: one module for all dtypes, unless it is quantised.
+    """A blueprint and its modules, each made when first needed: one module for all dtypes, unless it is quantized.
 
     Requests that agree on `module_choices_of` (sizer.estimating.scopes) share one Model.
     """
@@ -68,7 +68,7 @@ class Model:
         return self.built(dtype)[0]
 
     def built(self, dtype: str) -> tuple[nn.Module, Loading | None]:
-        """Return the module for the traces of a dtype; for a quantised one, also how it was loaded."""
+        """Return the module for the traces of a dtype; for a quantized one, also how it was loaded."""
         blueprint, checkpointing = self.blueprint, self._request.checkpointing
         key = "" if blueprint.replace_layers is None else dtype
         if key not in self._modules:
@@ -124,7 +124,7 @@ class Model:
     def deep_traces(self, plan: Plan | None) -> DeepTraces:
         """Return the traces of fewer layers of the module, empty if that is not possible.
 
-        A quantised module was loaded completely: each of its traces begins with all loaded weights. A stage of a pipeline has
+        A quantized module was loaded completely: each of its traces begins with all loaded weights. A stage of a pipeline has
         few layers. DDP's buckets, and the parameters that ZeRO-1 assigns to each rank, end when they are full, in the middle of
         layers. A module with few layers does not show where.
         """

@@ -41,7 +41,7 @@ def as_traced(request: Request) -> Request:
 
 
 def served_module(request: Request) -> Request:
-    """Return the request for the module of a server's plan: the same architecture, unquantised."""
+    """Return the request for the module of a server's plan: the same architecture, unquantized."""
     same = {name: getattr(request, name) for name in ("source", "name", "revision", "config", "head", "gpu", "torch")}
     return Request(**same, mode="inference", weights="full", dtypes=("bfloat16",), batches=(1,))
 

@@ -43,7 +43,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
     """Return the facts of a module that a server's plan depends on.
 
     Args:
-        module: A language model of transformers on meta, unquantised.
+        module: A language model of transformers on meta, unquantized.
         name: The name of the model.
         checkpoint: The checkpoint's config.json, which may name a quantization.
 

@@ -86,7 +86,7 @@ def check_request(
     blueprint = make_blueprint(unquantized, config)
     if blueprint.replace_layers is not None:
         raise BuildError(
-            "quantised weights are on their device as soon as they are quantised",
+            "quantized weights are on their device as soon as they are quantized",
             given=f"weights={request.weights}",
             todo="leave weights out: the placement of other tensors does not depend on it",
         )

@@ -285,7 +285,7 @@ def _refused_in_preferences(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(key="reference", given=given, allowed="adapter, precomputed with train=adapter", todo=todo)
     if not adapts and WEIGHTS[request.weights].quantizes:
         given, todo = f"{request.objective!r} with weights={request.weights}", "ask for train=adapter"
-        yield Refusal(key="objective", given=given, allowed="quantised weights with train=adapter", todo=todo)
+        yield Refusal(key="objective", given=given, allowed="quantized weights with train=adapter", todo=todo)
 
 
 def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
@@ -316,7 +316,7 @@ def _refused_by_denoiser(request: Request) -> Iterator[Refusal]:
         yield Refusal(
             key="weights",
             given=f"{request.weights!r} with a diffusers architecture",
-            allowed="checkpoint, full, or quantised by bitsandbytes",
+            allowed="checkpoint, full, or quantized by bitsandbytes",
             todo="ask for weights=nf4",
         )
     mixed = [dtype for dtype in request.dtypes if dtype.startswith("amp-")]
@@ -434,7 +434,7 @@ def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with gpu={request.gpu}",
-            allowed="checkpoint, full; on a CUDA device or the CPU also quantised weights",
+            allowed="checkpoint, full; on a CUDA device or the CPU also quantized weights",
             todo="remove it, or choose another gpu",
         )
     if request.cache in OFFLOADED and gpu.backend != "cuda":
@@ -448,7 +448,7 @@ def _refused_on_device(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         yield Refusal(
             key="cache",
             given=f"{quote(request.cache)} with gpu={request.gpu}",
-            allowed="another cache; a quantised one needs a CUDA device or the CPU",
+            allowed="another cache; a quantized one needs a CUDA device or the CPU",
             todo="remove it, or choose another gpu",
         )
     if request.expandable_segments and gpu.backend != "cuda":

@@ -523,7 +523,7 @@ KEYS: dict[str, Key] = {
         read=lambda text: read_layout(text) or _read_weights(text),
         write=lambda request: request.server_weights or _write_weights(request),
         is_default=lambda request: request.weights == "checkpoint" and not (request.part_weights or request.server_weights),
-        allowed=f"{', '.join(WEIGHTS)}: as in the checkpoint, unquantised, or quantised on loading; for a pipeline also {CAST}, "
+        allowed=f"{', '.join(WEIGHTS)}: as in the checkpoint, unquantized, or quantized on loading; for a pipeline also {CAST}, "
         f"or by part: transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}, or with engine=llama.cpp "
         "the type of the GGUF file, such as q4_k_m",
         needs=of_weights,
@@ -704,7 +704,7 @@ KEYS: dict[str, Key] = {
         label="Autocast of 16-bit weights",
         needs=of_autocast,
         otherwise="0",
-        affects=MODULE,  # ORPO's trainer casts a quantised module by it
+        affects=MODULE,  # ORPO's trainer casts a quantized module by it
     ),
     "liger": _recipe(
         "liger",

@@ -173,11 +173,11 @@ def four_bits(request: Request) -> str:
 
 
 def quantized_adapters(request: Request) -> str:
-    """Require an adapter on quantised weights."""
+    """Require an adapter on quantized weights."""
     if request.train != "adapter":
         return "train=adapter"
     row = WEIGHTS[request.weights]
-    return "" if row.package == BITSANDBYTES or row.key == "checkpoint" else "weights quantised by bitsandbytes"
+    return "" if row.package == BITSANDBYTES or row.key == "checkpoint" else "weights quantized by bitsandbytes"
 
 
 def of_one_device(request: Request) -> str:
@@ -238,7 +238,7 @@ def of_ranks(request: Request) -> str:
 
 
 def of_weights(request: Request) -> str:
-    """Require that quantised weights are not trained."""
+    """Require that quantized weights are not trained."""
     if request.part_weights:
         return of_diffusion(request)
     if request.server_weights is not None:

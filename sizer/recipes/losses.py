@@ -221,7 +221,7 @@ def _cce(head: nn.Module, states: Tensor, labels: Tensor, cap: float | None = No
             key="loss",
             given=f"{CCE!r} with hidden states in float32",
             allowed="hidden states in bfloat16 or float16: its backward pass supports no other dtype",
-            todo=f"ask for dtype=bfloat16, for prepare=0 if weights are quantised, or for loss={TRL}",
+            todo=f"ask for dtype=bfloat16, for prepare=0 if weights are quantized, or for loss={TRL}",
         )
         raise RequestError(refusals=[refusal])
     return linear_cross_entropy(states, head.weight, labels, softcap=cap, shift=1)

@@ -78,7 +78,7 @@ def describe_download(report: Report, estimate: Estimate) -> str:
 
 # First words of notes on facts that change the figure much, or that a reader may have assumed otherwise.
 MOVES = ("The model resizes each ", "Built from scratch: every layer of the backbone trains")
-UNQUANTISED_PART = "Not quantised: "  # first words of a note on modules that a quantizer left unquantised
+UNQUANTIZED_PART = "Not quantized: "  # first words of a note on modules that a quantizer left unquantized
 
 
 def caveats(report: Report) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def _caveats(report: Report) -> Iterator[str]:
     for caution in report.cautions:
         yield f"{caution}."
     for note in report.notes:
-        if note.startswith((UNQUANTISED_PART, *MOVES)):
+        if note.startswith((UNQUANTIZED_PART, *MOVES)):
             yield f"{note[0].lower()}{note[1:]}"
     if report.request.get("attention") == "eager":
         yield "attention is eager: it keeps the scores of all pairs of tokens. SDPA does not."

@@ -25,7 +25,7 @@ place of a change:
 - a slow meta kernel: SHORTCUTS, `meta/shortcuts.py`;
 - a dtype under autocast: the lists of `meta/autocast.py`;
 - the attention backend that CUDA chooses: CONDITIONS, `cuda/attention.py`;
-- loading of quantised weights: `modules.py` and `trace.build_loaded`;
+- loading of quantized weights: `modules.py` and `trace.build_loaded`;
 - operators of bitsandbytes: `meta/quantized_operators.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
 - the rank that is traced, and its world: `traced_rank.py`;
 - a schedule instead of a step's passes, and its callbacks: `traced_rank.py`;

@@ -34,8 +34,8 @@ def trace_kv_cache(
 ) -> tuple[KvSegment, ...]:
     """Return the bytes of one sequence's cache by its length, and the bytes on the host, from transformers' own dynamic cache.
 
-    There is a line up to each window that fills, and one beyond the last. For a quantised cache, the bytes are those of a
-    quantised prompt of that length. If the cache grows in steps of several tokens, its bytes follow from models with fewer of
+    There is a line up to each window that fills, and one beyond the last. For a quantized cache, the bytes are those of a
+    quantized prompt of that length. If the cache grows in steps of several tokens, its bytes follow from models with fewer of
     the `repeated` layers. A model with images or sound gets text only. Empty for models with an encoder for the prompt, or
     other prompts than text. Raises TraceError if PyTorch fails.
     """

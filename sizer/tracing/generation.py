@@ -2,7 +2,7 @@
 
 The steps of a generation are the same except for sizes that grow by equal amounts, mainly the cache's. If layers keep a window
 of tokens, the growth ends when the window is full. Then a second generation is traced, with a prompt nearly as long as the
-window, and its steps follow in the tape. A cache that is quantised again after a number of tokens is traced around three such
+window, and its steps follow in the tape. A cache that is quantized again after a number of tokens is traced around three such
 steps, and the steps around the third are repeated as often as needed.
 """
 
@@ -43,7 +43,7 @@ AROUND_WINDOW = 6  # steps before and after a step that fills a window
 AROUND_QUANTIZED = (
     1,
     2 + ALIKE,
-)  # the same for a step that quantises the cache: its remaining tensors are released in the two steps after it
+)  # the same for a step that quantizes the cache: its remaining tensors are released in the two steps after it
 AROUND = 1 + sum(AROUND_QUANTIZED)
 RELEASED = 3  # steps from an entry of many tokens until the tensors of those tokens are released
 PERIODS = (1, 8)  # steps after which the steps repeat: attention pads masks to multiples of 8 keys
@@ -301,12 +301,12 @@ def _with_full(rhythm: Rhythm, full: Sequence[int], new: int) -> Rhythm:
 
 
 def _with_quantized(rhythm: Rhythm, every: int | None) -> Rhythm:
-    """Return the rhythm of a cache that is quantised again after `every` tokens; None means never."""
+    """Return the rhythm of a cache that is quantized again after `every` tokens; None means never."""
     if every is None:
         return rhythm
     if every <= AROUND + UNUSUAL:
         raise NotRepeatedError(
-            f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"
+            f"the cache is quantized anew after {every} tokens, in the midst of the steps around that"
         )
     before, behind = AROUND_QUANTIZED
     windows = tuple(range(every, every * (WINDOWS_ALIKE + 1), every))

@@ -1,6 +1,6 @@
 """Position of a trace: the path of the module in its forward, and in the backward pass of the module that made the node.
 
-A module's tensors come to a device by `.to(device)`. Quantised tensors come one by one while they are loaded. This loading is
+A module's tensors come to a device by `.to(device)`. Quantized tensors come one by one while they are loaded. This loading is
 recorded once for a module, and every trace of the module begins with the record.
 """
 
@@ -110,7 +110,7 @@ class Loading:
 def tensors_in(module: nn.Module, *, tell_frozen: bool = False) -> Iterator[tuple[str, Tensor, str]]:
     """Yield path, tensor and category of a module's parameters and buffers in the order in which `.to(device)` moves them.
 
-    A quantised weight is followed by the tensors that restore it, in the weight's category. With `tell_frozen` parameters that
+    A quantized weight is followed by the tensors that restore it, in the weight's category. With `tell_frozen` parameters that
     require no gradient have a category of their own.
     """
     for path, child in children_first(module):

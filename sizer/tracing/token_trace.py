@@ -49,7 +49,7 @@ class TokenTrace:
         tape: The tape.
         ends: The position in the tape at which each token ends.
         windows: The numbers of tokens after which windows of layers are full, counted from the first generated token.
-        requantized: The number of tokens after which the cache is quantised again, repeatedly; None for never.
+        requantized: The number of tokens after which the cache is quantized again, repeatedly; None for never.
         cache_bytes: The bytes of the cache after each token.
         host_bytes: The part of these bytes on the host.
     """
@@ -78,7 +78,7 @@ def trace_tokens(
 ) -> TokenTrace:
     """Trace a generation of `tokens` tokens; the first would be token number `after` + 1 of the requested generation.
 
-    The earlier `after` tokens are read with the prompt. A quantised cache has quantised the first `quantized` of them (None:
+    The earlier `after` tokens are read with the prompt. A quantized cache has quantized the first `quantized` of them (None:
     all). `module` is the result of `build`, cast to the work's dtype.
     """
     if after and module.config.is_encoder_decoder:

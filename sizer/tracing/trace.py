@@ -71,7 +71,7 @@ _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def build(blueprint: Blueprint, *, checkpointing: bool = False, dtype: str = "float32") -> nn.Module:
-    """Return the blueprint's float32 module on meta, made for its work; a quantised one for one dtype of the contract.
+    """Return the blueprint's float32 module on meta, made for its work; a quantized one for one dtype of the contract.
 
     Constructors that read values (`.tolist()`, `.item()`) get them. Small buffers (strides, positions, scales) keep their
     values for later traces (`Recorder.load`). Raises what Blueprint.make raises.
@@ -85,7 +85,7 @@ def build(blueprint: Blueprint, *, checkpointing: bool = False, dtype: str = "fl
 def build_loaded(
     blueprint: Blueprint, *, checkpointing: bool, dtype: str, device: Device, tell_frozen: bool
 ) -> tuple[nn.Module, Loading]:
-    """Return the blueprint's quantised module on meta for a dtype of the contract, and its loading by the rules of `device`.
+    """Return the blueprint's quantized module on meta for a dtype of the contract, and its loading by the rules of `device`.
 
     Raises what Blueprint.make raises, and TraceError.
     """
@@ -129,7 +129,7 @@ def trace(
     Args:
         blueprint: The blueprint.
         module: The result of `build`. It is cast to the work's dtype and keeps it, but no other changes of its steps. A
-            quantised module is the result of `build_loaded`, with its `loading`.
+            quantized module is the result of `build_loaded`, with its `loading`.
         work: The work.
         batch: The batch size.
         device: The device.
@@ -138,7 +138,7 @@ def trace(
         forward_alone: End the trace after the first forward pass; True or a function, as for `short`.
         first_step: End the trace after the first step of the optimizer; True or a function, as for `short`.
         block_notes: Receives further facts about blocks; the tape does not change.
-        loading: The loading of a quantised module.
+        loading: The loading of a quantized module.
         on_token: Called as `Steps.on_token`, with the recorder.
 
     Raises:
@@ -241,7 +241,7 @@ def _trace(
 def on_rank(
     recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None, *, find_unused: bool = False
 ) -> nn.Module:
-    """Return the rank's module on its device, logged: a copy, unless it was quantised while it was loaded.
+    """Return the rank's module on its device, logged: a copy, unless it was quantized while it was loaded.
 
     FSDP2, tensor and pipeline parallel wrap the module on meta. It is then made empty, so that only its own shards are ever on
     the device; if they are offloaded, only its buffers are. DDP wraps the existing tensors, and holds its buckets from then on.
@@ -415,7 +415,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _objects_of(module: nn.Module) -> Iterator[object]:
-    """Yield objects of a module that are no modules and may hold tensors: tables of rotary positions, quantised states.
+    """Yield objects of a module that are no modules and may hold tensors: tables of rotary positions, quantized states.
 
     States of 4-bit weights stay as the first forward pass leaves them, which repacks them on the CPU.
     """

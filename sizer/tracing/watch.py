@@ -111,7 +111,7 @@ class StepWatcher:
 
     @contextmanager
     def low_bits_refused(self) -> Iterator[None]:
-        """Raise TraceError if modules hold weights that bitsandbytes has yet to quantise when the context ends, or fails."""
+        """Raise TraceError if modules hold weights that bitsandbytes has yet to quantize when the context ends, or fails."""
         try:
             yield
         finally:

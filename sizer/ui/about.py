@@ -66,7 +66,7 @@ LIMITS = f"""
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Generation** is that of transformers, token by token. A server with paged attention holds other memory: `mode=serve` plans it.
 - **Compiled models** (`compile=default`, `compile=reduce-overhead`) run PyTorch's own Inductor for the described GPU.
-- **Quantised weights** are counted, quantised on loading or by their checkpoint. The kernels of most checkpoint methods are not
+- **Quantized weights** are counted, quantized on loading or by their checkpoint. The kernels of most checkpoint methods are not
   traced.
 - **Several GPUs**: DDP, ZeRO-1, FSDP2, HSDP, tensor, context and pipeline parallel are counted, of one rank.
 """

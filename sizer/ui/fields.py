@@ -123,7 +123,7 @@ def ask_call() -> dict[str, str]:
     if offload.startswith("group"):
         values["stream"] = "01"[st.toggle("Separate stream", key="pipe_stream", help=STREAM_HELP, **KEEP)]
     values["weights"] = st.text_input(
-        "Quantised parts", key="pipe_weights", placeholder="none", help=WEIGHTS_HELP, **KEEP
+        "Quantized parts", key="pipe_weights", placeholder="none", help=WEIGHTS_HELP, **KEEP
     ).strip()
     values["vae"] = ",".join(st.pills("VAE", VAES, selection_mode="multi", key="pipe_vae", help=KEYS["vae"].allowed, **KEEP))
     with st.expander("More options of the call"):

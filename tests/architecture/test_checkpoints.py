@@ -125,7 +125,7 @@ def settings_of(method: str) -> Quantization:
 
 
 # AWQ: half a byte for a weight, and for 128 of them a zero of half a byte and a scale of two. GPTQ: the same, and the group of each
-# input. Twice quantised NF4: see test_quantization. FP8: a byte, and four for a block of 128 × 128. EETQ: a byte, two for an
+# input. Twice quantized NF4: see test_quantization. FP8: a byte, and four for a block of 128 × 128. EETQ: a byte, two for an
 # output. HQQ: half a byte, and for 64 weights a scale and a zero of two each. BitNet: a quarter, and one scale.
 BYTES = {
     "awq": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2,
@@ -336,20 +336,20 @@ def test_experts_are_packed_one_by_one():
     assert estimate(parse_query(f"{arch('awq', config)}&{INFERENCE}")).estimates[0].peak_allocated_bytes > 0
 
 
-def test_weights_that_arrive_quantised_are_those_that_are_quantised_as_they_arrive():
+def test_weights_that_arrive_quantized_are_those_that_are_quantized_as_they_arrive():
     pytest.importorskip("bitsandbytes")
     loaded = made(f"{arch('bitsandbytes', llm_int8_skip_modules=['lm_head'])}&mode=inference")
-    quantised = made(f"{arch(None)}&mode=inference&weights=nf4-dq")
+    quantized = made(f"{arch(None)}&mode=inference&weights=nf4-dq")
     census = take_census(loaded, name="small")
-    assert census == take_census(quantised, name="small")
+    assert census == take_census(quantized, name="small")
     assert (
         census.parameter_bytes == BYTES["bitsandbytes"] + 14 * 4 + 2 * REST
     )  # the offset comes from among the numbers
 
 
 REASONS = {
-    "dtype=bfloat16": ("awq", "quantised weights are not trained"),
-    "train=head": ("fp8", "quantised weights are not trained"),
+    "dtype=bfloat16": ("awq", "quantized weights are not trained"),
+    "train=head": ("fp8", "quantized weights are not trained"),
     "train=adapter": ("awq", "adapters on such weights cannot be traced"),
     "train=adapter&adapter=dora": ("gptq", "on such weights only adapter=lora and rslora are traced"),
     "train=adapter&dtype=bfloat16&batch=1&compile=default": ("gptq", "compiled training with such weights is not traced"),
@@ -372,16 +372,16 @@ def test_weights_that_are_not_counted_as_they_are_say_why(query):
     loaded = as_loaded(request, find_gpu(request.gpu))
     assert loaded.request.weights == "full"
     (told,) = loaded.cautions
-    assert f"they are counted unquantised: {reason}" in told
+    assert f"they are counted unquantized: {reason}" in told
 
 
 @pytest.mark.parametrize("method", list(VARIANTS))
-def test_a_variant_that_transformers_does_not_hold_quantised_says_why(method):
+def test_a_variant_that_transformers_does_not_hold_quantized_says_why(method):
     settings, reason = VARIANTS[method]
     request = parse_query(f"{arch(method, **settings)}&mode=inference")
     loaded = as_loaded(request, find_gpu(request.gpu))
     assert loaded.request.weights == "full"
-    assert f"they are counted unquantised: {reason}" in loaded.cautions[0]
+    assert f"they are counted unquantized: {reason}" in loaded.cautions[0]
 
 
 def test_layers_of_gptq_have_settings_of_their_own():
@@ -414,16 +414,16 @@ def test_auto_rounds_older_name_and_key_are_read():
             "mode=generate&gpu=rtx-4090",
             "the weights have the checkpoint's format, MXFP4, and its kernels are not traced",
         ),
-        ("gpu=rtx-4090", "they are counted unquantised: quantised weights are not trained"),
+        ("gpu=rtx-4090", "they are counted unquantized: quantized weights are not trained"),
         ("mode=inference&gpu=v100-32gb", "(32 GB) does not compute with them, and transformers makes them 16 bits"),
         (
             "train=adapter&weights=nf4",
-            "this checkpoint is MXFP4, and transformers does not requantise it: the figures",
+            "this checkpoint is MXFP4, and transformers does not requantize it: the figures",
         ),
         ("mode=inference&weights=full", None),
     ],
 )
-def test_what_is_loaded_of_a_preset_whose_checkpoint_is_quantised_is_said(query, told):
+def test_what_is_loaded_of_a_preset_whose_checkpoint_is_quantized_is_said(query, told):
     request = parse_query(f"arch=hf:gpt-oss-20b&{query}")
     cautions = as_loaded(request, find_gpu(request.gpu)).cautions
     assert [told in caution for caution in cautions] == ([] if told is None else [True])
@@ -442,7 +442,7 @@ def test_an_adapter_trains_beside_weights_in_gptq():
     assert any("as gptqmodel's code does" in told for told in found.cautions)
 
 
-def test_a_dequantised_layer_multiplies_in_training_alone():
+def test_a_dequantized_layer_multiplies_in_training_alone():
     layer = DequantizedLinear(32, 16, {"scales": ((1, 32), torch.float16)}, nn.Parameter(torch.empty(32, device="meta")))
     kept: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.shape) or one, lambda one: one):
@@ -454,7 +454,7 @@ def test_a_dequantised_layer_multiplies_in_training_alone():
 
 def test_experts_in_gptq_do_not_train():
     pytest.importorskip("peft")
-    with pytest.raises(BuildError, match=r"quantised experts is not traced: given 'train=adapter with MixtralFor.*weights=full"):
+    with pytest.raises(BuildError, match=r"quantized experts is not traced: given 'train=adapter with MixtralFor.*weights=full"):
         made(f"{arch('gptq', MIXTRAL)}&train=adapter")
 
 
@@ -466,7 +466,7 @@ def test_what_is_not_counted_so_is_still_said():
     assert not full.cautions
 
 
-def test_quantisation_is_found_where_transformers_looks_for_it():
+def test_quantization_is_found_where_transformers_looks_for_it():
     settings = {"quant_method": "awq", "bits": 4}
     inside = {"model_type": "llava", "text_config": {"torch_dtype": "float16", "quantization_config": settings}}
     found = Quantization(method="awq", settings={"bits": 4}, dtype="float16")
@@ -508,7 +508,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", list(MALFORMED))
-def test_what_no_quantiser_wrote_is_refused(case):
+def test_what_no_quantizer_wrote_is_refused(case):
     settings, reason = MALFORMED[case]
     if "load_in_4bit" in settings:
         pytest.importorskip("bitsandbytes")
@@ -518,7 +518,7 @@ def test_what_no_quantiser_wrote_is_refused(case):
 
 
 def test_a_model_without_such_layers_is_refused():
-    with pytest.raises(BuildError, match="no layer that its checkpoint quantises: given 'mxfp4' with LlamaForCausalLM"):
+    with pytest.raises(BuildError, match="no layer that its checkpoint quantizes: given 'mxfp4' with LlamaForCausalLM"):
         made(f"{arch('mxfp4')}&mode=inference")
 
 
@@ -529,20 +529,20 @@ def test_packed_layers_compute_nothing_on_a_device():
 
 
 @pytest.mark.parametrize("settings", [{"bits": 4, "group_size": 64}, {"quant_algo": "FP8"}, {"quant_method": "of_tomorrow"}])
-def test_what_no_known_method_wrote_is_counted_unquantised_with_a_warning(settings):
+def test_what_no_known_method_wrote_is_counted_unquantized_with_a_warning(settings):
     cell = "mode=inference&dtype=bfloat16&batch=1&gpu=h100-80gb"
     report, plain = (
         estimate(parse_query(f"arch=config:{encode_config(json.dumps(config))}&{cell}"))
         for config in (SMALL | {"quantization_config": settings}, SMALL)
     )
     assert report.estimates[0].weights_bytes == plain.estimates[0].weights_bytes
-    assert any("they are counted unquantised" in text for text in report.cautions)
+    assert any("they are counted unquantized" in text for text in report.cautions)
 
 
-def test_what_mlx_wrote_under_its_own_key_is_counted_unquantised_with_a_warning():
+def test_what_mlx_wrote_under_its_own_key_is_counted_unquantized_with_a_warning():
     request = parse_query(f"arch=config:{encode_config(json.dumps(SMALL | {'quantization': {'bits': 4, 'group_size': 64}}))}")
     (told,) = as_loaded(request, find_gpu(request.gpu)).cautions
-    assert "they are counted unquantised" in told
+    assert "they are counted unquantized" in told
 
 
 # Per weight: FP4 in bytes and an FP8 scale for 16 of them, or one byte; two float32 scales of a layer.

@@ -241,7 +241,7 @@ def test_undeclared_dicts_are_cleaned_too():
     assert clean.dropped == ("rope_parameters.auto_map", "rope_parameters._x")
 
 
-def test_what_a_config_says_of_quantised_weights_is_no_part_of_the_architecture():
+def test_what_a_config_says_of_quantized_weights_is_no_part_of_the_architecture():
     raw = {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}
     clean = clean_config(raw)
     assert clean.config == {"model_type": "llama"}

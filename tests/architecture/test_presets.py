@@ -40,7 +40,7 @@ every_preset = pytest.mark.parametrize("key", PRESETS)
 
 
 def architecture_of(key: str) -> dict[str, Any]:
-    """The config of a preset without how its checkpoint is quantised."""
+    """The config of a preset without how its checkpoint is quantized."""
     return {name: value for name, value in find_preset(key).config.items() if name != "quantization_config"}
 
 

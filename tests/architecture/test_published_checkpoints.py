@@ -1,7 +1,7 @@
-"""Published quantised checkpoints: the bytes of their tensors, as others read them, against the layouts of their methods.
+"""Published quantized checkpoints: the bytes of their tensors, as others read them, against the layouts of their methods.
 
 published_checkpoints.json has one row a checkpoint: the preset or the config of its architecture, its `quantization_config` without
-what names no tensor (none where it is the preset's own), what was read (`bytes` of all tensors; or elements, those of the quantised
+what names no tensor (none where it is the preset's own), what was read (`bytes` of all tensors; or elements, those of the quantized
 weights and of the `rest` or their `scales`; or `file_bytes` of a safetensors file and the `metadata` in its header), by whom, and
 in `besides` what the files hold otherwise than transformers loads it: in bytes, or of a file by the last name of such tensors.
 """
@@ -26,7 +26,7 @@ from sizer.query.text import parse_query
 from sizer.tracing.trace import build
 
 ROWS = json.loads(Path(__file__).with_name("published_checkpoints.json").read_text())
-# Presets of quantised checkpoints, of whose bytes no sum was found that others have read.
+# Presets of quantized checkpoints, of whose bytes no sum was found that others have read.
 UNREAD = {
     *("deepseek-r1", "deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4-pro", "kimi-k2-instruct", "kimi-k2.5", "minimax-m2.5"),
     *("ministral-3-3b-instruct-2512", "ministral-3-8b-instruct-2512", "ministral-3-14b-instruct-2512"),

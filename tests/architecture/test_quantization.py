@@ -1,4 +1,4 @@
-"""Weights that are quantised while they are loaded: bytes per tensor, what is left as it was, and how they come to the device."""
+"""Weights that are quantized while they are loaded: bytes per tensor, what is left as it was, and how they come to the device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made(query: str, dtype: str = "bfloat16", config: dict = SMALL) -> nn.Module
     return build(make_blueprint(parse_query(f"{arch(config)}&{query}")), dtype=dtype)
 
 
-# Per layer: half a byte for a weight; a scale (float32) for 64 weights, and 16 codes of 4 bytes. Quantised twice, a scale is one
+# Per layer: half a byte for a weight; a scale (float32) for 64 weights, and 16 codes of 4 bytes. Quantized twice, a scale is one
 # byte, with a scale (float32) for 256 of them, 256 codes and an offset. LLM.int8(): one byte, and a scale for each output.
 STATES = {
     "nf4": LINEAR // 64 * 4 + LAYERS * 64,
@@ -59,7 +59,7 @@ SIZES = {"nf4": LINEAR // 2, "fp4": LINEAR // 2, "nf4-dq": LINEAR // 2, "int8": 
 
 
 @pytest.mark.parametrize("weights", list(STATES))
-def test_every_byte_of_quantised_weights_is_counted(weights):
+def test_every_byte_of_quantized_weights_is_counted(weights):
     module = made(f"mode=inference&weights={weights}")
     states = [state for layer in module.modules() for _, state in quantization_states(layer)]
     assert sum(state.nbytes for state in states) == STATES[weights]
@@ -102,18 +102,18 @@ def test_what_is_no_linear_layer_is_named_with_its_bytes():
     assert {"experts", "embed_tokens", "lm_head"} <= left.keys()
     assert max(left, key=left.get) == "experts"
     query = f"{arch(mixture)}&mode=inference&weights=nf4&dtype=bfloat16&batch=1&seq=64"
-    assert any(line.startswith("not quantised: experts (") for line in caveats(estimate(parse_query(query))))
+    assert any(line.startswith("not quantized: experts (") for line in caveats(estimate(parse_query(query))))
 
 
 def test_a_model_without_linear_layers_is_refused():
     convolutions = {"model_type": "resnet", "architectures": ["ResNetModel"], "depths": [1, 1, 1, 1]}
-    with pytest.raises(BuildError, match="no layer that can be quantised: given 'weights=nf4 with ResNetModel'"):
+    with pytest.raises(BuildError, match="no layer that can be quantized: given 'weights=nf4 with ResNetModel'"):
         made("mode=inference&weights=nf4", config=convolutions)
 
 
 def test_an_adapter_that_takes_whole_weights_alone_is_refused():
     pytest.importorskip("peft")
-    with pytest.raises(BuildError, match=r"HRA cannot be traced on quantised weights: .*, allowed lora, dora, "):
+    with pytest.raises(BuildError, match=r"HRA cannot be traced on quantized weights: .*, allowed lora, dora, "):
         made("train=adapter&adapter=hra&weights=nf4")
 
 
@@ -122,7 +122,7 @@ def test_a_gpu_without_fp8_loads_the_weights_as_they_are():
     full = estimate(parse_query(f"{query}&weights=full&gpu=t4")).estimates
     found = estimate(parse_query(f"{query}&weights=fp8&gpu=t4"))
     assert found.estimates == full
-    assert "the Tesla T4 (16 GB) does not multiply weights in FP8: they are loaded unquantised." in caveats(found)
+    assert "the Tesla T4 (16 GB) does not multiply weights in FP8: they are loaded unquantized." in caveats(found)
     assert estimate(parse_query(f"{query}&weights=fp8&gpu=l40s")).estimates != full
 
 
@@ -131,7 +131,7 @@ def test_weights_pass_the_device_one_by_one_and_the_cache_is_emptied():
     device = Device("cuda", (8, 0))
     module, loading = build_loaded(blueprint, checkpointing=False, dtype="bfloat16", device=device, tell_frozen=True)
     log = loading.log
-    # transformers takes and frees half a byte for each weight that will be quantised, two for the others
+    # transformers takes and frees half a byte for each weight that will be quantized, two for the others
     assert log.sizes[0] == LINEAR // 2 + 2 * REST
     names = {place: name for name, place in log._op_names.items()}
     emptied = next(at for at, block in enumerate(log.order) if block >= 0 and names[log.ops[block]] == EMPTY_CACHE)
@@ -143,7 +143,7 @@ def test_weights_pass_the_device_one_by_one_and_the_cache_is_emptied():
     assert sum(map(elements_of, module.parameters())) > LINEAR
 
 
-def test_traces_leave_a_quantised_module_as_it_was():
+def test_traces_leave_a_quantized_module_as_it_was():
     query = parse_query(f"{arch(SMALL)}&train=adapter&weights=int8&dtype=float16&seq=64&batch=1,2,3,4")
     whole = estimate(query)
     alone = estimate(parse_query(f"{arch(SMALL)}&train=adapter&weights=int8&dtype=float16&seq=64&batch=3"))
@@ -214,7 +214,7 @@ def test_fp8_checkpoints_are_split_too():
     config = SMALL | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     asked = f"{arch(config)}&mode=generate&new=3&dtype=bfloat16&batch=1&seq=16&gpu=h100-80gb"
     whole, half = (estimate(parse_query(f"{asked}{more}")) for more in ("", "&tp=2"))
-    assert not [text for text in half.cautions if "unquantised" in text]
+    assert not [text for text in half.cautions if "unquantized" in text]
     assert half.estimates[0].weights_bytes < 0.52 * whole.estimates[0].weights_bytes
 
 

@@ -1,8 +1,8 @@
 """AMD Quark's checkpoints: which layers, and every tensor of theirs, as transformers holds them.
 
 quark_layers.json was recorded from amd-quark 0.13 with transformers 5.23 and torch 2.15: a bfloat16 Llama of one layer (width 256,
-384 inside, 4 heads, 2 key heads) was quantised by quark, saved by its `export_safetensors` and loaded by `from_pretrained`. A row
-has what its config.json says of the quantised tensors, and what two of the layers then hold. The package is no part of the tests:
+384 inside, 4 heads, 2 key heads) was quantized by quark, saved by its `export_safetensors` and loaded by `from_pretrained`. A row
+has what its config.json says of the quantized tensors, and what two of the layers then hold. The package is no part of the tests:
 it brings ONNX and others with it, and compiles where it is imported.
 """
 
@@ -93,21 +93,21 @@ UNKNOWN = {
     "int3": ({"weight": FP8 | {"dtype": "int3"}}, {}, "'int3' weights 'per_tensor'"),
     "fp8 in groups": ({"weight": FP8 | {"qscheme": "per_group"}}, {}, "'fp8_e4m3' weights 'per_group'"),
     "no text": ({"weight": {"dtype": ["int8"]}}, {}, r"\['int8'\] weights None"),
-    "stages": ({"weight": [FP8, INT4]}, {}, "weights that are quantised in stages"),
+    "stages": ({"weight": [FP8, INT4]}, {}, "weights that are quantized in stages"),
     "when asked for": (
         {"weight": FP8 | {"is_dynamic": True}},
         {},
-        "weights that are quantised on use",
+        "weights that are quantized on use",
     ),
     "zeros": ({"weight": INT4 | {"zero_point_type": "float32"}}, {}, "zero points of 'float32'"),
     "scales": ({"weight": INT4 | {"scale_format": "e5m3"}}, {}, "scales in 'e5m3'"),
-    "biases": ({"weight": FP8, "bias": FP8}, {}, "biases that are quantised"),
+    "biases": ({"weight": FP8, "bias": FP8}, {}, "biases that are quantized"),
     "inputs": (
         {"weight": FP8, "input_tensors": FP8 | {"qscheme": "per_channel"}},
         {},
         "input_tensors with separate scales 'per_channel'",
     ),
-    "of a layer": ({"weight": FP8}, {"layer_quant_config": {"x": {"weight": [FP8]}}}, "quantised in stages"),
+    "of a layer": ({"weight": FP8}, {"layer_quant_config": {"x": {"weight": [FP8]}}}, "quantized in stages"),
     "a cache": (
         {"weight": FP8},
         {"kv_cache_quant_config": {"x": {"output_tensors": FP8 | {"qscheme": "per_group"}}}},
@@ -123,7 +123,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_what_has_no_known_layout_is_counted_unquantised_and_named(case):
+def test_what_has_no_known_layout_is_counted_unquantized_and_named(case):
     everywhere, others, reason = UNKNOWN[case]
     asked = {"quant_method": "quark", "global_quant_config": everywhere, **others}
     encoded = encode_config(json.dumps(CONFIG | {"quantization_config": asked}))
@@ -132,7 +132,7 @@ def test_what_has_no_known_layout_is_counted_unquantised_and_named(case):
     assert loaded.request.weights == "full"
     blueprint = make_blueprint(request, loaded=loaded)
     assert not any("own tensors take" in line for line in blueprint.describe(build(blueprint)))
-    assert re.search(rf"Quark; they are counted unquantised: no layout of .*{reason}.* is known", loaded.cautions[0])
+    assert re.search(rf"Quark; they are counted unquantized: no layout of .*{reason}.* is known", loaded.cautions[0])
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_has_no_known_layout_is_counted_unquantised_and_named(case):
         ({}, "global_quant_config = None, allowed a config of quark's"),
         (PLAIN | {"exclude": "lm_head"}, "exclude = 'lm_head', allowed a list of names"),
         (PLAIN | {"layer_quant_config": {"x": 4}}, "allowed configs by name"),
-        ({"global_quant_config": {"weight": 4}}, "malformed: given 4, allowed how a tensor is quantised"),
+        ({"global_quant_config": {"weight": 4}}, "malformed: given 4, allowed how a tensor is quantized"),
         (
             {"global_quant_config": {"weight": INT4 | {"group_size": 96}}},
             "group_size = 96 for 256 inputs, allowed a divisor",

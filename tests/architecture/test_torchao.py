@@ -1,4 +1,4 @@
-"""torchao's optimizers: every byte of their states, and what is said of their compiled step; tensors of its quantised weights."""
+"""torchao's optimizers: every byte of their states, and what is said of their compiled step; tensors of its quantized weights."""
 
 from __future__ import annotations
 

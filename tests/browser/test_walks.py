@@ -66,7 +66,7 @@ def test_qlora_of_an_8b_on_24_gb(page: Page, app_url: str) -> None:
     walk.choose("Device", "GeForce RTX 4090 · 24 GB", typed="4090")
     wait_for(page, gpu="rtx-4090", train="adapter", dtype="bfloat16")
     headline(page, "Training LoRA (r 16) on Llama 3.1 8B")
-    walk.choose("Weights", "NF4, quantised twice", typed="NF4")
+    walk.choose("Weights", "NF4, quantized twice", typed="NF4")
     wait_for(page, weights="nf4-dq")
     headline(page, "Training LoRA (r 16) on Llama 3.1 8B")
     walk.click(page.get_by_text("Activation checkpointing", exact=True).first)

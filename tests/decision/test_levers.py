@@ -123,7 +123,7 @@ def test_a_part_of_the_model_trains_alone():
     assert keys_of(f"{LANGUAGE}&train=adapter").isdisjoint({"lora", "head"})
 
 
-def test_weights_and_optimizer_state_are_quantised():
+def test_weights_and_optimizer_state_are_quantized():
     pytest.importorskip("peft")
     pytest.importorskip("bitsandbytes")
     rows = {row.key: row for row in asked(LANGUAGE)[-1].rows}

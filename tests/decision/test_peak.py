@@ -35,7 +35,7 @@ QUESTIONS = {
     "CPU": "arch=hf:gpt2&seq=32&dtype=bfloat16&batch=1&gpu=cpu&checkpointing=1",
     "generation": f"{TWO_LAYERS}&seq=64&mode=generate&new=6&dtype=bfloat16&batch=4&gpu=rtx-4090",
     **(
-        {"quantised": f"{SMALL_LLAMA}&seq=64&dtype=bfloat16&batch=2&train=adapter&weights=nf4&gpu=rtx-4090"}
+        {"quantized": f"{SMALL_LLAMA}&seq=64&dtype=bfloat16&batch=2&train=adapter&weights=nf4&gpu=rtx-4090"}
         if find_spec("bitsandbytes") and find_spec("peft")
         else {}
     ),

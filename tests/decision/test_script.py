@@ -67,8 +67,8 @@ RUN = {
     **(
         {
             "QLoRA": f"arch=config:{SMALL_GPT2}&seq=64&dtype=bfloat16&batch=4&train=adapter&weights=nf4-dq&checkpointing=1",
-            "quantised inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=float32&batch=4&weights=int8",
-            "quantised generation": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=bfloat16&batch=16&weights=nf4",
+            "quantized inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=float32&batch=4&weights=int8",
+            "quantized generation": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=bfloat16&batch=16&weights=nf4",
         }
         if find_spec("peft") and find_spec("bitsandbytes")
         else {}
@@ -197,7 +197,7 @@ def test_weights_that_no_plain_program_makes_are_refused(keys: str, given: str):
     request = parse_query(
         f"arch=config:{encode_config(json.dumps(config))}&seq=8&mode=inference&dtype=bfloat16&batch=1&gpu=h100-80gb&{keys}"
     )
-    with pytest.raises(BuildError, match=f"weights that are quantised so: given {given}, allowed nf4, nf4-dq, fp4, int8"):
+    with pytest.raises(BuildError, match=f"weights that are quantized so: given {given}, allowed nf4, nf4-dq, fp4, int8"):
         write_script(request, Cells(request).tracer(request))
 
 

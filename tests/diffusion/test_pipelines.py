@@ -28,7 +28,7 @@ from sizer.decision import peak
 from sizer.diffusion import work
 from sizer.diffusion.building import as_loaded, build_pipeline, diffusers_installed, reads_images
 from sizer.diffusion.bundle import INDEX, read_bundle, read_preset
-from sizer.diffusion.placing import BITSANDBYTES, _quantised
+from sizer.diffusion.placing import BITSANDBYTES, _quantized
 from sizer.diffusion.script import write_script
 from sizer.diffusion.work import count
 from sizer.estimating.estimator import estimate
@@ -316,7 +316,7 @@ def test_a_length_that_a_call_refuses_is_told_in_its_own_words() -> None:
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_t5_keeps_in_float32_what_transformers_does_not_quantise(
+def test_t5_keeps_in_float32_what_transformers_does_not_quantize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, dtype: torch.dtype
 ) -> None:
     from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
@@ -328,7 +328,7 @@ def test_t5_keeps_in_float32_what_transformers_does_not_quantise(
     loaded = T5EncoderModel.from_pretrained(tmp_path, dtype=dtype, device_map={"": "cpu"}, quantization_config=options)
     monkeypatch.setattr(quantizers, "load_quantized", lambda module, device: module)
     with torch.device("meta"):
-        made = _quantised(as_loaded(T5EncoderModel(config), dtype), how, dtype)
+        made = _quantized(as_loaded(T5EncoderModel(config), dtype), how, dtype)
     plain = [
         {path: one.weight.dtype for path, one in model.named_modules() if type(one) is torch.nn.Linear}
         for model in (loaded, made)

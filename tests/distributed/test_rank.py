@@ -61,7 +61,7 @@ def test_of_zero1_it_need_not_be_the_first(cells: Cells) -> None:
 
 
 @pytest.mark.exhaustive
-def test_each_rank_of_ddp_holds_quantised_weights_as_they_were_loaded() -> None:
+def test_each_rank_of_ddp_holds_quantized_weights_as_they_were_loaded() -> None:
     pytest.importorskip("bitsandbytes")
     query = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=16&batch=2&dtype=bfloat16&train=adapter&weights=int8"
     (alone,), (rank,) = (estimate(parse_query(f"{query}{more}")).estimates for more in ("", "&parallel=ddp"))

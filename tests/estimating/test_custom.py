@@ -268,7 +268,7 @@ def test_a_gradient_that_the_caller_holds_is_not_added_to_in_place() -> None:
 
 
 def replacing() -> Callable[[], None]:
-    """A wide layer gives way to a narrow one, as adapters and quantisers replace layers."""
+    """A wide layer gives way to a narrow one, as adapters and quantizers replace layers."""
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 2, bias=False)).cuda()
     model[0] = nn.Linear(64, 2, bias=False, device="cuda")
     model[1] = nn.Linear(2, 2, bias=False, device="cuda")

@@ -2,7 +2,7 @@
 
 python -m tests.null_driver.generations CASES
 
-CASES is JSON: a list of [head, cache, dtype, batch, prompt, new]. Quantised caches are tests.tracing.quantized_caches'.
+CASES is JSON: a list of [head, cache, dtype, batch, prompt, new]. Quantized caches are tests.tracing.quantized_caches'.
 """
 
 from __future__ import annotations

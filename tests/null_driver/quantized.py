@@ -1,4 +1,4 @@
-"""Two steps of models with quantised weights over the null driver: bitsandbytes' own CUDA code, and PyTorch's peaks.
+"""Two steps of models with quantized weights over the null driver: bitsandbytes' own CUDA code, and PyTorch's peaks.
 
     python -m tests.null_driver.quantized QUERIES
 

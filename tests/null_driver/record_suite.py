@@ -64,7 +64,7 @@ _OTHERS = {
 
 # Detection's boxes are computed values, and wav2vec2 leaves out layers at random.
 _NOT = {case.name for case in list_cases() if case.name.startswith(("fasterrcnn", "ssdlite", "wav2vec2"))}
-# Adapters, quantised weights, bitsandbytes' optimizers, generations and ranks have tests of their own over the null driver.
+# Adapters, quantized weights, bitsandbytes' optimizers, generations and ranks have tests of their own over the null driver.
 _NOT |= {
     case.name
     for case in list_cases()

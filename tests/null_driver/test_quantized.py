@@ -1,4 +1,4 @@
-"""Quantised weights: the estimate's peaks against bitsandbytes' and PyTorch's own CUDA code, to the byte."""
+"""Quantized weights: the estimate's peaks against bitsandbytes' and PyTorch's own CUDA code, to the byte."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def arch(config: dict, **others: object) -> str:
 
 
 LLAMA_TEXT = f"{arch(LLAMA, hidden_size=512, intermediate_size=1536)}&seq=256"
-# Checkpoints whose weights are quantised already.
-QUANTISED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "quant_method": "bitsandbytes"}
-NESTED = QUANTISED | {"bnb_4bit_use_double_quant": True}
+# Checkpoints whose weights are quantized already.
+QUANTIZED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "quant_method": "bitsandbytes"}
+NESTED = QUANTIZED | {"bnb_4bit_use_double_quant": True}
 SIZES = {"hidden_size": 512, "intermediate_size": 1536}
 NF4_TEXT, NESTED_TEXT, INT8_TEXT = (
     f"{arch(LLAMA, **SIZES, quantization_config=config)}&seq=256"
-    for config in (QUANTISED, NESTED, {"load_in_8bit": True, "quant_method": "bitsandbytes"})
+    for config in (QUANTIZED, NESTED, {"load_in_8bit": True, "quant_method": "bitsandbytes"})
 )
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 8}
 QWEN |= {"hidden_size": 512, "intermediate_size": 1536, "num_key_value_heads": 2, "vocab_size": 8000}

@@ -567,7 +567,7 @@ def test_keys_of_a_generation_are_refused_elsewhere_by_name():
     [
         (
             "cache=quantized&gpu=m2-ultra-64gb",
-            "'quantized' with gpu=m2-ultra-64gb, allowed another cache; a quantised one needs a",
+            "'quantized' with gpu=m2-ultra-64gb, allowed another cache; a quantized one needs a",
         ),
         (
             "cache=offloaded&gpu=cpu",

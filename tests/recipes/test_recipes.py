@@ -68,7 +68,7 @@ def test_a_recipe_takes_what_pytorchs_own_code_allocates(name: str):
         assert found.peak_allocated_bytes == row["allocated"]
         assert found.peak_reserved_bytes == row["reserved"]
         phases = {phase.phase: phase.peak_allocated_bytes for phase in found.phases if row["phases"]}
-        if "weights=nf4" in row["query"]:  # two blocks that quantising has made and freed
+        if "weights=nf4" in row["query"]:  # two blocks that quantizing has made and freed
             assert 0 <= row["phases"]["load"] - phases["load"] <= 1024
             phases["load"] = row["phases"]["load"]
         assert phases == row["phases"]

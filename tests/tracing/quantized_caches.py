@@ -1,4 +1,4 @@
-"""A quantised cache without a package: transformers' own QuantizedLayer, with 4 bits by operators of PyTorch."""
+"""A quantized cache without a package: transformers' own QuantizedLayer, with 4 bits by operators of PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import QuantizedLayer
 
-GROUP, RESIDUAL = 64, 20  # weights that share a scale; tokens after which all is quantised anew
+GROUP, RESIDUAL = 64, 20  # weights that share a scale; tokens after which all is quantized anew
 
 
 class FourBitLayer(QuantizedLayer):

@@ -26,7 +26,7 @@ CASES = [
     ("LlamaForCausalLM", "dynamic", "float32"),
     ("LlamaForCausalLM", "dynamic", "bfloat16"),
     ("LlamaForCausalLM", "static", "float32"),
-    ("LlamaForCausalLM", "quantized", "float32"),  # quantised anew after each 20 tokens
+    ("LlamaForCausalLM", "quantized", "float32"),  # quantized anew after each 20 tokens
     ("GPT2LMHeadModel", "dynamic", "float32"),
     ("Gemma2ForCausalLM", "dynamic", "float32"),
     ("DeepseekV3ForCausalLM", "dynamic", "float32"),

@@ -126,7 +126,7 @@ class Traces:
         self.device = self._tracer.device()
 
     def built(self, dtype: str = "bfloat16") -> tuple[nn.Module, Loading | None]:
-        """The module for the traces of a dtype, and how it was loaded, where it is quantised."""
+        """The module for the traces of a dtype, and how it was loaded, where it is quantized."""
         request = self._tracer.request
         if self._blueprint.replace_layers is None:
             return self.module, None

@@ -94,7 +94,7 @@ def test_low_bit_layers_of_a_module_are_refused_by_name(make: Callable[[], nn.Mo
 
 
 @pytest.mark.parametrize(("make", "weights"), [(eight_bits, 64 * 64), (four_bits, 64 * 32), (four_bit_embedding, 64 * 32)])
-def test_low_bit_layers_are_quantised_as_they_come_to_the_device(make: Callable[[], nn.Module], weights: int) -> None:
+def test_low_bit_layers_are_quantized_as_they_come_to_the_device(make: Callable[[], nn.Module], weights: int) -> None:
     def setup() -> Callable[[], None]:
         model = make().cuda()
         dtype = torch.long if isinstance(model, nn.Embedding) else torch.float16

@@ -1,4 +1,4 @@
-"""A generation whose cache is quantised anew again and again, written from few steps, is the one that is traced step by step."""
+"""A generation whose cache is quantized anew again and again, written from few steps, is the one that is traced step by step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_few_steps_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (len(tokens), sum(tokens)) == (4, 7 + 3 * (AROUND + UNUSUAL))
         assert len(tape.loops) == new // RESIDUAL
     monkeypatch.setattr("tests.tracing.quantized_caches.RESIDUAL", AROUND)
-    with pytest.raises(TraceError, match=f"follow no rule .*quantised anew after {AROUND} tokens, in the midst"):
+    with pytest.raises(TraceError, match=f"follow no rule .*quantized anew after {AROUND} tokens, in the midst"):
         trace_generation(blueprint, module, work(new, cache="quantized"), batch=2, device=device())
     monkeypatch.undo()
     monkeypatch.setattr("sizer.tracing.generation.WRITTEN_AT_MOST", 1000)
@@ -84,7 +84,7 @@ def test_a_cache_of_a_quarter_of_the_bytes_and_scales() -> None:
     assert (line.constant_bytes, line.token_bytes) == (0, 256 // 2 + 256 // 64 * 2 * 2)
 
 
-def test_what_has_no_quantised_cache_is_refused() -> None:
+def test_what_has_no_quantized_cache_is_refused() -> None:
     blueprint, module = generation("Gemma2ForCausalLM")
     with pytest.raises(RequestError, match=r"^cache: Gemma2ForCausalLM has none: given .*only full attention layers"):
         trace_generation(blueprint, module, work(8, cache="quantized"), batch=1, device=device())

@@ -1,4 +1,4 @@
-"""Traceable wrapper subclasses, as torchao's quantised weights are: what counts is what they hold, and what they do inside."""
+"""Traceable wrapper subclasses, as torchao's quantized weights are: what counts is what they hold, and what they do inside."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torchvision
 from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Of quantised tensors, which have no floating-point dtype, and a version number.
+# Of quantized tensors, which have no floating-point dtype, and a version number.
 OTHER_KINDS = {"qnms", "qroi_align", "_cuda_version"}
 Case = Callable[[str, torch.dtype], object]
 

@@ -72,7 +72,7 @@ def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) 
                 f"the kernels of {method.title} are not installed here, so they cannot be measured",
                 given=f"a checkpoint in {method.title}",
                 allowed=", ".join(row.title for row in METHODS.values() if row.traced),
-                todo="ask for weights=full, or another way to quantise",
+                todo="ask for weights=full, or another way to quantize",
             )
     return loaded
 

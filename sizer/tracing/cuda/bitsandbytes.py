@@ -1,6 +1,6 @@
 """Rules of bitsandbytes on CUDA: see sizer.tracing.meta.quantized_operators.
 
-One choice depends on the GPU's multiprocessors: whether a product of 4-bit weights dequantises them first. It is a size query
+One choice depends on the GPU's multiprocessors: whether a product of 4-bit weights dequantizes them first. It is a size query
 (sizer.tape.size_queries) of the kind GEMM_4BIT.
 """
 
@@ -40,9 +40,9 @@ def _kernels() -> tuple[Kernels, ModuleType]:
 
 
 def gemm_4bit(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run `gemm_4bit`: dequantisation and a product, or a single kernel.
+    """Run `gemm_4bit`: dequantization and a product, or a single kernel.
 
-    Arguments: A [.., K], B, [N, K], absmax, blocksize, ... Dequantisation and product are traced. Their blocks are deferred
+    Arguments: A [.., K], B, [N, K], absmax, blocksize, ... Dequantization and product are traced. Their blocks are deferred
     sizes: 0 if the single kernel runs.
     """
     activations, (outputs, inner), blocksize = args[0], args[2], args[4]
@@ -63,7 +63,7 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
 
 
 def _in_one_kernel(key: str, dtype: str, rows: int, outputs: int, inner: int, blocksize: int) -> bool:
-    """Return whether a GPU multiplies without dequantising first (ops.py, the kernel of "bitsandbytes::gemm_4bit")."""
+    """Return whether a GPU multiplies without dequantizing first (ops.py, the kernel of "bitsandbytes::gemm_4bit")."""
     _, module = _kernels()
     if rows > module._gemm_4bit_custom_max_m or inner % blocksize:
         return False

@@ -81,7 +81,7 @@ def _step_of(module: nn.Module, batch: int, seq: int, attention: str, rank: int)
 
 
 def qlora_training(model: str, batch: int, seq: int, attention: str, rank: int) -> Setup:
-    """LoRA on q, k, v and o of a model quantised to NF4 while it is loaded, the rest of it made float32.
+    """LoRA on q, k, v and o of a model quantized to NF4 while it is loaded, the rest of it made float32.
 
     Cached memory is not given back between the two, as peft does from 0.20 on (prepare_model_for_kbit_training): 0.19.1 measured.
     """

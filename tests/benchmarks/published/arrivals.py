@@ -1,6 +1,6 @@
-"""In which order weights arrive on a device that are quantised while they are loaded, and what that makes of a tape.
+"""In which order weights arrive on a device that are quantized while they are loaded, and what that makes of a tape.
 
-transformers reads each weight in one of up to four threads, the files' names in order, and quantises them in another, each in its
+transformers reads each weight in one of up to four threads, the files' names in order, and quantizes them in another, each in its
 turn (transformers/core_model_loading.py, GLOBAL_WORKERS and convert_and_load_state_dict_in_model, 5.0 to 5.23). So up to four
 wait on the device at a time, and which of them has come first hangs on how long reading and copying took: the holes that they
 leave among those that stay are others in each run.

@@ -1,4 +1,4 @@
-"""Adapters, quantised weights and generations, measured on this CPU by the real libraries, held against their estimates."""
+"""Adapters, quantized weights and generations, measured on this CPU by the real libraries, held against their estimates."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ ALWAYS = {
 OTHERS = {
     "LoRA beside int8": f"{LLAMA_TEXT}&dtype=amp-bfloat16&train=adapter&weights=int8",
     "DoRA beside NF4": f"{LLAMA_TEXT}&dtype=float32&train=adapter&adapter=dora&weights=nf4&accumulate=2",
-    "NF4, quantised twice": f"{LLAMA_TEXT}&dtype=bfloat16&mode=inference&weights=nf4-dq",
+    "NF4, quantized twice": f"{LLAMA_TEXT}&dtype=bfloat16&mode=inference&weights=nf4-dq",
     "a checkpoint in NF4": f"{NF4_TEXT}&dtype=bfloat16&mode=inference",
-    "FP8, which a CPU loads unquantised": f"{LLAMA_TEXT}&dtype=bfloat16&mode=inference&weights=fp8",
+    "FP8, which a CPU loads unquantized": f"{LLAMA_TEXT}&dtype=bfloat16&mode=inference&weights=fp8",
     "generation from NF4": f"{LLAMA_TEXT}&dtype=bfloat16&mode=generate&new=20&weights=nf4",
     "generation": f"{GPT2_TEXT}&dtype=amp-bfloat16&mode=generate&new=40",
     "generation from int8, static": f"{LLAMA_TEXT}&dtype=bfloat16&mode=generate&new=8&cache=static&weights=int8",

@@ -38,11 +38,11 @@ def llama(weights: str, *, saved: bool = False) -> LlamaForCausalLM:
 
 
 def in_four_bits(folder: str) -> LlamaForCausalLM:
-    """Return the model of a file, which bitsandbytes quantises on the device."""
+    """Return the model of a file, which bitsandbytes quantizes on the device."""
     from transformers import BitsAndBytesConfig
 
-    quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    return LlamaForCausalLM.from_pretrained(folder, quantization_config=quantised, dtype=torch.bfloat16, device_map={"": 0})
+    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    return LlamaForCausalLM.from_pretrained(folder, quantization_config=quantized, dtype=torch.bfloat16, device_map={"": 0})
 
 
 def tokenizer() -> Any:
