@@ -88,7 +88,7 @@ def run(
     """Return the position of the first event from `begin` on that cannot be done here; the number of events if all were done.
 
     Args:
-        events, taken, addresses: as in CudaCache.run.
+        events, block_bytes, addresses: as in CudaCache.run.
         small, large: the pools, with `counts` blocks in them.
         state: of the driver: RESERVED bytes; LIMIT, up to which segments are made here; RISING, the largest segment placed
             above earlier ones; ABOVE and BELOW, the next addresses upwards and downwards; MADE, the number of new segments.

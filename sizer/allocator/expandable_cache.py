@@ -187,7 +187,7 @@ def _run(
     """Return the position of the first event from `begin` on that finds no room; the number of events if all were done.
 
     Args:
-        events, taken, addresses: as in ExpandableCache.run.
+        events, block_bytes, addresses: as in ExpandableCache.run.
         numbers, free, gaps: of the ranges for small and large blocks, with room for another free block for each event.
         grown: [2, ..], positions and the bytes mapped from there on.
     """

@@ -172,7 +172,7 @@ def _run(
     """Return the position of the first event from `begin` on that finds no room; the number of events if all were done.
 
     Args:
-        events, taken, addresses: as in MpsHeaps.run.
+        events, block_bytes, addresses: as in MpsHeaps.run.
         grown: [2, ..], positions and the bytes held from there on.
         emptied: position at which no buffer is cached.
     """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sizer.base.units import format_bytes
 from sizer.commands.arguments import add_query
 from sizer.commands.terminal import format_table
-from sizer.commands.waiting import MakeClient, print_growing
+from sizer.commands.waiting import Lines, MakeClient, Submit, print_growing
 from sizer.report.decision import (
     BudgetPoint,
     BudgetReport,
@@ -35,20 +35,7 @@ if TYPE_CHECKING:
     from sizer.service.client import JobClient
     from sizer.service.job import Job
 
-
-def add_levers_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_query(parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
-    parser.add_argument("--with-compiled", action="store_true", help="also compile eager training: its trace takes longest")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def run_levers(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print the memory of each change, and the smallest set of changes that makes the work fit."""
-    def submit(client: JobClient, query: str) -> Job:
-        return client.submit_levers(query, compiles=options.with_compiled)
-
-    return print_growing(options, make_client, submit, format_levers, plans=True)
+Command = Callable[[argparse.Namespace, MakeClient], int]
 
 
 def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
@@ -97,17 +84,6 @@ def _lever_cells(row: LeverRow, base_bytes: int) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------------------- limits
 
 
-def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_query(parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def run_limits(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print how far each size of the work can go."""
-    return print_growing(options, make_client, lambda client, query: client.submit_limits(query), format_limits)
-
-
 def format_limits(found: LimitReport, width: int | None = None) -> Iterator[str]:
     """Yield a row for each size; the other sizes are those of the query."""
     yield from format_table(("", "largest", "process", "why"), map(_limit_cells, found.limits), width=width)
@@ -119,19 +95,6 @@ def _limit_cells(limit: Limit) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- which
-
-
-def add_which_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_query(
-        parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches; gpu is ignored"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def run_which(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print the devices on which the work fits, the memory left there, and the largest batch on each device."""
-    return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices, plans=True)
 
 
 def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
@@ -174,19 +137,6 @@ def _largest(row: DeviceRow) -> str:
 # --------------------------------------------------------------------------------------------------------------- ranks
 
 
-def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_query(
-        parser, "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches; parallel is ignored"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def run_ranks(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print on how many GPUs the work fits, the memory of each GPU, and the largest batch on the fewest GPUs."""
-    return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks, plans=True)
-
-
 def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
     """Yield a row for each parallelism on each number of GPUs, with the figures of one GPU; then the fewest GPUs that suffice."""
     if found.serves:
@@ -210,19 +160,6 @@ def _rank_cells(row: RankRow) -> tuple[str, ...]:
 
 
 _MOST = 4  # operators of a row
-
-
-def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_query(parser, "a training query as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches")
-    parser.add_argument("--json", action="store_true", help='print {"budget": …} as JSON')
-
-
-def run_budget(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print the eager step, checkpointing and the compiled step at each budget."""
-    return print_growing(
-        options, make_client, lambda client, query: client.submit_budget(query), format_budgets, under="budget"
-    )
 
 
 def format_budgets(found: BudgetReport, width: int | None = None) -> Iterator[str]:
@@ -322,10 +259,56 @@ def _reasons(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield from (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
-COMMANDS = {
-    "levers": (add_levers_arguments, run_levers),
-    "limits": (add_limits_arguments, run_limits),
-    "which": (add_which_arguments, run_which),
-    "ranks": (add_ranks_arguments, run_ranks),
-    "budget": (add_budget_arguments, run_budget),
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+_QUERY = "same as for estimate; focus=DTYPE:BATCH selects one of several dtypes or batches"
+
+
+def _adding(of_query: str = _QUERY, in_json: str = "print the result as JSON") -> Callable[[argparse.ArgumentParser], None]:
+    """Return a function that adds a command's arguments to its parser."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add_query(parser, of_query)
+        parser.add_argument("--json", action="store_true", help=in_json)
+
+    return add_arguments
+
+
+def _printing(submit: Submit, lines: Lines, *, under: str | None = None, plans: bool = False) -> Command:
+    """Return a function that runs a command: it prints the answer of a job (`print_growing`)."""
+
+    def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+        return print_growing(options, make_client, submit, lines, under=under, plans=plans)
+
+    return run
+
+
+def _add_levers_arguments(parser: argparse.ArgumentParser) -> None:
+    _adding()(parser)
+    parser.add_argument("--with-compiled", action="store_true", help="also compile eager training: its trace takes longest")
+
+
+def _run_levers(options: argparse.Namespace, make_client: MakeClient) -> int:
+    def submit(client: JobClient, query: str) -> Job:
+        return client.submit_levers(query, compiles=options.with_compiled)
+
+    return print_growing(options, make_client, submit, format_levers, plans=True)
+
+
+COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command]] = {
+    "levers": (_add_levers_arguments, _run_levers),
+    "limits": (_adding(), _printing(lambda client, query: client.submit_limits(query), format_limits)),
+    "which": (
+        _adding(f"{_QUERY}; gpu is ignored"),
+        _printing(lambda client, query: client.submit_devices(query), format_devices, plans=True),
+    ),
+    "ranks": (
+        _adding(f"{_QUERY}; parallel is ignored"),
+        _printing(lambda client, query: client.submit_ranks(query), format_ranks, plans=True),
+    ),
+    "budget": (
+        _adding(_QUERY.replace("same as", "a training query as"), 'print {"budget": …} as JSON'),
+        _printing(lambda client, query: client.submit_budget(query), format_budgets, under="budget"),
+    ),
 }

@@ -234,6 +234,13 @@ def check_one_rank(request: Request, what: str) -> None:
         )
 
 
+def check_config_text(request: Request, config_text: str | None) -> None:
+    """Raise RequestError for a config beside an architecture that is not from the hub."""
+    if config_text is not None and not request.is_fetched:
+        todo = "put the config itself into the query, as arch=config:..."
+        raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
+
+
 def scope_of(request: Request) -> str | None:
     """Return the compiled unit, one of SCOPES; None if the model runs eagerly."""
     if request.compile is None:

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
-from sizer.base.errors import GIVEN_LIMIT, Refusal, RefusedValueError, RequestError, quote, suggest
+from sizer.base.codec import LIMIT_TEXT
+from sizer.base.errors import GIVEN_LIMIT, ConfigError, Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import GRPO, NEW
 from sizer.catalogue.sources import EXAMPLE, SOURCES
@@ -94,6 +95,19 @@ def _usual_batches(request: Request) -> tuple[int, ...]:
     most = USUAL_MICROBATCHES * request.pp * request.microbatch
     usual = tuple(batch for batch in request.possible_batches if request.pp == 1 or batch <= most)
     return usual or DEFAULT_BATCHES
+
+
+def complete_query(request: Request) -> str:
+    """Return the canonical query string with every key that applies. Raises ConfigError if the config is too large for a link."""
+    query = format_query(request, complete=True)
+    if len(query) > LIMIT_TEXT:
+        raise ConfigError(
+            "config is too large for a link",
+            given=f"a query of {len(query):,} characters",
+            allowed=f"at most {LIMIT_TEXT:,}",
+            todo="keep only the architecture's keys",
+        )
+    return query
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:

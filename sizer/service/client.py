@@ -20,14 +20,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from sizer.base.codec import LIMIT_TEXT, decode
-from sizer.base.errors import ConfigError, JobError, RequestError, quote
+from sizer.base.codec import decode
+from sizer.base.errors import JobError, RequestError, quote
 from sizer.catalogue.gpus import in_parts
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.pasted.snapshot import SnapshotReport
 from sizer.placement.report import PlacementReport
-from sizer.query.text import format_query, parse_query
+from sizer.query.request import check_config_text
+from sizer.query.text import complete_query, format_query, parse_query
 from sizer.report.decision import (
     BudgetReport,
     DeviceReport,
@@ -207,20 +208,11 @@ class JobClient:
 
     def _submit(self, task: str, query: str, config_text: str | None, read: Read, part: str | None = None) -> Job:
         request = parse_query(query)
-        if config_text is not None and not request.is_fetched:
-            todo = "put the config itself into the query, as arch=config:..."
-            raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
-        canonical = format_query(request, complete=True)
+        check_config_text(request, config_text)
+        canonical = complete_query(request)
         # The focus changes no figure of a report; the other answers depend on it.
         question = format_query(replace(request, focus=None), complete=True) if task == "estimate" else canonical
         digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
-        if len(canonical) > LIMIT_TEXT:
-            raise ConfigError(
-                "config is too large for a link",
-                given=f"a query of {len(canonical):,} characters",
-                allowed=f"at most {LIMIT_TEXT:,}",
-                todo="keep only the architecture's keys",
-            )
         message = {"task": task, "query": canonical, "config_text": config_text, "part": part}
         self._pool.check_size(message)
         from_hub = request if request.is_fetched and config_text is None else None

@@ -103,11 +103,7 @@ def trace_generation(
 
     Raises TraceError if PyTorch fails, or if steps follow no rule and are too many to be traced.
     """
-    check_cache(module, work.cache)
-    _check_positions(blueprint, module, work)
-    if loading is None and blueprint.replace_layers is None:
-        module.to("meta").to(weight_dtype(work.dtype))
-
+    _prepare(blueprint, module, work, loading)
     rates = compress_rates(empty_cache(module, work.cache))
 
     def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
@@ -164,10 +160,7 @@ def trace_noted_generation(
                 f"the peak of this generation is among {work.new:,} tokens, which are not traced one by one",
                 todo=f"ask for at most {TRACED_AT_MOST} new tokens",
             )
-    check_cache(module, work.cache)
-    _check_positions(blueprint, module, work)
-    if loading is None and blueprint.replace_layers is None:
-        module.to("meta").to(weight_dtype(work.dtype))
+    _prepare(blueprint, module, work, loading)
     return trace_tokens(
         blueprint,
         module,
@@ -179,6 +172,14 @@ def trace_noted_generation(
         after=0,
         block_notes=block_notes,
     ).tape
+
+
+def _prepare(blueprint: Blueprint, module: nn.Module, work: Work, loading: Loading | None) -> None:
+    """Check the cache and the positions, and move the module to meta in its dtype, unless it is loaded in the trace."""
+    check_cache(module, work.cache)
+    _check_positions(blueprint, module, work)
+    if loading is None and blueprint.replace_layers is None:
+        module.to("meta").to(weight_dtype(work.dtype))
 
 
 def _of_one_stream(tape: Tape) -> Tape:

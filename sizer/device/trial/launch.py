@@ -25,7 +25,7 @@ from sizer.device.record.recording import Measured
 from sizer.processes.outcome import Outcome
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
-from sizer.query.request import Request, check_eager, check_one_rank
+from sizer.query.request import Request, check_config_text, check_eager, check_one_rank
 from sizer.query.text import format_query, parse_query
 
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
@@ -241,9 +241,7 @@ def start(
     check_one_rank(request, "a measurement in one process")
     check_eager(request, "a measurement")
     _check_possible(request, device)
-    if config_text is not None and not request.is_fetched:
-        todo = "put the config itself into the query, as arch=config:..."
-        raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
+    check_config_text(request, config_text)
     message = message_for(request, device, timing=timing, record=record, seconds=seconds)
     return MeasureJob({**message, "config_text": config_text, "host_bytes": host_bytes}, request)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from sizer.base.codec import LIMIT_TEXT
 from sizer.base.errors import ConfigError, JobError, quote
 from sizer.catalogue.sources import fetch
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import complete_query, parse_query
 from sizer.service.settings import Settings, is_public
 from sizer.service.variables import broker_url
 
@@ -34,7 +33,7 @@ def ask(worker: str, query: str, details: dict, show: Callable[[str], None]) -> 
         JobError: The worker ended without an answer.
     """
     settings = Settings()
-    message = {"query": checked_query(query), "config_text": _fetched_config(query, show), **details}
+    message = {"query": complete_query(parse_query(query)), "config_text": _fetched_config(query, show), **details}
     process = ChildProcess(worker, *settings.to_arguments(), name="the worker")
     answer = None
     try:
@@ -54,24 +53,6 @@ def ask(worker: str, query: str, details: dict, show: Callable[[str], None]) -> 
     if "error" in answer:
         raise error_from_wire(answer["error"])
     return answer["answer"]
-
-
-def checked_query(query: str) -> str:
-    """Return a query with all of its keys.
-
-    Raises:
-        RequestError: The query is refused.
-        ConfigError: Its config is too large for a link.
-    """
-    canonical = format_query(parse_query(query), complete=True)
-    if len(canonical) > LIMIT_TEXT:
-        raise ConfigError(
-            "config is too large for a link",
-            given=f"a query of {len(canonical):,} characters",
-            allowed=f"at most {LIMIT_TEXT:,}",
-            todo="keep only the architecture's keys",
-        )
-    return canonical
 
 
 def _fetched_config(query: str, show: Callable[[str], None]) -> str | None:
