@@ -78,7 +78,7 @@ def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
     installed.
     """
     modules, missing = _modeling_modules(config)
-    mapped = list(_mapped_names(config.model_type))
+    mapped = list(_names_in([name for name in vars(modeling_auto) if name.endswith("_MAPPING_NAMES")], config.model_type))
     heads = {}
     for module in modules:
         for name in dict.fromkeys([*getattr(module, "__all__", ()), *mapped]):
@@ -183,10 +183,6 @@ def _is_model(cls: Any) -> TypeGuard[type[PreTrainedModel]]:
 def has_no_forward(cls: type[PreTrainedModel]) -> bool:
     """Return True for a class that only holds other models (BarkModel) or is abstract: it can be counted, but not run."""
     return cls.forward.__name__ == "_forward_unimplemented"
-
-
-def _mapped_names(model_type: str) -> Iterator[str]:
-    return _names_in([name for name in vars(modeling_auto) if name.endswith("_MAPPING_NAMES")], model_type)
 
 
 def _names_in(mappings: list[str] | tuple[str, ...], model_type: str) -> Iterator[str]:

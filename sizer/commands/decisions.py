@@ -125,13 +125,8 @@ def _device_cells(row: DeviceRow) -> tuple[str, ...]:
         format_bytes(row.cell.process_bytes),
         row.cell.verdict,
         room,
-        _largest(row),
+        str(largest_batch(row)) if row.searched else "not known yet",
     )
-
-
-def _largest(row: DeviceRow) -> str:
-    """Return the largest batch of a row as text."""
-    return str(largest_batch(row)) if row.searched else "not known yet"
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks

@@ -66,7 +66,7 @@ def training_blueprint(request: Request, config: dict | None) -> Blueprint:
         )
     part = {one.name: one for one in bundle.parts}[denoiser_of(bundle.with_weights)]
     one, two, called = _arguments_of_call(bundle, request)
-    latents = _first_parameter(called["denoiser"])
+    latents = next(name for name in inspect.signature(type(called["denoiser"]).forward).parameters if name != "self")
 
     def example(batch: int, training: bool) -> Example:
         arguments = _scaled(one, two, batch)
@@ -195,11 +195,6 @@ def _scaled(one: Any, two: Any, batch: int) -> Any:
             return type(one)(one) * batch
         return type(one)(_scaled(first, second, batch) for first, second in zip(one, two, strict=True))
     return one
-
-
-def _first_parameter(denoiser: nn.Module) -> str:
-    """Return the name of the argument that takes noisy latents."""
-    return next(name for name in inspect.signature(type(denoiser).forward).parameters if name != "self")
 
 
 def _loss_of(part: Part | None, latents: str, encoding: Encoding | None) -> Callable[[nn.Module, Example], Tensor]:

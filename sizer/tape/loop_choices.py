@@ -32,11 +32,6 @@ def with_outputs(tape: Tape, outputs: str | None) -> tuple[Tape, Callable[[int],
     return made if outputs is None else replace(made, outputs=(), graphs=(), half_outputs=frozenset()), moved_to
 
 
-def outputs_kept(tape: Tape) -> Tape:
-    """Return the tape of a loop that keeps outputs as `with_outputs` describes."""
-    return with_outputs(tape, KEPT)[0]
-
-
 def outputs_kept_across_steps(tape: Tape) -> Tape:
     """Return the tape of a loop that keeps outputs until the next forward pass has returned, also that of the next step.
 

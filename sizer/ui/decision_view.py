@@ -315,7 +315,7 @@ def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "Device": [row.name for row in rows],
-            "Verdict": [_verdict(row) for row in rows],
+            "Verdict": [marked(row.cell.verdict) if row.cell else row.reason for row in rows],
             "Memory": [GIBIBYTES.of(row.total_bytes) for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Left": [signed(GIBIBYTES.of(row.total_bytes - row.cell.process_bytes)) if row.cell else None for row in rows],
@@ -324,10 +324,6 @@ def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
             PRICE: pd.array([None] * len(rows), dtype="Float64"),
         }
     )
-
-
-def _verdict(row: DeviceRow) -> str:
-    return marked(row.cell.verdict) if row.cell else row.reason
 
 
 def costs_of(table: pd.DataFrame) -> pd.DataFrame:

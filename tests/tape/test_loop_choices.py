@@ -17,10 +17,10 @@ from sizer.report.estimate import estimate_tape
 from sizer.report.loop_decisions import summed_losses
 from sizer.report.replays import peak_reserved_bytes
 from sizer.tape.loop_choices import (
+    KEPT,
     float32_outputs,
     gradients_kept,
     gradients_zeroed,
-    outputs_kept,
     outputs_kept_across_steps,
     postpone,
     with_outputs,
@@ -41,6 +41,12 @@ LOOPS = [
     ),
     pytest.param("arch=hf:qwen2.5-0.5b&batch=1&seq=128&dtype=bfloat16&parallel=fsdp", marks=pytest.mark.exhaustive),
 ]
+
+
+def outputs_kept(tape: Tape) -> Tape:
+    """The tape of a loop in a function that does one step, which keeps its outputs until it ends."""
+    return with_outputs(tape, KEPT)[0]
+
 
 
 def tape() -> Tape:

@@ -59,7 +59,7 @@ class Launches:
         tunes = autotuner.Autotuner
 
         def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
-            name = _name_of(kernel)
+            name = str(_function_of(kernel).__name__)
             self._names[name] = None
             if isinstance(kernel, tunes) and len(kernel.configs) > 1:
                 self._tuned[name] = None
@@ -163,10 +163,6 @@ def _function_of(kernel: Any) -> Any:
     while not hasattr(kernel, "parse"):
         kernel = kernel.fn
     return kernel
-
-
-def _name_of(kernel: Any) -> str:
-    return str(_function_of(kernel).__name__)
 
 
 def _listed(names: dict[str, None]) -> str:
