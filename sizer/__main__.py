@@ -49,7 +49,7 @@ COMMANDS = {
     "ranks": ("decisions", "the number of GPUs that it fits, by form of parallelism, and the memory of each GPU"),
     "budget": ("decisions", "the peak of a compiled training step over its activation memory budget"),
     "compare": ("differences", "compare two to four questions"),
-    "peak": ("peak_command", "the tensors alive at the peak, by module; also as PyTorch's memory snapshot, or a script"),
+    "peak": ("decisions", "the tensors alive at the peak, by module; also as PyTorch's memory snapshot, or a script"),
     "startup": ("startup_command", "compare a server's startup log with its plan, or plan the server of a command"),
     "diff": ("differences", "compare two saved reports by phase, category, module and line"),
     "gpus": ("lists", "list the devices of the catalogue"),

@@ -10,7 +10,7 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.base.codec import decode
-from sizer.commands.peak_command import format_peak
+from sizer.commands.decisions import format_peak
 from sizer.commands.waiting import in_focus
 from sizer.query.text import parse_query
 from sizer.report.peak import PeakReport
