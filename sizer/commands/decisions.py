@@ -1,4 +1,4 @@
-"""The commands `levers`, `limits`, `which`, `ranks`, `budget` and `peak`: savings, largest sizes, devices that fit, live tensors."""
+"""The commands `levers`, `limits`, `which`, `ranks`, `budget` and `peak`: savings, largest sizes, fitting devices, live tensors."""
 
 from __future__ import annotations
 
