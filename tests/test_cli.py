@@ -743,3 +743,9 @@ def test_the_path_of_a_config_is_read_as_config_is(run, tmp_path, monkeypatch):
     status, _, err = run("estimate", "nothere.json")
     assert status == 2
     assert "config file cannot be read" in err
+
+
+def test_a_question_in_words_is_asked(capsys):
+    options = parse_options(["estimate", "serve qwen3 8b on 2 l4s", "--max-model-len", "8k"])
+    assert query_of(options) == "arch=hf:qwen3-8b&mode=serve&gpu=l4&tp=2&max_model_len=8k"
+    assert "read as a question in words" in capsys.readouterr().err

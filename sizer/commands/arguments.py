@@ -52,7 +52,7 @@ def query_of(options: argparse.Namespace) -> str:
     """Return the given query with its flags, and with the question of a file in the place of its arch.
 
     The first part of a query may be the architecture without its key: "resnet50" is "arch=resnet50". It may also be the path of a
-    file, as `--config` takes it. A file is read once: the options then hold its query.
+    file, as `--config` takes it. A file is read once: the options then hold its query. A query may be a question in words.
 
     Raises:
         ConfigError: The file cannot be read, or is of no known kind.
@@ -61,14 +61,28 @@ def query_of(options: argparse.Namespace) -> str:
     given, path = options.query or "", options.config
     if path is None:
         given, path = _without_file(given)
-    query = with_keys(given, {key.name: getattr(options, f"key_{key.name}") for key in _flags()})
+    keys = {key.name: getattr(options, f"key_{key.name}") for key in _flags()}
+    if path is None and (question := _question_in_words(given)) is not None:
+        return _replace_query(options, _asked_by(question, with_keys("", keys)))
+    query = with_keys(given, keys)
     return query if path is None else _replace_query(options, _with_file(query, path))
 
 
 def question_of(text: str) -> str:
     """Return a text as a query; the path of a file before other keys is replaced by its question. Raises as `query_of`."""
     given, path = _without_file(text)
+    if path is None and (question := _question_in_words(text)) is not None:
+        return _asked_by(question, "")
     return text if path is None else _with_file(given, path)
+
+
+def _question_in_words(text: str) -> Question | None:
+    """Return the question of a sentence such as "can I run qwen3 32b on a 3090?"; None for a query."""
+    if "=" in text or len(text.split()) < 2:
+        return None
+    from sizer.pasted.sentence import read_sentence  # not needed for other questions
+
+    return read_sentence(text)
 
 
 def _without_file(text: str) -> tuple[str, Path | None]:

@@ -64,7 +64,7 @@ def read_mapping(text: str) -> dict[str, Any]:
 ALLOWED = (
     "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a command or Python code with a Trainer's "
     "arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, transformers or "
-    "vLLM, a model's config.json or name, or an out-of-memory message"
+    "vLLM, a model's config.json or name, a question in words that names a model, or an out-of-memory message"
 )
 
 _FILE = "the command names a file that is not in the text"

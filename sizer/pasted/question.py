@@ -19,7 +19,7 @@ class Question:
 
     `read` are the understood lines, `assumed` the values that the config does not state, `unmatched` the lines without a
     counterpart, and `irrelevant` the number of lines that change no memory. `kind` is a "config", a "command" of a server, "code"
-    that runs a model, or a "model" alone.
+    that runs a model, a "model" alone, or "words".
     """
 
     title: str

@@ -7,6 +7,7 @@ from sizer.pasted.formats import read_config
 from sizer.pasted.inference import read_inference, server_command
 from sizer.pasted.model import read_model
 from sizer.pasted.question import Line, Question
+from sizer.pasted.sentence import read_sentence
 from sizer.serving.launch import is_launch, read_launch
 
 
@@ -25,7 +26,7 @@ def read_question(text: str, gpu: str | None) -> Question:
     except ConfigError:
         found_call = server_command(text)
         if found_call is None and not is_launch(text):
-            if (found := read_inference(text) or read_model(text)) is None:
+            if (found := read_inference(text) or read_model(text) or read_sentence(text)) is None:
                 raise
             return found
     command, unread = found_call or (text, ())

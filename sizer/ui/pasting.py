@@ -34,7 +34,8 @@ TITLES = {ConfigError: "This was not understood", RequestError: "This was not un
 ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate; a command or Python code with the "
     "arguments of a Trainer or of diffusers' training scripts, or these as JSON; the log, error or command of a vLLM or SGLang "
-    "server, or the command of llama.cpp; Python code of diffusers, transformers or vLLM; an out-of-memory message; a model's "
+    "server, or the command of llama.cpp or Ollama; a question in words, such as \"can I run Qwen3 32B on a 3090?\"; Python code "
+    "of diffusers, transformers or vLLM; an out-of-memory message; a model's "
     "config.json or name; or a file with a memory snapshot of PyTorch."
 )
 
@@ -138,7 +139,8 @@ def _close() -> None:
 
 
 def _show_question(found: Question) -> None:
-    st.markdown(f"**Read as {found.title}**" if found.kind in ("model", "code") else f"**Read as a {found.kind} of {found.title}**")
+    named = found.title if found.kind in ("model", "code", "words") else f"a {found.kind} of {found.title}"
+    st.markdown(f"**Read as {named}**")
     counts = f"{counted(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
     with st.expander(counts):
         for title, rows in (

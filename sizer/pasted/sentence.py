@@ -1,0 +1,210 @@
+"""A question in words, such as "can I fine-tune Qwen3 8B with LoRA on a 3090?", or a command of Ollama, as a question.
+
+Models and devices are found by the catalogue's names, everything else by the words below. What is not understood is left out; the
+question says what was read and what was assumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from sizer.base.errors import letters
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.names import resolve
+from sizer.catalogue.presets import find_preset, list_presets
+from sizer.catalogue.serving import FILE_TYPES
+from sizer.catalogue.sources import arch_of
+from sizer.pasted.question import Draft, Question
+
+MAX_CHARACTERS = 400
+LONGEST_NAME, LONGEST_VISION = 7, 3  # words of a model's or a device's name, of torchvision's models
+GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_WORD = re.compile(r"[a-z0-9][a-z0-9.+/_-]*[a-z0-9+]|[a-z0-9]")
+_OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(\S+)", re.IGNORECASE)
+_CODE = re.compile(r"[{}=<>\n;|$]|https?:|--")  # texts of programs
+_NUMBERS = {"two": 2, "three": 3, "four": 4, "eight": 8}
+_USES = (  # the first that matches is the task
+    (r"\bqlora\b", {"mode": "training", "train": "adapter", "weights": "nf4"}),
+    (r"\blora\b", {"mode": "training", "train": "adapter"}),
+    (r"\b(?:fine\s?tun\w+|pre\s?train\w*|train\w*)\b", {"mode": "training"}),
+    (r"\bsglang\b", {"mode": "serve", "engine": "sglang"}),
+    (r"\b(?:llama\.cpp|llamacpp|gguf|ollama|lm studio)\b", {"mode": "serve", "engine": "llama.cpp"}),
+    (r"\b(?:vllm|serv\w+|users?|concurrent)\b", {"mode": "serve"}),
+    (r"\b(?:run\w*|inference|infer|generat\w+|chat\w*|use|host|load|fits?|needs?|v?ram|memory|requires?)\b", {}),
+)
+_FILES = re.compile(rf"\b({'|'.join(sorted(FILE_TYPES, key=len, reverse=True))}|q[458])\b")
+_TOKENS = re.compile(
+    r"\b([0-9]{1,4}k|[0-9]{3,7})\s*(?:tokens?|context|ctx)\b|"
+    r"\b(?:context|ctx|seq(?:uence)?|max)(?:[\s-]?(?:length|len|size|window))?\s*(?:of|is|:)?\s*([0-9]{1,4}k|[0-9]{3,7})\b"
+)
+_BATCH = re.compile(r"\bbatch(?:es)?(?:[\s-]?size)?\s*(?:of|is|:)?\s*([0-9]{1,5})\b")
+_USERS = re.compile(r"\b([0-9]{1,5})\s*(?:concurrent\s*)?(?:users?|requests?|people)\b")
+_MEMORY = re.compile(r"\b([0-9]{1,3})\s*(?:gb|gib|g)\b(?:\s*(?:of\s*)?v?ram)?")
+
+
+def read_sentence(text: str) -> Question | None:
+    """Return the question of a sentence that names a model of the catalogue; None for another text."""
+    ollama = _OLLAMA.match(text)
+    if len(text) > MAX_CHARACTERS or (ollama is None and _CODE.search(text.strip())):
+        return None
+    draft = Draft(title="a command of Ollama" if ollama else "a question in words")
+    words = _words((ollama[1] if ollama else text).lower().replace(":", " ").replace("×", "x").replace(",", " "))
+    if (found := _model_in(words)) is None or (ollama is None and len(words) < 2):
+        return None
+    start, count, arch = found
+    draft.take(" ".join(words[start : start + count]), arch=arch)
+    rest = words[:start] + words[start + count :]
+    task = {"mode": "serve", "engine": "llama.cpp"} if ollama else _task(" ".join(rest))
+    named = _longest(rest, _devices())
+    if task is None and named is None:
+        return None
+    _take_task(draft, task, " ".join(rest), ollama=ollama is not None)
+    if named is not None:
+        _take_device(draft, rest, named)
+        rest = rest[: named[0]] + rest[sum(named) :]
+    elif (memory := _MEMORY.search(" ".join(rest))) is not None:
+        draft.assume(f"a device of {memory[0].strip()} with compute capability 8.9", gpu=f"custom:{memory[1]}GiB@8.9")
+    _take_sizes(draft, " ".join(rest))
+    return draft.whole(kind="words")
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text; parts of names with hyphens are words, except those of a repository."""
+    found = [part for word in _WORD.findall(text) for part in ([word] if "/" in word else re.findall(r"[^-]+", word))]
+    return [word[:-1] if re.fullmatch(r"[a-z]{0,3}[0-9]{1,4}s", word) and word not in _devices() else word for word in found]
+
+
+def _model_in(words: list[str]) -> tuple[int, int, str] | None:
+    """Return the first word and the number of words of a model's name, and the architecture; None without one."""
+    if (found := _longest(words, _models())) is not None:
+        return (*found, f"hf:{_models()[_plain(''.join(words[found[0] : sum(found)]))][0]}")
+    for start, word in enumerate(words):
+        if "/" in word and (arch := arch_of(word)) is not None:
+            return start, 1, arch
+    for count in range(min(LONGEST_VISION, len(words)), 0, -1):
+        for start in range(len(words) - count + 1):
+            name = "".join(words[start : start + count])
+            if any(char.isdecimal() for char in name) and (known := resolve("torchvision", name)) is not None:
+                return start, count, f"torchvision:{known}"
+    return None
+
+
+def _longest(words: list[str], names: Mapping[str, list[str]]) -> tuple[int, int] | None:
+    """Return the first word and the number of words of the longest known name, None without one."""
+    found = [
+        (len(name), start, count)
+        for start in range(len(words))
+        for count in range(1, min(LONGEST_NAME, len(words) - start) + 1)
+        if (name := _plain("".join(words[start : start + count]))) in names
+    ]
+    if not found:
+        return None
+    _, start, count = max(found, key=lambda one: (one[0], -one[1], -one[2]))
+    return start, count
+
+
+@cache
+def _models() -> Mapping[str, list[str]]:
+    """Return the presets by the letters of their keys, titles and repositories."""
+    found: dict[str, list[str]] = {}
+    for preset in list_presets():
+        for name in (preset.key, preset.title, preset.hub_id.rpartition("/")[2]):
+            found.setdefault(_plain(name), []).append(preset.key)
+    return found
+
+
+@cache
+def _devices() -> Mapping[str, list[str]]:
+    """Return the devices by the letters of their keys: whole, without their series, and without their memory."""
+    found: dict[str, list[str]] = {}
+    for key in GPUS:
+        bare = re.sub(r"-[0-9]+gb$", "", key)
+        for name in {key, bare, *(one.removeprefix("rtx-") for one in (key, bare))}:
+            if not name.isdecimal() or len(name) > 3:
+                found.setdefault(_plain(name), []).append(key)
+    return found
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a name; a plus tells models apart."""
+    return letters(name.replace("+", "plus"))
+
+
+def _task(text: str) -> dict[str, str] | None:
+    """Return the keys of the task that a text names, empty to run the model, None without one."""
+    return next((dict(keys) for pattern, keys in _USES if re.search(pattern, text)), {} if _FILES.search(text) else None)
+
+
+def _take_task(draft: Draft, task: dict[str, str] | None, text: str, *, ollama: bool) -> None:
+    """Note the task, and the layout of the weights."""
+    file_type = _FILES.search(text)
+    bits = re.search(r"\b(4|8)[\s-]?bits?\b|\bint(4|8)\b", text)
+    if not task and (file_type is not None or (bits is None and task is not None and "gguf" in text)):
+        task = {"mode": "serve", "engine": "llama.cpp"}
+    if not task:
+        arch = draft.items["arch"]
+        answers = "/" in arch or (arch.startswith("hf:") and find_preset(arch[3:]).head.endswith(GENERATING))
+        task = {"mode": "generate" if answers else "inference"}
+        draft.assume("the model runs in PyTorch, one input at once", mode=task["mode"], batch=1)
+    else:
+        named = next((found[0] for pattern, _ in _USES if (found := re.search(pattern, text))), draft.title)
+        draft.take(named, **task)
+    in_file = task.get("engine") == "llama.cpp"
+    if in_file:
+        name = file_type[1] if file_type else {"4": "q4", "8": "q8"}.get((bits and (bits[1] or bits[2])) or "", "")
+        whole = {"q4": "q4_k_m", "q5": "q5_k_m", "q8": "q8_0"}.get(name, name)
+        if whole:
+            draft.take(file_type[0] if file_type else str(bits and bits[0]), weights=whole)
+        elif "gpt-oss" not in draft.items["arch"]:
+            draft.assume("the file that Ollama takes by default" if ollama else "the file that most people take", weights="q4_k_m")
+    elif bits is not None and task.get("weights") is None:
+        four = "4" in (bits[1], bits[2])
+        served = task["mode"] == "serve"
+        draft.take(bits[0], weights=("awq" if four else "fp8") if served else ("nf4" if four else "int8"))
+        if task["mode"] == "training":
+            draft.take(bits[0], train="adapter")
+    if ollama:
+        draft.assume("Ollama's context on a small device", max_model_len=4096)
+
+
+def _take_device(draft: Draft, words: list[str], named: tuple[int, int]) -> None:
+    """Note the device, and how many of it."""
+    start, count = named
+    given = " ".join(words[start : start + count])
+    keys = _devices()[_plain(given)]
+    draft.take(given, gpu=keys[0])
+    if len(keys) > 1:
+        draft.assume(f"{given} is taken to be {keys[0]}; there are {', '.join(keys[1:])}")
+    before = words[start - 1].rstrip("x") if start else ""
+    number = _NUMBERS.get(before) or (int(before) if before.isdecimal() and len(before) < 4 else 1)
+    if number < 2:
+        return
+    engine = draft.items.get("engine", "vllm")
+    if draft.items.get("mode") == "serve" and engine != "llama.cpp":
+        draft.take(f"{number} × {given}", tp=number)
+    elif draft.items.get("mode") == "training":
+        draft.take(f"{number} × {given}", parallel="fsdp", ranks=number)
+    else:
+        draft.unmatched.append(f"{number} × {given}: one device is counted; a server of vLLM counts several")
+
+
+def _take_sizes(draft: Draft, text: str) -> None:
+    """Note the tokens, the batch, the number of users and the dtype."""
+    serves = draft.items.get("mode") == "serve"
+    tokens = next(((found[0], found[1] or found[2]) for found in _TOKENS.finditer(text)), None)
+    users = _USERS.search(text)
+    if users is not None and serves and draft.items.get("engine") != "llama.cpp":
+        draft.take(f"{users[0]}{f', {tokens[0]}' if tokens else ''}", want=f"{users[1]}x{tokens[1] if tokens else '4k'}")
+    elif tokens is not None:
+        draft.take(tokens[0], **{"max_model_len" if serves else "seq": tokens[1]})
+    if (batch := _BATCH.search(text)) is not None and not serves:
+        draft.take(batch[0], batch=batch[1])
+    for dtype, names in (("bfloat16", r"bf16|bfloat16"), ("float16", r"fp16|float16"), ("float32", r"fp32|float32")):
+        if not serves and (found := re.search(rf"\b(?:{names})\b", text)):
+            draft.take(found[0], dtype=dtype)
+    if not serves and not draft.items["arch"].startswith("torchvision:"):
+        draft.assume("the usual dtype of such models", dtype="bfloat16")
+
+

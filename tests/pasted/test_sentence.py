@@ -1,0 +1,91 @@
+"""Questions in words and commands of Ollama."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.base.errors import ConfigError
+from sizer.catalogue.presets import list_presets
+from sizer.pasted.reading import read_question
+from sizer.pasted.sentence import read_sentence
+from sizer.query.text import parse_query
+
+QUESTIONS = {
+    "can I run qwen3 32b on a 3090": "arch=hf:qwen3-32b&mode=generate&batch=1&gpu=rtx-3090&dtype=bfloat16",
+    "Can I fine-tune Llama 3.1 8B with QLoRA on a 4090 with 4k context and batch size 2?": (
+        "arch=hf:llama-3.1-8b&mode=training&train=adapter&weights=nf4&gpu=rtx-4090&seq=4k&batch=2&dtype=bfloat16"
+    ),
+    "serve Qwen3-8B for 32 users with 8k tokens on 2x L40S": "arch=hf:qwen3-8b&mode=serve&gpu=l40s&tp=2&want=32x8k",
+    "run deepseek r1 distill llama 70b in vllm on 4 a100 80gb": (
+        "arch=hf:deepseek-r1-distill-llama-70b&mode=serve&gpu=a100-80gb&tp=4"
+    ),
+    "will gemma 3 27b q4_k_m fit in 24GB vram?": (
+        "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=custom:24GiB@8.9"
+    ),
+    "lora finetune mistral 7b v0.3 on t4 in 8-bit": (
+        "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&weights=int8&gpu=t4&dtype=bfloat16"
+    ),
+    "train gpt2 on eight H100s in bf16": "arch=hf:gpt2&mode=training&gpu=h100-80gb&parallel=fsdp&ranks=8&dtype=bfloat16",
+    "serve mixtral 8x7b in 4 bits on an a100 80gb": "arch=hf:mixtral-8x7b&mode=serve&weights=awq&gpu=a100-80gb",
+    "resnet50 on a t4": "arch=torchvision:resnet50&mode=inference&batch=1&gpu=t4",
+    "how much vram does bert-base-uncased need": "arch=hf:bert-base-uncased&mode=inference&batch=1&dtype=bfloat16",
+    "Qwen/Qwen3-4B-Instruct-2507 on rtx 4060 laptop": (
+        "arch=hub:qwen/qwen3-4b-instruct-2507&mode=generate&batch=1&gpu=rtx-4060-laptop&dtype=bfloat16"
+    ),
+    "ollama run llama3.1:8b": "arch=hf:llama-3.1-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=4096",
+    "$ ollama pull qwen3:30b-a3b-q8_0": "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q8_0&max_model_len=4096",
+    "ollama run gpt-oss:20b": "arch=hf:gpt-oss-20b&mode=serve&engine=llama.cpp&max_model_len=4096",
+}
+
+
+@pytest.mark.parametrize("text", QUESTIONS)
+def test_a_question_in_words_is_read(text):
+    question = read_question(text, None)
+    assert question.kind == "words"
+    assert "&".join(f"{key}={value}" for key, value in question.items.items()) == QUESTIONS[text]
+    parse_query(QUESTIONS[text])
+    shown = "&".join([*(line.means for line in question.read), *question.assumed])
+    assert all(f"{key}={value}" in shown for key, value in question.items.items())  # nothing is taken in silence
+
+
+def test_every_preset_is_found_by_its_title():
+    for preset in list_presets():
+        question = read_sentence(f"train {preset.title} please")
+        assert question is not None, preset.title
+        found = next(one for one in list_presets() if one.key == question.items["arch"].removeprefix("hf:"))
+        assert found.title == preset.title
+
+
+def test_of_several_sizes_one_is_assumed_by_name():
+    question = read_sentence("train gpt2 on an a100")
+    assert question.items["gpu"].startswith("a100")
+    assert any("a100 is taken to be" in line for line in question.assumed)
+
+
+def test_devices_that_are_not_counted_are_named():
+    question = read_sentence("can I run llama 3.3 70b on two 3090s")
+    assert "2 × 3090" in question.unmatched[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "what is the meaning of life",
+        "llama 3.1 8b",  # no task and no device
+        "a nice picture of gpt2",
+        "train = gpt2 on a t4",
+        "x" * 401,
+        "run gpt2 " + "on a t4 " * 60,
+    ],
+)
+def test_other_texts_are_not_read(text):
+    assert read_sentence(text) is None
+
+
+def test_a_command_of_ollama_with_an_unknown_model_is_refused():
+    with pytest.raises(ConfigError, match="a command of Ollama names no repository"):
+        read_question("ollama run my-own-model", None)
+
+
+def test_long_words_take_no_time():
+    assert read_sentence("run " + "1-" * 190 + " on a t4") is None
