@@ -25,7 +25,7 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9.+/_-]*[a-z0-9+]|[a-z0-9]")
 _OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(\S+)", re.IGNORECASE)
 _CODE = re.compile(r"[{}=<>\n;|$]|https?:|--")  # texts of programs
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "eight": 8}
-_USES = (  # the first that matches is the task
+_USES: tuple[tuple[str, dict[str, str]], ...] = (  # the first that matches is the task
     (r"\bqlora\b", {"mode": "training", "train": "adapter", "weights": "nf4"}),
     (r"\blora\b", {"mode": "training", "train": "adapter"}),
     (r"\b(?:fine\s?tun\w+|pre\s?train\w*|train\w*)\b", {"mode": "training"}),
