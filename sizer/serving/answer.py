@@ -12,7 +12,7 @@ from sizer.report.served import ContextRow, Served, both
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import blocks_of_request
 from sizer.serving.command import vllm_command
-from sizer.serving.flags import Flags
+from sizer.serving.flags import Flags, caches_prefixes
 from sizer.serving.levers import Outcome, find_levers, gpu_with, vllm_changes
 from sizer.serving.plan import Plan, Profiler, longest_of, make_plan, server_message, wanted
 
@@ -103,7 +103,10 @@ def answer_vllm(
         longest=longest_of(plan, architecture, max(architecture.positions, flags.max_model_len)),
         starts=plan.starts,
         command=vllm_command(
-            model, flags, quantizes=flags.layout != architecture.quantization, has_states=architecture.has_states
+            model,
+            flags,
+            quantizes=flags.layout != architecture.quantization,
+            caches_prefixes=caches_prefixes(flags.rules, architecture),
         ),
         message=server_message(plan, architecture),
         want=wanted(plan, architecture, want) if want is not None else None,

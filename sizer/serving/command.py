@@ -11,7 +11,7 @@ from sizer.serving.groups import BLOCK as COMPRESSED_BLOCK
 NO_IMAGES = '{"image": 0, "video": 0, "audio": 0}'
 
 
-def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool = False) -> str:
+def vllm_command(model: str, flags: Flags, *, quantizes: bool, caches_prefixes: bool = True) -> str:
     """Return `vllm serve` with every flag.
 
     Args:
@@ -19,7 +19,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
         flags: The flags of the plan.
         quantizes: True if the weights have another layout than the checkpoint. vLLM quantizes to FP8 on load. Other layouts
             need a checkpoint in that layout.
-        has_states: True for a model with states. vLLM caches prefixes of such a model only on request.
+        caches_prefixes: True if vLLM caches prefixes of the model by default.
     """
     words = [
         *("vllm", "serve", model),
@@ -41,7 +41,7 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, has_states: bool 
     words += ["--enable-expert-parallel"] if flags.ep else []
     words += ["--kv-cache-dtype", flags.kv] if flags.kv != "auto" else []
     words += ["--block-size", str(flags.block)] if flags.block == COMPRESSED_BLOCK else []
-    if flags.prefix_caching == has_states:
+    if flags.prefix_caching != caches_prefixes:
         words.append("--enable-prefix-caching" if flags.prefix_caching else "--no-enable-prefix-caching")
     if flags.loras:
         words += ["--enable-lora", "--max-loras", str(flags.loras), "--max-lora-rank", str(flags.lora_rank)]

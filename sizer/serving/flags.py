@@ -207,8 +207,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     tokens = request.max_num_batched_tokens or tokens
     layout = layout_of(request, architecture)
     _check_layout(layout, architecture)
-    # vllm/config/model.py, is_prefix_caching_supported, 0.10.2 to 0.33: off by default for models with states
-    prefixes = not architecture.has_states if request.prefix_caching == AUTO else request.prefix_caching == "1"
+    prefixes = caches_prefixes(rules, architecture) if request.prefix_caching == AUTO else request.prefix_caching == "1"
     second = runs_second(rules, architecture)
     path = rules.second_sampler if second else rules.sampler
     loras = 0 if request.max_loras is None and request.max_lora_rank is None else request.max_loras or 1
@@ -250,6 +249,11 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         vocabulary=architecture.vocabulary,
         block=COMPRESSED_BLOCK if architecture.is_compressed else LATENT_BLOCK if architecture.latent else BLOCK_TOKENS,
     )
+
+
+def caches_prefixes(rules: Rules, architecture: Architecture) -> bool:
+    """Return whether vLLM caches prefixes of a model by default: not of states alone, of attention and states since 0.26."""
+    return not architecture.has_states or (rules.state_prefixes and any(layer.elements for layer in architecture.layers))
 
 
 def runs_second(rules: Rules, architecture: Architecture) -> bool:

@@ -15,6 +15,7 @@ from sizer.catalogue.gpu_keys import key_of_driver, keys_of_memory
 from sizer.catalogue.serving import ENGINES
 from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
+from sizer.serving.rules import rules_of
 
 MAX_CHARACTERS = 4_000_000
 LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause
@@ -221,9 +222,19 @@ class StartupLog:
             keys.append("inputs=text")
         if (size := self.number("kv_bytes")) is not None:
             keys.append(f"kv_bytes={int(size)}")
-        if self.figures.get("prefix_caching") == "True" and "page_tokens" in self.figures:
-            keys.append("prefix_caching=1")  # a model with states then keeps one more of each
+        if "page_tokens" in self.figures and (said := self.figures.get("prefix_caching")) is not None:
+            if said == "True":
+                keys.append("prefix_caching=1")  # a model with states then keeps one more of each
+            elif self._has_state_prefixes():
+                keys.append("prefix_caching=0")
         return "&".join(keys)
+
+    def _has_state_prefixes(self) -> bool:
+        """Return whether the log's version caches prefixes of models with states by default."""
+        version = str(self.figures.get("engine_version", ""))
+        found = re.match(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", version)
+        release = found and (int(found[1]), int(found[2]), int(found[3]))
+        return not release or rules_of(max(release, ENGINES["vllm"].oldest or release)).state_prefixes
 
     @property
     def total_bytes(self) -> int | None:

@@ -46,6 +46,7 @@ WORDS = {
     "lora_tied_twice": "the tied embedding of Qwen3 has slots of adapters twice",
     "lora_experts": "experts have slots of adapters",
     "lora_joined_experts": "gate and up of gpt-oss, Qwen3-VL and Qwen3.5 share a slot",
+    "state_prefixes": "prefixes of models with attention and states are cached by default",
     "lora_graphs": "graphs of a captured size with adapters",
     "second_lora_graphs": "the same of the second model runner",
     "benchmarks": "compiling tries kernels on tensors of their arguments' sizes",

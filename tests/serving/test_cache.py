@@ -171,13 +171,16 @@ def test_stages_plan_their_own_layers():
 
 def test_prefixes_of_models_with_states_are_cached_if_that_is_asked_for():
     mixed, plain = decoder(layers=(*states(3, 1000), *attention(1))), decoder()
-    for keys, expected in (("", (False, True)), ("&prefix_caching=1", (True, True)), ("&prefix_caching=0", (False, False))):
+    alone = decoder(layers=states(4, 1000))
+    older = "&engine_version=0.25.1"
+    cases = ((older, (False, False, True)), ("", (False, True, True)))
+    for keys, expected in (*cases, ("&prefix_caching=1", (True, True, True)), ("&prefix_caching=0", (False, False, False))):
         request = parse_query(f"arch=hf:qwen3-8b&mode=serve{keys}")
-        found = [resolve_flags(request, one, find_gpu("l4"), 58).prefix_caching for one in (mixed, plain)]
+        found = [resolve_flags(request, one, find_gpu("l4"), 58).prefix_caching for one in (alone, mixed, plain)]
         assert tuple(found) == expected
-    both = [(kind, on) for kind in (True, False) for on in (True, False)]
-    asked = [vllm_command("m", flags(prefix_caching=on), quantizes=False, has_states=kind) for kind, on in both]
-    assert ["prefix" in command for command in asked] == [True, False, False, True]
+    both = [(usual, on) for usual in (True, False) for on in (True, False)]
+    asked = [vllm_command("m", flags(prefix_caching=on), quantizes=False, caches_prefixes=usual) for usual, on in both]
+    assert ["prefix" in command for command in asked] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,9 @@ def test_sglangs_flags_are_read_from_its_arguments():
 def test_prefixes_of_models_with_states_are_cached_if_the_log_says_so():
     hybrid = LOG + "Setting attention block size to 544 tokens to ensure that attention page size is >= mamba page size\n"
     assert "prefix_caching" not in read_startup(hybrid + "enable_prefix_caching=False").query()
+    newer = hybrid.replace("v0.9.2", "v0.26.0") + "enable_prefix_caching=False"
+    assert read_startup(newer).query().endswith("&prefix_caching=0")
+    assert "prefix_caching" not in read_startup(newer.replace("v0.26.0", "v0.8.5")).query()
     assert read_startup(hybrid + "enable_prefix_caching=True").query().endswith("&prefix_caching=1")
     assert "prefix_caching" not in read_startup(LOG + "enable_prefix_caching=True").query()
 
