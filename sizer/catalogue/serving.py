@@ -22,6 +22,10 @@ FILE_TYPES = (
 MAX_LAYERS = 1000
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
+# Methods of speculative decoding by vLLM's names. A preset's key in their place is a draft model.
+NGRAM, MTP, EAGLE, EAGLE3, DRAFT_MODEL = "ngram", "mtp", "eagle", "eagle3", "draft_model"
+DRAFTS = (NGRAM, MTP, EAGLE, EAGLE3)
+MAX_DRAFTED = 128  # vllm/v1/sample/rejection_sampler.py, MAX_SPEC_LEN, 0.33
 MAX_OFFLOAD = 4096  # GiB
 MAX_SEQS = 65_536
 MAX_TOKENS = 4_194_304
@@ -57,6 +61,7 @@ _ROWS = (
         takes=(
             *(*_SHARED, "api", "sampler", "prefix_caching", "kv_bytes", "outside", "graphs", "kv", "tp"),
             *("engine_version", "weights", "max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb", "dcp"),
+            "speculative",
         ),
     ),
     Engine(

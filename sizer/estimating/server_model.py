@@ -106,6 +106,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         file_elements=_file_elements(module, ropes, _rotary(facts, ropes, head), max(widths, default=0)),
         uncounted=_uncounted(facts, None if tower is not None else encoder),
         lent=lent,
+        mtp_layers=_mtp_layers(facts),
         **_quantization(checkpoint),
     )
 
@@ -351,6 +352,11 @@ def _lent(layers: tuple[Layer, ...], facts: Mapping[str, Any]) -> tuple[Layer, .
     return tuple(lenders[kind] for kind in kinds[own:])
 
 
+def _mtp_layers(facts: Mapping[str, Any]) -> int:
+    """Return how many layers for multi-token prediction a checkpoint has; configs that leave the number out have one."""
+    return next((int(facts[key]) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if facts.get(key) is not None), 1)
+
+
 def _index_bytes(facts: Mapping[str, Any]) -> int:
     """Return the bytes of a token in the cache of sparse attention's indexer: a key in FP8 and a scale for each 128 elements.
 
@@ -428,7 +434,7 @@ def _state(
             elements = log[0] * head * size
     else:
         elements = 0
-    return Layer(kind=STATE, state_elements=elements, conv_elements=channels * (kernel - 1))
+    return Layer(kind=STATE, state_elements=elements, conv_elements=channels * (kernel - 1), conv_channels=channels)
 
 
 def _uncounted(facts: Mapping[str, Any], encoder: str | None) -> tuple[str, ...]:

@@ -83,6 +83,46 @@ class Sampler(nn.Module):
         return values.scatter(dim=-1, index=places, src=values)
 
 
+class RejectionSampler(Sampler):
+    """Verification of one drafted token of each request, as the first model runner's profile run does it.
+
+    Logits of all tokens are drawn anew. The sampler draws the last token of each request, and returns its logits in float32,
+    while those of drafted tokens are sorted or masked. Up to 0.11.0 drafted tokens alone are verified, next to the logits of
+    the sampler's run. Source: vllm/v1/worker/gpu_model_runner.py, _dummy_sampler_run, and v1/sample/rejection_sampler.py; vLLM
+    0.9.2, 0.11.1 and 0.33.
+    """
+
+    def __init__(self, path: str, hidden: int, vocabulary: int, programs: int, rejection: str) -> None:
+        super().__init__(path, hidden, vocabulary, programs)
+        self.rejection = rejection
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = hidden @ self.head.t()
+        rows = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+        if self.rejection == "drafted":
+            return self._verify(torch.randn_like(logits))
+        logits = torch.randn(2 * len(logits), logits.shape[-1], dtype=logits.dtype, device=logits.device)
+        last = logits[rows]
+        raw = last.to(torch.float32)
+        tokens = self.sample(last)
+        drafted = logits[rows].to(torch.float32)
+        verified = self._verify(drafted.clone() if self.rejection == "copied" else drafted)
+        return torch.where(tokens > 0, verified, raw.argmax(dim=-1))
+
+    def _verify(self, logits: Tensor) -> Tensor:
+        """Return the tokens drawn in place of rejected ones, from one row of noise for each request."""
+        logits.div_(torch.full((len(logits), 1), 0.5, device=logits.device))
+        if self.path == "sort":
+            logits = self._mask_sorted(logits)
+        else:
+            self.scratch = torch.empty(self.programs, logits.shape[-1], dtype=torch.float32, device=logits.device)
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        greedy = logits.argmax(dim=-1)
+        noise = torch.empty_like(probabilities)
+        noise.exponential_()
+        return torch.where(greedy > 0, greedy, probabilities.argmax(dim=-1))
+
+
 class DecoderLayer(nn.Module):
     """Tensors of one decoder layer on one rank, for a step of a given number of tokens.
 
@@ -261,14 +301,21 @@ def trace_profile(architecture: Architecture, flags: Flags, gpu: Gpu) -> Profile
     programs = min(flags.processors, flags.max_num_seqs)
     kept = min(1 << (programs - 1).bit_length(), flags.processors)
     sampler = trace_sampler(path, flags.max_num_seqs, architecture.vocabulary, kept, gpu)
+    if flags.draft and not flags.second_runner:
+        rejected = trace_rejection(path, flags.max_num_seqs, architecture.vocabulary, kept, gpu, rejection=flags.rules.rejection)
+        sampler = max(sampler, rejected)
     tokens = torch.zeros(flags.max_num_batched_tokens, dtype=DTYPE)
     layer = _peak(lambda: DecoderLayer(architecture, flags), tokens, gpu, "layer")
+    draft = architecture.draft
+    drafted = 0 if draft is None else _peak(lambda: DecoderLayer(draft, flags), tokens, gpu, "draft")
     tower, items = architecture.tower, encoder_items(architecture, flags)
     if tower is None or not items:
-        return Profile(sampler_bytes=sampler, forward_bytes=layer)
+        return Profile(sampler_bytes=sampler, forward_bytes=layer, draft_bytes=drafted)
     encoder = trace_encoder(tower, flags, items, gpu)
     encoded = items * tower.tokens * tower.outputs * 2
-    return Profile(sampler_bytes=sampler, forward_bytes=layer, encoder_bytes=encoder, encoded_bytes=encoded)
+    return Profile(
+        sampler_bytes=sampler, forward_bytes=layer, draft_bytes=drafted, encoder_bytes=encoder, encoded_bytes=encoded
+    )
 
 
 def trace_sampler(path: str, rows: int, vocabulary: int, programs: int, gpu: Gpu) -> int:
@@ -278,6 +325,12 @@ def trace_sampler(path: str, rows: int, vocabulary: int, programs: int, gpu: Gpu
     """
     hidden = torch.zeros(rows, 1, dtype=DTYPE)
     return _peak(lambda: Sampler(path, 1, vocabulary, programs), hidden, gpu, "sampler")
+
+
+def trace_rejection(path: str, rows: int, vocabulary: int, programs: int, gpu: Gpu, *, rejection: str) -> int:
+    """Return the bytes of the rejection sampler on one drafted token of each of `rows` requests."""
+    hidden = torch.zeros(rows, 1, dtype=DTYPE)
+    return _peak(lambda: RejectionSampler(path, 1, vocabulary, programs, rejection), hidden, gpu, "rejection sampler")
 
 
 def _peak(factory, inputs: Tensor, gpu: Gpu, name: str) -> int:

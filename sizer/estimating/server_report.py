@@ -17,7 +17,7 @@ from sizer.base.config_json import read_config
 from sizer.catalogue.gpus import Gpu, read_rows
 from sizer.catalogue.modes import TEXT
 from sizer.catalogue.presets import find_preset
-from sizer.catalogue.serving import AUTO
+from sizer.catalogue.serving import AUTO, DRAFTS
 from sizer.estimating.cautions import versions
 from sizer.estimating.model import COUNTED_IN, Model, Progress
 from sizer.estimating.scopes import module_scope_of, served_module
@@ -31,6 +31,7 @@ from sizer.report.report import Report, build_report
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm, longest_flags
 from sizer.serving.architecture import Architecture
+from sizer.serving.drafts import with_draft
 from sizer.serving.flags import Flags, resolve_flags
 from sizer.serving.llama_cpp import Layout, answer_llama, resolve_llama
 from sizer.serving.plan import Profile
@@ -80,12 +81,9 @@ def serve(
         request=echo,
         notes=(headline(served),),
         cautions=gpu.cautions,
-        uncounted=(*planner.architecture.uncounted, *UNCOUNTED),
+        uncounted=planner.architecture.uncounted,
         serve=served,
     )
-
-
-UNCOUNTED = ("speculative decoding of a server",)
 
 
 class Planner:
@@ -115,8 +113,8 @@ class Planner:
     ) -> None:
         self._store = ScopedResults(EmptyStore() if store is None else store, module_scope_of(request))
         self._profiles: dict[str, Profile] = {}
-        show = progress or (lambda text: None)
-        self.architecture, self.census = _count(request, gpu, config, self._store, show)
+        self._show = progress or (lambda text: None)
+        self.architecture, self.census = _count(request, gpu, config, self._store, self._show)
 
     def plan(self, request: Request, gpu: Gpu, *, with_levers: bool = True) -> Served:
         """Return the memory of a server on a device, in bytes; without levers fewer plans are made.
@@ -136,10 +134,18 @@ class Planner:
         if request.inputs == TEXT:
             architecture = architecture.reading_text()
         flags = resolve_flags(request, architecture, gpu, processors_of(gpu))
+        architecture = with_draft(architecture, flags, self._draft_model(request, gpu))
         profiler = partial(self._profile, architecture, gpu)
         if auto:
             flags = longest_flags(architecture, flags, profiler, gpu)
         return answer_vllm(architecture, flags, profiler, gpu, **asked)
+
+    def _draft_model(self, request: Request, gpu: Gpu) -> Architecture | None:
+        """Return the draft model of a request's speculative decoding, None for other methods."""
+        if request.speculative is None or request.speculative[0] in DRAFTS:
+            return None
+        asked = replace(request, source="hf", name=request.speculative[0], revision=None, config=None, head=None)
+        return _count(asked, gpu, None, self._store, self._show, scope=f" of the draft {asked.name}")[0]
 
     def _profile(self, architecture: Architecture, gpu: Gpu, flags: Flags) -> Profile:
         """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
@@ -155,11 +161,11 @@ class Planner:
 
 
 def _count(
-    request: Request, gpu: Gpu, config: dict[str, Any] | None, store: ResultStore, show: Progress
+    request: Request, gpu: Gpu, config: dict[str, Any] | None, store: ResultStore, show: Progress, scope: str = ""
 ) -> tuple[Architecture, Census]:
-    """Return the architecture and its counts, as kept or from the module on meta."""
-    architecture = read_value(store, "served architecture", Architecture, "architecture")
-    census = read_value(store, "served census", Census, "census")
+    """Return the architecture and its counts, as kept or from the module on meta. `scope` is part of the names of kept results."""
+    architecture = read_value(store, f"served architecture{scope}", Architecture, "architecture")
+    census = read_value(store, f"served census{scope}", Census, "census")
     if architecture is None or census is None:
         module_request = served_module(request)
         loaded = as_loaded(module_request, gpu, config)
@@ -168,8 +174,8 @@ def _count(
         module = model.module(COUNTED_IN)
         census = take_census(module, name=model.blueprint.name)
         architecture = read_architecture(module, model.blueprint.name, _checkpoint(request, config))
-        keep(store, "served architecture", architecture)
-        keep(store, "served census", census)
+        keep(store, f"served architecture{scope}", architecture)
+        keep(store, f"served census{scope}", census)
     return architecture, census
 
 
@@ -192,6 +198,7 @@ def profiled_flags(flags: Flags, architecture: Architecture) -> Flags:
     plain = replace(flags, layout=None, experts=None, kv="auto", marlin=marlin, prefix_caching=True, kv_bytes=None, used_bytes=0)
     rank = flags.lora_rank if flags.loras else 1
     plain = replace(plain, loras=min(1, flags.loras), lora_rank=rank, lora_sharded=False, offload_bytes=0)
+    plain = replace(plain, draft_tokens=min(1, flags.draft_tokens))
     return replace(plain, util=1.0, max_model_len=length, pp=1, total_bytes=0)
 
 

@@ -167,6 +167,7 @@ class Request:
     dcp: int = 1
     gpu_layers: int | None = None
     cpu_moe: int = 0
+    speculative: tuple[str, int] | None = None
     loss: str = "full"
     step: str = "after"
     evaluate: str = "none"

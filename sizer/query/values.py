@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from sizer.base.errors import RefusedValueError, letters, quote, suggest
+from sizer.base.errors import RefusedValueError, RequestError, letters, quote, suggest
 from sizer.base.versions import OLDEST, format_version, parse_version
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION, SCRIPT
 from sizer.catalogue.modes import ALL, COMPILE_MODES, INPUTS, OFFLOADED, QUANTIZED
@@ -29,14 +29,17 @@ from sizer.catalogue.recipes import (
     OTHER_OBJECTIVES,
     TRANSFORMERS,
 )
+from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import (
     AUTO,
     CACHE_TYPES,
+    DRAFTS,
     ENGINES,
     FILE_TYPES,
     KV_DTYPES,
     LAYOUTS,
     LORA_RANKS,
+    MAX_DRAFTED,
     MAX_LAYERS,
     MAX_OFFLOAD,
     MAX_SEQS,
@@ -467,6 +470,26 @@ def read_lora_rank(text: str) -> int:
     if text not in map(str, LORA_RANKS):
         raise RefusedValueError(", ".join(map(str, LORA_RANKS)), "write the next larger one: smaller adapters fit its slots")
     return int(text)
+
+
+def read_speculative(text: str) -> tuple[str, int]:
+    """Return the method that drafts tokens, or the preset of a draft model, and how many tokens it drafts at once."""
+    name, _, tokens = text.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,3}", tokens, re.ASCII) or not 1 <= int(tokens) <= MAX_DRAFTED:
+        allowed = f"a method or a preset, a colon, and 1 to {MAX_DRAFTED} drafted tokens"
+        raise RefusedValueError(allowed, "write for example speculative=eagle3:3")
+    if name.lower() in DRAFTS:
+        return name.lower(), int(tokens)
+    try:
+        return find_preset(name).key, int(tokens)
+    except RequestError as error:
+        allowed = f"{', '.join(DRAFTS)}, or the preset of a draft model"
+        raise RefusedValueError(allowed, error.todo or "write for example ngram:5") from None
+
+
+def format_speculative(draft: tuple[str, int]) -> str:
+    """Return a method or a preset and the number of drafted tokens, with a colon between."""
+    return ":".join(map(str, draft))
 
 
 def read_layout(text: str) -> dict[str, object]:

@@ -55,10 +55,11 @@ class ContextRow:
 class Served:
     """Memory of a server on one GPU, in bytes.
 
-    `budget_bytes` is the memory that the server may use. `lora_bytes` are slots of adapters, apart from the weights.
-    `offloaded_bytes` are weights on the host. `profile_peak_bytes` is the largest of four phases: a forward pass
-    (`forward_bytes`); the sampler (`sampler_bytes`), with the memory that both hold; the dummy run of an image encoder
-    (`encoder_bytes`); the compilation of a first start (`compiling_bytes`). `graphs_bytes` are subtracted from the budget if
+    `budget_bytes` is the memory that the server may use. `lora_bytes` are slots of adapters, apart from the weights, and
+    `draft_bytes` the weights of a draft. `offloaded_bytes` are weights on the host. `profile_peak_bytes` is the largest of five
+    phases: a forward pass (`forward_bytes`); that of a draft (`drafting_bytes`); the sampler (`sampler_bytes`), with the memory
+    that both hold; the dummy run of an image encoder (`encoder_bytes`); the compilation of a first start (`compiling_bytes`).
+    `graphs_bytes` are subtracted from the budget if
     `graphs_in_budget`. The rest is `kv_cache_bytes`: `blocks` of `block_tokens` tokens each.
 
     `requests_at_once` counts requests of the longest allowed length. `longest` is the length in tokens of one request that
@@ -95,6 +96,8 @@ class Served:
     starts: Starts
     command: str
     lora_bytes: int = 0
+    draft_bytes: int = 0
+    drafting_bytes: int = 0
     offloaded_bytes: int = 0
     message: str = ""
     summary: str = ""

@@ -80,6 +80,8 @@ def answer_vllm(
         budget_bytes=plan.budget_bytes,
         weights_bytes=plan.weights_bytes,
         lora_bytes=plan.lora_bytes,
+        draft_bytes=plan.draft_bytes,
+        drafting_bytes=plan.drafting_bytes,
         offloaded_bytes=plan.offloaded_bytes,
         profile_peak_bytes=plan.profile_peak_bytes,
         forward_bytes=plan.forward_bytes,

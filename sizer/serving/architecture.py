@@ -25,9 +25,10 @@ class Layer:
     to an encoder, or STATE, which has the same size for each request. A token has `elements` in the cache. They are split among
     up to `kv_heads` ranks, or replicated on all ranks if `shared` (MLA).
 
-    A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks. The indexer of
-    sparse attention keeps `index_bytes` of a token on each rank, whatever the cache's dtype. A COMPRESSED layer has an entry
-    for each `ratio` tokens and a window of the last tokens; with a ratio of 1 it has only the window.
+    A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks; with speculative
+    decoding `conv_channels` more for each drafted token. The indexer of sparse attention keeps `index_bytes` of a token on each
+    rank, whatever the cache's dtype. A COMPRESSED layer has an entry for each `ratio` tokens and a window of the last tokens;
+    with a ratio of 1 it has only the window.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Layer:
     window: int = 0
     state_elements: int = 0
     conv_elements: int = 0
+    conv_channels: int = 0
     index_bytes: int = 0
     ratio: int = 1
 
@@ -60,6 +62,7 @@ class Tower:
     outputs: int
 
 
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 ENCODER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|encoder|multi_modal_projector)\.")
 
 
@@ -82,6 +85,9 @@ class Architecture:
     file has in addition to the parameters.
 
     `lent` is the memory that the last layers would keep if they did not share the cache of earlier layers.
+
+    `mtp_layers` is the number of the checkpoint's layers for multi-token prediction. `draft` is the model that drafts tokens, with
+    the weights that it does not share; None without one.
 
     `vision` is the number of layers and the hidden size of the vision encoder as its config names them, None without one.
     """
@@ -121,6 +127,8 @@ class Architecture:
     idle_weights: tuple[Weight, ...] = ()
     uncounted: tuple[str, ...] = ()
     lent: tuple[Layer, ...] = ()
+    mtp_layers: int = 0
+    draft: Architecture | None = None
 
     def reading_text(self) -> Architecture:
         """Return the model without its image and sound encoders: vLLM loads neither if prompts contain text only.

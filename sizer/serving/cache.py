@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from sizer.serving.architecture import CHUNKED, CROSS, FULL, SLIDING, STATE, Architecture, Layer
+from sizer.serving.drafts import draft_layers
 from sizer.serving.flags import Flags
 from sizer.serving.groups import Group, compressed_groups
 from sizer.serving.layout import stage_layers
@@ -63,9 +64,10 @@ def token_bytes(layer: Layer, tp: int, itemsize: int) -> int:
     return (_SPARSE_BYTES if sparse else page_elements(layer, tp) * itemsize) + layer.index_bytes
 
 
-def state_bytes(layer: Layer, architecture: Architecture, tp: int) -> int:
-    """Return the bytes of a request's state in one layer on one rank."""
-    return -(-layer.state_elements // tp) * architecture.state_itemsize + -(-layer.conv_elements // tp) * 2
+def state_bytes(layer: Layer, architecture: Architecture, tp: int, drafted: int = 0) -> int:
+    """Return the bytes of a request's state in one layer on one rank, with some drafted tokens."""
+    conv = layer.conv_elements + drafted * layer.conv_channels
+    return -(-layer.state_elements // tp) * architecture.state_itemsize + -(-conv // tp) * 2
 
 
 def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: int = 0) -> CachePlan:
@@ -105,7 +107,7 @@ def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, enco
     total, in_flight = 0, flags.max_num_batched_tokens * flags.steps_in_flight
     for group in groups:
         if group.kind == STATE:
-            total += 2 if flags.prefix_caching else 1
+            total += (2 if flags.prefix_caching else 1) + flags.draft_tokens  # MambaSpec, num_speculative_blocks
         elif group.kind == CROSS:
             total += -(-encoder_tokens // group.tokens)
         elif group.kind == SLIDING:
@@ -136,8 +138,8 @@ def _groups(architecture: Architecture, flags: Flags, stage: int) -> tuple[tuple
         groups, block_bytes, checked = compressed_groups(layers, flags.rules.packing)
         return groups, block_bytes, flags.block, checked
     kinds: dict[Layer, int] = {}
-    for layer in layers:
-        if layer.kind == CHUNKED and not flags.rules.chunked:
+    for layer in (*layers, *draft_layers(architecture, flags, stage)):
+        if layer.kind == CHUNKED and not flags.keeps_chunks:
             layer = replace(layer, kind=FULL, window=0)
         if layer.elements or layer.state_elements or layer.conv_elements:
             kinds[layer] = kinds.get(layer, 0) + 1
@@ -146,6 +148,10 @@ def _groups(architecture: Architecture, flags: Flags, stage: int) -> tuple[tuple
     attention = {layer: count for layer, count in kinds.items() if layer.kind != STATE}
     if not attention:
         return _states_alone(kinds, architecture, flags)
+    if len(kinds) > 1 and all(layer.kind == FULL for layer in kinds):
+        # kv_cache_interface.py, UniformTypeKVCacheSpecs, from 0.11: one group, in which each layer has its own page
+        size = flags.block * sum(token_bytes(layer, flags.tp, flags.kv_itemsize) * count for layer, count in kinds.items())
+        return (Group(kind=FULL, window=0, tokens=flags.block),), size, flags.block, size
     blocks, page = _pages(attention, kinds, architecture, flags)
     size = _group_size(kinds.values(), flags.rules.padding)
     groups = tuple(
@@ -165,7 +171,7 @@ def _pages(
     blocks grow until a page holds the state of a layer that has one.
     """
     token = {layer: token_bytes(layer, flags.tp, flags.kv_itemsize) for layer in attention}
-    states = [state_bytes(layer, architecture, flags.tp) for layer in kinds if layer.kind == STATE]
+    states = [state_bytes(layer, architecture, flags.tp, flags.draft_tokens) for layer in kinds if layer.kind == STATE]
     block = flags.block
     if states:
         tokens = -(-max(states) // min(token.values()))
@@ -181,7 +187,7 @@ def _states_alone(
     kinds: Mapping[Layer, int], architecture: Architecture, flags: Flags
 ) -> tuple[tuple[Group, ...], int, int, int]:
     """Return the one group of a model without attention: a block is the state of a request."""
-    page = max(state_bytes(layer, architecture, flags.tp) for layer in kinds)
+    page = max(state_bytes(layer, architecture, flags.tp, flags.draft_tokens) for layer in kinds)
     group = Group(kind=STATE, window=0, tokens=flags.max_model_len)
     size = page * sum(kinds.values())
     return (group,), size, flags.max_model_len, size

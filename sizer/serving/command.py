@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from sizer.base.units import GIB
+from sizer.catalogue.presets import find_preset
+from sizer.catalogue.serving import DRAFT_MODEL, EAGLE, EAGLE3
 from sizer.serving.flags import Flags
 from sizer.serving.groups import BLOCK as COMPRESSED_BLOCK
 
@@ -47,7 +50,19 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, caches_prefixes: 
         words += ["--enable-lora", "--max-loras", str(flags.loras), "--max-lora-rank", str(flags.lora_rank)]
         words += ["--fully-sharded-loras"] if flags.lora_sharded else []
     words += ["--cpu-offload-gb", f"{flags.offload_bytes / GIB:g}"] if flags.offload_bytes else []
+    if flags.draft:
+        words += ["--speculative-config", _speculative_config(flags)]
     words += ["--limit-mm-per-prompt", NO_IMAGES] if flags.text_alone else []
     words += ["--enforce-eager"] if flags.eager else []
     words += ["--quantization", "fp8"] if quantizes and flags.layout == "fp8" else []
     return shlex.join(words)
+
+
+def _speculative_config(flags: Flags) -> str:
+    """Return the JSON of --speculative-config. The query does not name the repository of an EAGLE head."""
+    config: dict[str, str | int] = {"method": flags.draft_method, "num_speculative_tokens": flags.draft_tokens}
+    if flags.draft_method == DRAFT_MODEL:
+        config["model"] = find_preset(flags.draft).hub_id
+    elif flags.draft in (EAGLE, EAGLE3):
+        config["model"] = "HEAD"
+    return json.dumps(config)

@@ -8,7 +8,17 @@ from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import TEXT
-from sizer.catalogue.serving import AUTO, ENGINES, LORA_RANK, LORA_RANKS, format_release
+from sizer.catalogue.serving import (
+    AUTO,
+    DRAFT_MODEL,
+    DRAFTS,
+    EAGLE3,
+    ENGINES,
+    LORA_RANK,
+    LORA_RANKS,
+    NGRAM,
+    format_release,
+)
 from sizer.query.request import Request
 from sizer.serving.architecture import CHUNKED, COMPRESSED, SLIDING, Architecture
 from sizer.serving.groups import BLOCK as COMPRESSED_BLOCK
@@ -40,6 +50,8 @@ class Flags:
       split both matrices of an adapter.
     - `offload_bytes`: weights that are offloaded to the host.
     - `dcp`: tensor-parallel ranks that share the tokens of a request (decode context parallel).
+    - `draft`: method of speculative decoding, or the preset of a draft model; empty without. `draft_tokens`: tokens that it drafts
+      at once.
     """
 
     release: Release
@@ -74,6 +86,21 @@ class Flags:
     lora_sharded: bool = False
     offload_bytes: int = 0
     dcp: int = 1
+    draft: str = ""
+    draft_tokens: int = 0
+
+    @property
+    def draft_method(self) -> str:
+        """Return vLLM's name of the method of speculative decoding, empty without."""
+        return self.draft if not self.draft or self.draft in DRAFTS else DRAFT_MODEL
+
+    @property
+    def keeps_chunks(self) -> bool:
+        """Return whether layers that attend within chunks keep only these; drafts of EAGLE and MTP have them keep all tokens.
+
+        Source: vllm/config/vllm.py, need_disable_hybrid_kv_cache_manager, 0.33.
+        """
+        return self.rules.chunked and self.draft_method in ("", NGRAM, DRAFT_MODEL)
 
     @property
     def rules(self) -> Rules:
@@ -97,9 +124,14 @@ class Flags:
 
     @property
     def steps_in_flight(self) -> int:
-        """Steps whose tokens a sliding window keeps: one, or the batches in flight in a pipeline (max_concurrent_batches)."""
+        """Steps whose tokens a sliding window keeps: one, or the batches in flight in a pipeline (max_concurrent_batches).
+
+        The first model runner schedules one step after the other with ngram (v1_async_sched_incompat, 0.26 to 0.33).
+        """
         if self.rules.batches_in_flight == 1:
             return 1
+        if self.draft == NGRAM and not self.second_runner:
+            return self.pp
         return self.pp + 1 if self.second_runner else max(2, self.pp)
 
     @property
@@ -142,6 +174,8 @@ class Flags:
             "max_lora_rank": self.lora_rank if self.loras else None,
             "fully_sharded_loras": self.lora_sharded,
             "cpu_offload_gb": self.offload_bytes / GIB,
+            "speculative_method": self.draft or None,
+            "num_speculative_tokens": self.draft_tokens,
             "usage": "offline" if self.offline else "server",
             "vocabulary": self.vocabulary,
         }
@@ -208,7 +242,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     layout = layout_of(request, architecture)
     _check_layout(layout, architecture)
     prefixes = caches_prefixes(rules, architecture) if request.prefix_caching == AUTO else request.prefix_caching == "1"
-    second = runs_second(rules, architecture)
+    draft, drafted = request.speculative or ("", 0)
+    second = runs_second(rules, architecture) and _drafts_second(rules, draft, request.pp)
     path = rules.second_sampler if second else rules.sampler
     loras = 0 if request.max_loras is None and request.max_lora_rank is None else request.max_loras or 1
     _check_lora(request, rules)
@@ -241,6 +276,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         lora_sharded=request.fully_sharded_loras,
         offload_bytes=int(request.cpu_offload_gb * GIB),
         dcp=request.dcp,
+        draft=draft,
+        draft_tokens=drafted,
         prefix_caching=prefixes,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,
@@ -266,6 +303,12 @@ def runs_second(rules: Rules, architecture: Architecture) -> bool:
         moe = bool(architecture.experts) and architecture.model_type not in ("deepseek_v2", "qwen2_moe", "granitemoe")
         return not moe and not architecture.has_states
     return models == "all" or architecture.model_type in models.split(", ")
+
+
+def _drafts_second(rules: Rules, draft: str, pp: int) -> bool:
+    """Return whether the second model runner has a method of speculative decoding; the first one runs otherwise."""
+    method = draft if draft in DRAFTS else DRAFT_MODEL
+    return not draft or (method in rules.second_drafts.split(", ") and (method != EAGLE3 or pp == 1 or rules.second_stages))
 
 
 def _check_length(length: int, architecture: Architecture) -> None:

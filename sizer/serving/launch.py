@@ -6,15 +6,16 @@ SGLang 0.4 to 0.5.23, and common/arg.cpp of llama.cpp, 2025.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.serving import ENGINES, FILE_TYPES, MAX_LAYERS
+from sizer.catalogue.serving import DRAFTS, ENGINES, FILE_TYPES, MAX_LAYERS
 from sizer.catalogue.sources import arch_of
-from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, unread_layout
+from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, read_draft, unread_layout
 
 MAX_CHARACTERS = 64 * 1024
 SHORTEST_PREFIX = 8  # characters: a shorter prefix may belong to a flag that is not listed here
@@ -37,7 +38,14 @@ _ALIKE = {
     "device": ("auto", "cuda"),
 }
 _HALVES = ("auto", "half", "float16", "bfloat16")
-LIMITS, ADAPTERS = "limit-mm-per-prompt", "enable-lora"
+LIMITS, ADAPTERS, DRAFTING = "limit-mm-per-prompt", "enable-lora", "speculative-config"
+# Flags that are one key of --speculative-config; arg_utils.py, create_speculative_config, 0.33.
+_DRAFT_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+# Keys of it that do not change memory; any other one is named.
+_DRAFT_KEYS = (
+    *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "revision", "code_revision"),
+    *("attention_backend", "moe_backend", "disable_padded_drafter_batch", "max_model_len"),
+)
 _LORA_KEYS = ("max_loras", "max_lora_rank", "fully_sharded_loras")
 _ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # arg_utils.py, human_readable_int
@@ -121,9 +129,10 @@ _UNCOUNTED_WORDS = """
     quantization-config qlora sleep-mode swa- ubatch use-replayssm video-pruning watermark
 """
 _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
+UNCOUNTED_DRAFT = "a draft model reduces the cache: fewer tokens than planned"
 # Direction of the plan's error if such a flag is ignored.
 _DIRECTIONS = {
-    **dict.fromkeys(("speculative", "spec-", "num-speculative"), "a draft model reduces the cache: fewer tokens than planned"),
+    **dict.fromkeys(("speculative", "spec-", "num-speculative"), UNCOUNTED_DRAFT),
     "lora-target": "fewer layers have slots: more tokens than planned",
     "enable-moe-shared": "experts share slots: more tokens than planned",
     "enable-tower": "the encoder has slots, too: fewer tokens than planned",
@@ -243,6 +252,10 @@ def with_command(log: StartupLog, text: str) -> StartupLog:
     found |= {"kv": "fp8"} if launch.items.get("kv") == "fp8" else {}
     found |= {"enforce_eager": "True"} if launch.items.get("enforce_eager") == "1" else {}
     found |= {"layout": launch.items["weights"]} if "weights" in launch.items else {}
+    if (draft := launch.items.get("speculative")) is not None:
+        method, _, tokens = draft.rpartition(":")
+        named = {"draft_method": method} if method in DRAFTS else {"draft_model": method}
+        found |= {"drafts": "{", **named, "draft_tokens": float(tokens)}
     found |= {key: launch.items[key] for key in ("engine_version",) if key in launch.items}
     return replace(log, figures=found | log.figures)
 
@@ -266,6 +279,8 @@ def read_launch(text: str) -> Launch:
     model, irrelevant, adapters = "", 0, ""
     limits: dict[str, int] = {}
     limited: list[str] = []
+    draft: dict[str, object] = {}
+    drafting: list[str] = []
     for name, value in pairs:
         given = f"--{name}{f' {value}' if value else ''}"
         key = _VALUES[engine].get(name)
@@ -278,6 +293,9 @@ def read_launch(text: str) -> Launch:
             adapters = given if value.lower() != "false" else ""
         elif engine == "vllm" and (name == "lora-modules" or (name == "lora-dtype" and value in _HALVES)):
             irrelevant += 1
+        elif engine == "vllm" and (name.partition(".")[0] == DRAFTING or name in _DRAFT_FLAGS):
+            draft |= _draft(name, value)
+            drafting.append(given)
         elif engine == "vllm" and name.startswith(LIMITS):
             limits |= _limits(name, value)
             limited.append(given)
@@ -307,6 +325,14 @@ def read_launch(text: str) -> Launch:
         read.append((" ".join(limited), "inputs=text"))
     else:
         unmatched += [f"{one}: as many of the largest images as without it are encoded" for one in limited]
+    if drafting:
+        method, drafter, tokens = (str(draft.get(key) or "") for key in ("method", "model", "num_speculative_tokens"))
+        if counted := read_draft(method, drafter, tokens):
+            items["speculative"] = counted
+            read.append((" ".join(drafting), f"speculative={counted}"))
+            unmatched += [f"{key} of --{DRAFTING}" for key in draft if key not in _DRAFT_KEYS]
+        else:
+            unmatched += [f"{one}: {UNCOUNTED_DRAFT}" for one in drafting]
     if any(name == "enable-dp-attention" for name, _ in pairs) and (copies := items.pop("dp", None)) is not None:
         read = [row for row in read if row[1] != f"dp={copies}"]  # SGLang's copies are then on the same GPUs
     if adapters:
@@ -436,6 +462,21 @@ def _arch_of_gguf(model: str) -> str | None:
         name = _GGUF.sub("", name[:_LONGEST_NAME])
     found = arch_of(f"/{name}") if name else None
     return found if found is not None and found.startswith("hf:") else None
+
+
+def _draft(name: str, value: str) -> dict[str, object]:
+    """Return keys of --speculative-config: of its JSON, of a flag with a point, or of a flag of its own; empty for other text."""
+    if name in _DRAFT_FLAGS:
+        return {_DRAFT_FLAGS[name]: value}
+    _, point, key = name.partition(".")
+    if point:
+        return {key.replace("-", "_"): value}
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return {}
+    named = found.items() if isinstance(found, dict) else ()
+    return {key.replace("-", "_"): one for key, one in named if re.fullmatch(r"[a-z_-]{1,60}", key)}
 
 
 def _limits(name: str, value: str) -> dict[str, int]:

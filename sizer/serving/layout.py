@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sizer.base.units import MIB
-from sizer.serving.architecture import ENCODER, Architecture, Weight
+from sizer.serving.architecture import ENCODER, LAYER, Architecture, Weight
 from sizer.serving.flags import Flags
 
 VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
@@ -42,7 +42,6 @@ ROWS = frozenset(
 )
 REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa", "kv_proj"))
 COMPRESSOR = ".compressor."  # DeepSeek V4: each rank has all of it, in 16 bits except the queries of its indexer
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def weights_of(architecture: Architecture, flags: Flags, stage: int) -> Iterator
         if is_on_stage(weight.name, architecture, flags, stage):
             yield weight
     for weight in architecture.idle_weights:
-        found = _LAYER.search(weight.name)
+        found = LAYER.search(weight.name)
         keeps = found is None or architecture.layers[int(found[1])].elements > 0
         if (keeps or flags.rules.shared_keys) and is_on_stage(weight.name, architecture, flags, stage):
             yield weight
@@ -112,7 +111,7 @@ def offloaded_bytes(architecture: Architecture, flags: Flags, stage: int = 0) ->
     matrices: dict[str, Matrix] = {}
     layers: dict[int, dict[str, int]] = {}
     for weight in weights_of(architecture, flags, stage) if flags.offload_bytes else ():
-        found, encodes = _LAYER.search(weight.name), ENCODER.search(weight.name) is not None
+        found, encodes = LAYER.search(weight.name), ENCODER.search(weight.name) is not None
         if (encodes and not flags.rules.offloads_tower) or (found is None and not encodes):
             continue
         number = -1 if found is None or encodes else int(found[1])
@@ -181,7 +180,7 @@ def is_on_stage(name: str, architecture: Architecture, flags: Flags, stage: int)
         return True
     if ENCODER.search(name):
         return stage == 0
-    if found := _LAYER.search(name):
+    if found := LAYER.search(name):
         return int(found[1]) in _stage_layers(architecture, flags, stage)
     first = "embed" in name or ".wte." in name
     return stage == 0 if first else stage == flags.pp - 1

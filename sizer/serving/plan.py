@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from sizer.base.units import GIB, format_bytes
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.serving import EAGLE, EAGLE3
 from sizer.report.served import Starts, Want
 from sizer.serving.architecture import Architecture
 from sizer.serving.cache import CachePlan, blocks_of_request, longest_request, plan_cache
+from sizer.serving.drafts import buffer_bytes, draft_bytes, drafting_bytes
 from sizer.serving.flags import Flags
 from sizer.serving.graphs import graph_bytes
 from sizer.serving.layout import VOCABULARY_PADDING, offloaded_bytes, weights_bytes
@@ -25,11 +27,12 @@ class Profile:
     """Peak bytes of the profile run: the sampler, the forward pass of one layer, and the image encoder.
 
     Each peak is relative to the bytes allocated before. `encoded_bytes` are the encoder's outputs, which stay allocated while
-    the decoder runs.
+    the decoder runs. `draft_bytes` are those of one layer of a draft.
     """
 
     sampler_bytes: int
     forward_bytes: int
+    draft_bytes: int = 0
     encoder_bytes: int = 0
     encoded_bytes: int = 0
 
@@ -50,6 +53,8 @@ class Plan:
     free_bytes: int
     weights_bytes: int
     lora_bytes: int
+    draft_bytes: int
+    drafting_bytes: int
     offloaded_bytes: int
     forward_bytes: int
     sampler_bytes: int
@@ -97,7 +102,9 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
     hidden = architecture.hidden * 2
     sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
     last = stage == flags.pp - 1
-    peak = max(profile.forward_bytes, sampling) if last else profile.forward_bytes
+    draft = draft_bytes(architecture, flags, stage)
+    states, drafting = drafting_bytes(architecture, flags, profile.draft_bytes) if last else (0, 0)
+    peak = max(profile.forward_bytes + states, sampling, drafting) if last else profile.forward_bytes
     compiling = compiling_bytes(architecture, flags) if stage == 0 else 0
     benchmarked, peak = max(0, compiling - peak), max(peak, compiling)
     if stage == 0:
@@ -105,9 +112,10 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
     outside, graphs = flags.outside_bytes, flags.graphs_bytes
     if outside is None:
         outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
+        outside += buffer_bytes(architecture, flags, stage)
     if graphs is None or flags.eager:
         graphs = graph_bytes(architecture, flags)
-    available = budget - weights - adapters - peak - outside - (graphs if flags.graphs_in_budget else 0)
+    available = budget - weights - adapters - draft - peak - outside - (graphs if flags.graphs_in_budget else 0)
     if flags.kv_bytes is not None:
         available = flags.kv_bytes
     band, reasons = _band(architecture, flags)
@@ -124,6 +132,8 @@ def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu:
         free_bytes=free,
         weights_bytes=weights,
         lora_bytes=adapters,
+        draft_bytes=draft,
+        drafting_bytes=drafting,
         offloaded_bytes=offloaded,
         forward_bytes=profile.forward_bytes,
         sampler_bytes=profile.sampler_bytes if last else 0,
@@ -155,6 +165,8 @@ def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...
         ),
         (bool(architecture.experts), "workspaces of expert kernels, which depend on the kernel"),
         (flags.tp * flags.pp * flags.dp > 1 and flags.outside_bytes is None, "buffers between the ranks, which are fitted"),
+        (flags.draft in (EAGLE, EAGLE3), f"the {flags.draft} head, which is taken to have the model's sizes"),
+        (architecture.draft is not None, "the draft's buffers and graphs, by their source"),
     ]
     for applies, reason in others:
         if applies:
@@ -251,7 +263,7 @@ def server_message(plan: Plan, architecture: Architecture) -> str:
             f"desired GPU memory utilization ({flags.util:g}, {_gib(plan.budget_bytes)} GiB). Decrease GPU memory utilization or "
             "reduce GPU memory used by other processes."
         )
-    if (held := plan.weights_bytes + plan.lora_bytes) > flags.total_bytes:
+    if (held := plan.weights_bytes + plan.lora_bytes + plan.draft_bytes) > flags.total_bytes:
         return f"CUDA out of memory while the weights are loaded: {format_bytes(held)} on one GPU"
     if plan.kv_cache_bytes <= 0:
         return (

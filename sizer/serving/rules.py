@@ -49,6 +49,11 @@ class Rules:
     - `lora_tied_twice`: Qwen3's tied embedding has slots twice. `lora_experts`: experts have slots. `lora_joined_experts`: gate
       and up of some models share one slot.
     - `lora_graphs`: number of graphs for a captured size. `second_lora_graphs`: the same for the second model runner.
+    - `second_drafts`: methods of speculative decoding that the second model runner runs. `second_stages`: EAGLE3 runs there in a
+      pipeline, too.
+    - `rejection`: what the profile run of the first model runner verifies. `drafted_sizes`: graphs cover the drafted tokens of
+      all requests. `shared_head`: layers for multi-token prediction use the model's head. `draft_buffers`: buffers that exist
+      before weights are loaded reduce the cache.
     """
 
     util: float
@@ -82,6 +87,12 @@ class Rules:
     lora_joined_experts: bool
     lora_graphs: int
     second_lora_graphs: int
+    second_drafts: str
+    second_stages: bool
+    rejection: str
+    drafted_sizes: bool
+    shared_head: bool
+    draft_buffers: bool
 
 
 FITTED = "fitted on the startup logs in docs/serving.md"
@@ -90,6 +101,8 @@ _CONFIG, _RUNNER = "vllm/config/vllm.py", "vllm/v1/worker/gpu/model_runner.py"
 _EARLY, _LORA = "qwen3, llama, mistral", "vllm/lora/layers"
 _CHUNKED = "vllm/envs.py, VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 _PAGES = "vllm/v1/core/kv_cache_utils.py"
+_UNSUPPORTED = "_get_v2_model_runner_unsupported_features"
+_REJECTION = "vllm/v1/sample/rejection_sampler.py"
 _QWEN3 = "qwen3, qwen3_moe, qwen3_vl_text, qwen3_vl_moe_text"
 
 RULES: tuple[Rule, ...] = (
@@ -220,6 +233,30 @@ RULES: tuple[Rule, ...] = (
         value=2,
         source="vllm/v1/worker/gpu/cudagraph_utils.py, lora_capture_cases, 0.24.0",
     ),
+    Rule(name="second_drafts", since=_FIRST, value="eagle, eagle3, mtp", source=f"{_CONFIG}, {_UNSUPPORTED}, 0.22.1"),
+    Rule(
+        name="second_drafts",
+        since=(0, 31, 0),
+        value="eagle, eagle3, mtp, draft_model",
+        source=f"{_CONFIG}, {_UNSUPPORTED}, 0.31.0",
+    ),
+    Rule(
+        name="second_drafts",
+        since=(0, 32, 0),
+        value="eagle, eagle3, mtp, draft_model, ngram",
+        source=f"{_CONFIG}, {_UNSUPPORTED}, 0.32.0",
+    ),
+    Rule(name="second_stages", since=_FIRST, value=False, source=f"{_CONFIG}, {_UNSUPPORTED}, 0.29.0"),
+    Rule(name="second_stages", since=(0, 30, 0), value=True, source=f"{_CONFIG}, {_UNSUPPORTED}, 0.30.0"),
+    Rule(name="rejection", since=_FIRST, value="drafted", source=f"{_REJECTION}, compute_probs, 0.10.2"),
+    Rule(name="rejection", since=(0, 11, 1), value="both", source=f"{_REJECTION}, bonus_logits, 0.11.1"),
+    Rule(name="rejection", since=(0, 14, 0), value="copied", source=f"{_REJECTION}, target_logits.clone, 0.14.0"),
+    Rule(name="drafted_sizes", since=_FIRST, value=False, source=f"{_CONFIG}, _set_cudagraph_sizes, 0.12.0"),
+    Rule(name="drafted_sizes", since=(0, 13, 0), value=True, source=f"{_CONFIG}, _set_cudagraph_sizes, 0.13.0"),
+    Rule(name="shared_head", since=_FIRST, value=False, source="vllm/v1/spec_decode/eagle.py, 0.15.0"),
+    Rule(name="shared_head", since=(0, 16, 0), value=True, source="vllm/v1/spec_decode/eagle.py, _maybe_share_lm_head, 0.16.0"),
+    Rule(name="draft_buffers", since=_FIRST, value=False, source="vllm/utils/mem_utils.py, memory_profiling, 0.26.0"),
+    Rule(name="draft_buffers", since=(0, 27, 0), value=True, source="vllm/utils/mem_utils.py, total_consumed, 0.27.0"),
 )
 
 

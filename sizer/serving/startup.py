@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sizer.base.errors import RequestError, quote
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import key_of_driver, keys_of_memory
-from sizer.catalogue.serving import ENGINES
+from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, ENGINES, MAX_DRAFTED, MTP, NGRAM
 from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
 from sizer.serving.rules import rules_of
@@ -56,6 +56,16 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "max_loras": (r"\bmax_loras'?[=:] ?([0-9]+)",),
     "max_lora_rank": (r"\bmax_lora_rank'?[=:] ?([0-9]+)",),
     "fully_sharded_loras": (r"fully_sharded_loras'?[=:] ?(True)",),
+    "drafts": (r"speculative_config=(?!None)(\S)", r"'speculative_config': (\{)"),
+    "draft_method": (
+        r"SpeculativeConfig\(method='([\w-]{1,40})'",
+        r"'speculative_config': \{[^}]{0,300}?'method': '([\w-]{1,40})'",
+    ),
+    "draft_model": (
+        r"SpeculativeConfig\(method='[\w-]{1,40}', model='([^']{1,300})'",
+        r"'speculative_config': \{[^}]{0,300}?'model': '([^']{1,300})'",
+    ),
+    "draft_tokens": (r"num_spec_tokens=([0-9]{1,4})", r"'num_speculative_tokens': ([0-9]{1,4})"),
     "page_tokens": (r"Setting attention block size to ([0-9]+) tokens",),
     "max_num_batched_tokens": (r"max_num_batched_tokens'?[=:] ?([0-9]+)",),
     "max_num_seqs": (r"max_num_seqs'?[=:] ?([0-9]+)", r"warming up sampler with ([0-9]+) dummy requests"),
@@ -115,10 +125,7 @@ _SGLANG: dict[str, tuple[str, ...]] = {
 }
 # Facts in a log that no plan counts: a pattern and the words.
 _UNCOUNTED = (
-    (
-        r"speculative_config=(?!None)|'speculative_config': \{|speculative_algorithm='",
-        "speculative decoding: a draft model and its cache",
-    ),
+    (r"speculative_algorithm='", "speculative decoding: a draft model and its cache"),  # of SGLang
     (r"lora_paths=[\[{]|enable_lora=True, (?:enable_lora_overlap_loading=\w{1,8}, )?max_lora_rank=", "LoRA adapters: their slots"),
     (
         r"cpu_offload_gb=[1-9][0-9]{0,4}, (?:offload_|hicache|enable_|disable_)|offload_group_size'?[=:] ?[1-9]",  # of SGLang
@@ -218,6 +225,8 @@ class StartupLog:
             keys += ["fully_sharded_loras=1"] if "fully_sharded_loras" in self.figures else []
         if offload := self.number("cpu_offload_gb") if self.engine == "vllm" else None:
             keys.append(f"cpu_offload_gb={offload:g}")
+        if draft := self.draft:
+            keys.append(f"speculative={draft}")
         if "text_alone" in self.figures:
             keys.append("inputs=text")
         if (size := self.number("kv_bytes")) is not None:
@@ -235,6 +244,12 @@ class StartupLog:
         found = re.match(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", version)
         release = found and (int(found[1]), int(found[2]), int(found[3]))
         return not release or rules_of(max(release, ENGINES["vllm"].oldest or release)).state_prefixes
+
+    @property
+    def draft(self) -> str:
+        """Return the speculative decoding of vLLM's log as a query has it, empty without, or if no query has it."""
+        method, model, tokens = (str(self.figures.get(f"draft_{name}", "")) for name in ("method", "model", "tokens"))
+        return read_draft(method, model, tokens.partition(".")[0]) if "drafts" in self.figures else ""
 
     @property
     def total_bytes(self) -> int | None:
@@ -278,12 +293,38 @@ class StartupLog:
     def remarks(self) -> list[str]:
         """Return a line for each thing that the log says and the plan does not count."""
         said = [f"not counted: {words}" for words in self.uncounted]
+        if "drafts" in self.figures and not self.draft:
+            said.append("not counted: speculative decoding: a draft model and its cache")
         layout, kv = str(self.figures.get("layout", "")), str(self.figures.get("kv", "auto"))
         if layout and layout not in LAYOUTS_OF_FLAGS:
             said.append(unread_layout(layout))
         if kv not in _PLAIN_KV and not kv.startswith("fp8"):
             said.append(f"not counted: kv_cache_dtype={kv}; 16 bits are taken")
         return said
+
+
+def read_draft(method: str, model: str, tokens: str) -> str:
+    """Return vLLM's method, draft model and drafted tokens as a query has them, empty if no query has them.
+
+    Source: vllm/config/speculative.py, __post_init__, 0.33: without a method the model's name tells it. The configs of published
+    checkpoints draft one token by default with MTP.
+    """
+    method, model = method.lower(), "" if model == "None" else model
+    if method.endswith("_mtp"):
+        method = MTP
+    elif "ngram" in (method, model.strip("[]")):
+        method = NGRAM
+    elif not method and model:
+        named = model.lower()
+        method = EAGLE if "eagle-" in named else EAGLE3 if "eagle3" in named else DRAFT_MODEL
+    if method == DRAFT_MODEL:
+        arch = arch_of(model) or ""
+        method = arch.removeprefix("hf:") if arch.startswith("hf:") else ""
+    elif method not in DRAFTS:
+        return ""
+    tokens = tokens or ("1" if method == MTP else "")
+    counted = tokens.isdecimal() and len(tokens) < 4 and 1 <= int(tokens) <= MAX_DRAFTED
+    return f"{method}:{int(tokens)}" if method and counted else ""
 
 
 def unread_layout(layout: str) -> str:
@@ -344,7 +385,7 @@ def read_startup(text: str) -> StartupLog:
 
 _WORDS = (
     *("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture"),
-    *("text_alone", "enable_lora", "fully_sharded_loras"),
+    *("text_alone", "enable_lora", "fully_sharded_loras", "drafts", "draft_method", "draft_model"),
 )
 
 
@@ -385,14 +426,15 @@ def compare(log: StartupLog, served: Served) -> list[str]:
     weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
     if cache is None:
         cache = log.number("available_gib")
+    held = served.weights_bytes + served.lora_bytes + served.draft_bytes  # vLLM makes slots and drafts while it loads
     if weights is not None:
-        planned = (served.weights_bytes + served.lora_bytes) / GIB  # vLLM makes the slots of adapters while it loads
+        planned = held / GIB
         cause = "another quantisation, a draft model, or a kernel's padding"
         large = abs(planned - weights) > LARGE_SHARE * weights
         lines.append(_line("weights", weights, planned, "GiB", cause if large else ""))
     if cache is not None and weights is not None and served.engine == "vllm":
         rest = served.budget_bytes / GIB - weights - cache
-        planned = (served.budget_bytes - served.weights_bytes - served.lora_bytes - served.kv_cache_bytes) / GIB
+        planned = (served.budget_bytes - held - served.kv_cache_bytes) / GIB
         cause = ""
         if rest - planned > LARGE_GIB:
             cause = "another max_num_seqs, an encoder's profile run, expert workspaces, or buffers between ranks"

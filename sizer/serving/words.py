@@ -34,20 +34,25 @@ def headline(served: Served) -> str:
 def sum_line(served: Served, vocabulary: int | None = None) -> str:
     """Return the budget as the sum of its parts, in GiB."""
     logits = ""
-    if served.encoder_bytes >= served.profile_peak_bytes > 0:
+    if served.drafting_bytes == served.profile_peak_bytes > 0:
+        logits = " (the draft's forward pass)"
+    elif served.encoder_bytes >= served.profile_peak_bytes > 0:
         logits = " (encoder of images)"
     elif served.compiling_bytes >= served.profile_peak_bytes > 0:
         logits = " (compiling: a tensor of the embedding's size)"
     elif vocabulary and served.sampler_bytes > served.forward_bytes:
-        logits = f" (sampler: {served.flags['max_num_seqs']:,} × {vocabulary:,} logits)"
+        verifies = served.flags.get("speculative_method") and served.flags.get("model_runner") == 1
+        drafted = ", and those of drafted tokens" if verifies else ""
+        logits = f" (sampler: {served.flags['max_num_seqs']:,} × {vocabulary:,} logits{drafted})"
     graphs = f" + {gib(served.graphs_bytes)} CUDA graphs" if served.graphs_in_budget and served.graphs_bytes else ""
     cache = "+" if served.kv_cache_bytes >= 0 else "−"
     profile = "compute buffer" if served.engine == "llama.cpp" else "profile"
     peak = f" + {gib(served.profile_peak_bytes)} {profile}{logits}" if served.profile_peak_bytes else ""
     outside = f" + {gib(served.outside_torch_bytes)} outside PyTorch" if served.outside_torch_bytes else ""
     adapters = f" + {gib(served.lora_bytes)} LoRA adapters" if served.lora_bytes else ""
+    draft = f" + {gib(served.draft_bytes)} draft" if served.draft_bytes else ""
     host = f" ({gib(served.offloaded_bytes)} more on the host)" if served.offloaded_bytes else ""
-    parts = f"{gib(served.weights_bytes)} weights{host}{adapters}{peak}{outside}{graphs}"
+    parts = f"{gib(served.weights_bytes)} weights{host}{adapters}{draft}{peak}{outside}{graphs}"
     return f"{gib(served.budget_bytes)} GiB budget = {parts} {cache} {gib(abs(served.kv_cache_bytes))} KV cache"
 
 

@@ -59,6 +59,7 @@ FLAGS = {
     "graphs": ("Memory of CUDA graphs", "Measured from a log of your machine, such as 1.2GiB.", "fitted"),
     "max_loras": ("LoRA adapters at once", "max_loras: number of slots for adapters.", "none"),
     "max_lora_rank": ("Largest rank of an adapter", "max_lora_rank, such as 16 or 64.", "none"),
+    "speculative": ("Speculative decoding", "Method or draft model and drafted tokens: eagle3:3, mtp:1, ngram:5.", "none"),
     "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB of each GPU's weights, such as 8.", "none"),
     "gpu_layers": ("Layers on the device", "-ngl: counted from the last layer; the head is one.", "all"),
     "cpu_moe": ("Layers with experts on the host", "--n-cpu-moe: counted from the first layer.", "none"),
@@ -179,6 +180,8 @@ def show(request: Request, report: Report, served: Served) -> None:
             _metric("Weights on the host", served.offloaded_bytes)
         if served.lora_bytes:
             _metric("LoRA adapters", served.lora_bytes)
+        if served.draft_bytes:
+            _metric("Draft", served.draft_bytes)
         if served.profile_peak_bytes:
             _metric((COMPUTE if served.engine == "llama.cpp" else PROFILE).capitalize(), served.profile_peak_bytes)
         _metric("KV cache", served.kv_cache_bytes)
@@ -217,6 +220,7 @@ def budget_parts(served: Served) -> dict[str, int]:
     parts = {
         "weights": served.weights_bytes,
         "LoRA adapters": served.lora_bytes,
+        "draft": served.draft_bytes,
         COMPUTE if served.engine == "llama.cpp" else PROFILE: served.profile_peak_bytes,
         "outside PyTorch": served.outside_torch_bytes,
         "CUDA graphs": served.graphs_bytes if served.graphs_in_budget else 0,

@@ -1,6 +1,8 @@
 """Run vLLM's sampler by one of its paths over the null driver, and print the bytes that it allocates at its peak.
 
-python -m tests.null_driver.samplers PATH ROWS VOCABULARY PROGRAMS
+With REJECTION, run the sampler that verifies drafted tokens.
+
+python -m tests.null_driver.samplers PATH ROWS VOCABULARY PROGRAMS [REJECTION]
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import sys
 
 import torch
 
-from sizer.estimating.server_profile import DTYPE, Sampler
+from sizer.estimating.server_profile import DTYPE, RejectionSampler, Sampler
 
 
-def main(path: str, rows: int, vocabulary: int, programs: int) -> None:
+def main(path: str, rows: int, vocabulary: int, programs: int, rejection: str = "") -> None:
     """Print the peak of the first run, beside the head and the hidden states."""
-    module = Sampler(path, 1, vocabulary, programs).to("cuda", DTYPE)
+    plain = Sampler(path, 1, vocabulary, programs)
+    module = (RejectionSampler(path, 1, vocabulary, programs, rejection) if rejection else plain).to("cuda", DTYPE)
     hidden = torch.zeros(rows, 1, dtype=DTYPE, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -25,4 +28,4 @@ def main(path: str, rows: int, vocabulary: int, programs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])

@@ -91,8 +91,8 @@ def test_flags_of_how_a_server_starts_change_no_memory():
     assert launch.unmatched == (
         "--compilation-config",
         "--compilation-config.mode 3",
-        '--speculative-config {"method": "ngram"}: a draft model reduces the cache: fewer tokens than planned',
         "--load-format bitsandbytes",
+        '--speculative-config {"method": "ngram"}: a draft model reduces the cache: fewer tokens than planned',
     )
 
 
