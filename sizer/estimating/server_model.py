@@ -119,13 +119,19 @@ LARGEST_PIXELS = {
 }
 
 
+# Types of models whose images have one size, and of encoders without rotations and gates.
+SQUARE, PLAIN_TOWERS = ("gemma3", "llava"), ("siglip_vision_model", "clip_vision_model")
+
+
 def read_tower(config: Any, hidden: int) -> Tower | None:
-    """Return the image encoder of a Qwen-VL model; None for a model without an implementation of vLLM's dummy run here.
+    """Return the image encoder of a model; None for a model without an implementation of vLLM's dummy run here.
 
     Source: vllm/model_executor/models/qwen2_vl.py, get_image_size_with_most_features, and preprocessor_config.json of the
     models.
     """
     vision, pixels = getattr(config, "vision_config", None), LARGEST_PIXELS.get(str(config.model_type))
+    if str(config.model_type) in SQUARE and getattr(vision, "model_type", "") in PLAIN_TOWERS:
+        return _read_square(config, vision, hidden)
     if vision is None or pixels is None:
         return None
     merge = int(vision.spatial_merge_size)
@@ -142,6 +148,27 @@ def read_tower(config: Any, hidden: int) -> Tower | None:
         gated=config.model_type == "qwen2_5_vl",
         interpolates=hasattr(vision, "num_position_embeddings"),
         outputs=hidden * (1 + _deepstack(config)),
+    )
+
+
+def _read_square(config: Any, vision: Any, hidden: int) -> Tower:
+    """Return an encoder of SigLIP or CLIP, whose processor makes each image a square of one size.
+
+    The encoder of CLIP has one row more than patches, for the class.
+
+    Source: vllm/model_executor/models/gemma3_mm.py, llava.py, siglip.py and clip.py, 0.33.
+    """
+    patches = (int(vision.image_size) // int(vision.patch_size)) ** 2
+    return Tower(
+        tokens=int(getattr(config, "mm_tokens_per_image", 0) or patches),
+        patches=patches + (vision.model_type == "clip_vision_model"),
+        patch_elements=int(vision.num_channels) * int(vision.patch_size) ** 2,
+        hidden=int(vision.hidden_size),
+        width=int(vision.intermediate_size),
+        gated=False,
+        interpolates=False,
+        outputs=hidden,
+        rotates=False,
     )
 
 

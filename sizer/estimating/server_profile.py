@@ -225,10 +225,14 @@ class DecoderLayer(nn.Module):
 
 
 class TowerBlock(nn.Module):
-    """Tensors of the image encoder on one rank, up to the end of its first block.
+    """Tensors of the image encoder on one rank, up to the end of a block.
 
-    A caller holds the input of a part while the part runs: nothing here is compiled. Attention writes into one tensor.
-    Source: vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py, 0.11 and 0.33; layers/rotary_embedding/common.py.
+    A caller holds the input of a part while the part runs: nothing here is compiled. Attention writes into one tensor. Callers
+    of SigLIP's and CLIP's blocks hold the embeddings, too.
+    Source: vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py, 0.11 and 0.33, siglip.py and clip.py, 0.33;
+    layers/rotary_embedding/common.py.
+
+    *Known limitations*: Qwen3-VL's caller holds the interpolated positions, too, one row more; published logs are nearer without.
     """
 
     def __init__(self, tower: Tower, flags: Flags) -> None:
@@ -244,31 +248,35 @@ class TowerBlock(nn.Module):
             return torch.empty(times * rows, width, dtype=dtype, device=self.anchor.device)
 
         states = made(hidden)
+        held = None if self.tower.rotates else made(hidden)
         if self.tower.interpolates:
             states = self._place(states, made)
         normed = made(hidden)
         joined = made(3 * own)
-        if self.float_rotations:
+        copies = rotated = None
+        if self.tower.rotates and self.float_rotations:
             copies = made(own, times=3)
             both = made(own, times=2)
             floats, turned = made(own, torch.float32, 2), made(own, torch.float32, 2)
             rotated = turned.to(DTYPE)
             del floats, turned, both
-        else:
+        elif self.tower.rotates:
             copies = made(own, times=2)
             rotated = made(own, times=2)
         attended = made(own)
         out = made(hidden)
         del normed, joined, copies, rotated, attended
-        states = states + out
+        summed = states + out
         del out
+        if self.tower.gated:
+            del states  # Qwen2.5-VL: the norm writes into the block's input, norm2(x, residual=x_attn)
         normed = made(hidden)
         first = made(-(-self.tower.width // self.ranks) * (2 if self.tower.gated else 1))
         second = made(-(-self.tower.width // self.ranks))
         del first
         out = made(hidden)
-        del second, normed
-        return states + out
+        del second, normed, held
+        return summed + out
 
     def _place(self, states: Tensor, made) -> Tensor:
         """Add the positions: of each patch four rows of the table, weighted and added."""

@@ -45,11 +45,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """The image encoder of a Qwen-VL model, and the largest image that its processor accepts.
+    """An image encoder, and the largest image that its processor accepts.
 
     The image has `patches` of `patch_elements` each. The language model gets `tokens` of `outputs` elements from them. A block
     has `hidden` elements for each patch and `width` in its feed-forward part, twice that if `gated`. `interpolates` says
-    whether a learned table of positions is interpolated.
+    whether a learned table of positions is interpolated, `rotates` whether queries and keys are rotated.
     """
 
     tokens: int
@@ -60,6 +60,7 @@ class Tower:
     gated: bool
     interpolates: bool
     outputs: int
+    rotates: bool = True
 
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")

@@ -111,7 +111,7 @@ def bands() -> Iterator[str]:
     """Yield how far the cache may be off, by what is not exact."""
     for size, words in (
         (DENSE_BAND, "a dense model on one card, graphs outside the budget"),
-        (OTHER_BAND, "graphs inside the budget, experts, several ranks, or an encoder of Qwen-VL"),
+        (OTHER_BAND, "graphs inside the budget, experts, several ranks, or an encoder of images that is counted"),
         (VISION_BAND, "a model with another encoder of images or sound"),
         (COMPRESSED_BAND, "DeepSeek V4"),
     ):

@@ -277,6 +277,13 @@ def test_a_log_names_its_draft():
         assert (log.query(), log.remarks()) == (f"mode=serve&speculative={keys}", [])
 
 
+def test_kimi_has_no_layers_for_several_tokens():
+    asked = flags(draft="mtp", draft_tokens=1)
+    with pytest.raises(RequestError, match="given mtp with kimi-k2-instruct of type deepseek_v3, allowed a checkpoint with layers"):
+        with_draft(architecture_of("kimi-k2-instruct"), asked)
+    assert architecture_of("deepseek-v3").mtp_layers == 1  # its preset leaves the number out
+
+
 def test_a_weight_of_a_draft_keeps_its_name():
     weights = with_draft(architecture_of("qwen3.5-4b"), flags(draft="mtp", draft_tokens=1)).draft.weights
     assert Weight(name="mtp.layers.32.mlp.down_proj.weight", shape=(2560, 9216)) in weights
