@@ -9,6 +9,7 @@ from sizer.base.errors import RefusedValueError, RequestError, letters, quote, s
 from sizer.base.versions import OLDEST, format_version, parse_version
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION, SCRIPT
 from sizer.catalogue.modes import ALL, COMPILE_MODES, INPUTS, OFFLOADED, QUANTIZED
+from sizer.catalogue.presets import find_preset
 from sizer.catalogue.recipes import (
     ACTIVATIONS,
     CHECKPOINT_OFFLOAD,
@@ -29,7 +30,6 @@ from sizer.catalogue.recipes import (
     OTHER_OBJECTIVES,
     TRANSFORMERS,
 )
-from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import (
     AUTO,
     CACHE_TYPES,
