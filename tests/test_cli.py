@@ -749,3 +749,5 @@ def test_a_question_in_words_is_asked(capsys):
     options = parse_options(["estimate", "serve qwen3 8b on 2 l4s", "--max-model-len", "8k"])
     assert query_of(options) == "arch=hf:qwen3-8b&mode=serve&gpu=l4&tp=2&max_model_len=8k"
     assert "read as a question in words" in capsys.readouterr().err
+    with pytest.raises(RequestError, match="allowed a query, or a question that names a model, and a task or a device"):
+        query_of(parse_options(["estimate", "is llama 3.1 8b good"]))

@@ -77,12 +77,18 @@ def question_of(text: str) -> str:
 
 
 def _question_in_words(text: str) -> Question | None:
-    """Return the question of a sentence such as "can I run qwen3 32b on a 3090?"; None for a query."""
+    """Return the question of a sentence such as "can I run qwen3 32b on a 3090?"; None for a query.
+
+    Raises RequestError for a sentence that names no known model, or neither a task nor a device.
+    """
     if "=" in text or len(text.split()) < 2:
         return None
     from sizer.pasted.sentence import read_sentence  # not needed for other questions
 
-    return read_sentence(text)
+    if (found := read_sentence(text)) is None and len(text.split()) > 2:
+        allowed = "a query, or a question that names a model, and a task or a device"
+        raise RequestError("query", given=quote(text), allowed=allowed, todo="`sizer models` lists the models")
+    return found
 
 
 def _without_file(text: str) -> tuple[str, Path | None]:
