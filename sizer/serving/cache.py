@@ -16,7 +16,6 @@ from sizer.serving.groups import Group, compressed_groups
 from sizer.serving.layout import stage_layers
 
 _SPARSE_BYTES = 656  # kv_cache_interface.py, MLAAttentionSpec.real_page_size_bytes
-STATE_STEP = 16  # tokens by which an attention block grows until its page has the size of a state; platforms/interface.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,8 @@ def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, enco
     total, in_flight = 0, flags.max_num_batched_tokens * flags.steps_in_flight
     for group in groups:
         if group.kind == STATE:
-            total += (2 if flags.prefix_caching else 1) + flags.draft_tokens  # MambaSpec, num_speculative_blocks
+            # MambaSpec.max_memory_usage_bytes
+            total += (2 + flags.state_blocks if flags.prefix_caching else 1) + flags.draft_tokens
         elif group.kind == CROSS:
             total += -(-encoder_tokens // group.tokens)
         elif group.kind == SLIDING:
@@ -175,7 +175,7 @@ def _pages(
     block = flags.block
     if states:
         tokens = -(-max(states) // min(token.values()))
-        block = max(block, -(-tokens // STATE_STEP) * STATE_STEP)
+        block = max(block, -(-tokens // flags.state_step) * flags.state_step)
     largest = max(token.values())
     page = largest * block
     if any(page % size for size in token.values()):

@@ -27,6 +27,8 @@ from sizer.serving.rules import Release, Rules, rules_of
 LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_batch_defaults
 UNNAMED_LENGTH = 2048  # vllm/config/model.py, _get_and_verify_max_len: of configs that name no length
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
+STATE_STEP = 16  # tokens by which an attention block grows until its page has the size of a state; platforms/interface.py
+CHECKPOINT_STEP = 64  # vllm/v1/attention/backends/gdn_attn.py, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
 COMPRESSED_SINCE = (0, 20, 0)  # the first release with DeepSeek V4
@@ -43,7 +45,8 @@ class Flags:
     - `layout`: layout of quantized weights, None for unquantized ones. `experts`: layout of experts if it differs. `marlin`:
       MXFP4 experts are padded for Marlin's kernel.
     - `kv_bytes`: the cache's size if it is given. `processors`: the device's multiprocessors.
-    - `prefix_caching`: only affects models with states.
+    - `prefix_caching`: only affects models with states. `state_blocks`: further states of a request for prefixes. `state_step`:
+      tokens by which a block grows until its page holds a state.
     - `second_runner`: the second of vLLM's two model runners runs.
     - `text_alone`: no prompt of a model that reads images may contain any.
     - `loras`: slots of adapters, 0 without --enable-lora. `lora_rank`: the largest rank of an adapter. `lora_sharded`: ranks
@@ -78,6 +81,8 @@ class Flags:
     graphs_bytes: int | None = None
     block: int = BLOCK_TOKENS
     prefix_caching: bool = True
+    state_blocks: int = 0
+    state_step: int = STATE_STEP
     vocabulary: int = 0
     second_runner: bool = False
     text_alone: bool = False
@@ -243,6 +248,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
     _check_layout(layout, architecture)
     prefixes = caches_prefixes(rules, architecture) if request.prefix_caching == AUTO else request.prefix_caching == "1"
     draft, drafted = request.speculative or ("", 0)
+    checkpoints = _checkpoints(rules, architecture, gpu) if prefixes else ""
     second = runs_second(rules, architecture) and _drafts_second(rules, draft, request.pp)
     path = rules.second_sampler if second else rules.sampler
     loras = 0 if request.max_loras is None and request.max_lora_rank is None else request.max_loras or 1
@@ -279,6 +285,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         draft=draft,
         draft_tokens=drafted,
         prefix_caching=prefixes,
+        state_blocks=1 if checkpoints else 0,
+        state_step=CHECKPOINT_STEP if checkpoints == "gdn" else STATE_STEP,
         kv_bytes=request.kv_bytes,
         used_bytes=request.used,
         outside_bytes=request.outside,
@@ -291,6 +299,19 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
 def caches_prefixes(rules: Rules, architecture: Architecture) -> bool:
     """Return whether vLLM caches prefixes of a model by default: not of states alone, of attention and states since 0.26."""
     return not architecture.has_states or (rules.state_prefixes and any(layer.elements for layer in architecture.layers))
+
+
+def _checkpoints(rules: Rules, architecture: Architecture, gpu: Gpu) -> str:
+    """Return the kind of layers whose prefills write a state for prefixes: "gdn", "mamba2", or empty for none.
+
+    Source: qwen_gdn_linear_attn.py, _resolve_gdn_prefill_backend, 0.33: FlashInfer's kernel runs on Hopper and Blackwell.
+    """
+    kinds = rules.state_checkpoints.split(", ")
+    logs = [weight for weight in architecture.weights if weight.name.endswith("A_log") and len(weight.shape) == 1]
+    gated = [weight for weight in logs if ".linear_attn." in weight.name]
+    if gated and "gdn" in kinds and gpu.maker == "NVIDIA" and (gpu.capability or (0, 0)) >= HOPPER:
+        return "gdn"
+    return "mamba2" if len(logs) > len(gated) and "mamba2" in kinds else ""
 
 
 def runs_second(rules: Rules, architecture: Architecture) -> bool:

@@ -43,7 +43,8 @@ class Rules:
     - `chunked`: layers that attend within chunks keep only these.
     - `packing`: how pages of several sizes share a block (sizer.serving.groups). `weighted_groups`: the log weights groups by
       their pages. `idle_block`: one block is reserved.
-    - `state_prefixes`: prefixes of models with attention and states are cached by default.
+    - `state_prefixes`: prefixes of models with attention and states are cached by default. `state_checkpoints`: layers that then
+      keep one state more of a request, which a prefill writes at the end of a block.
     - `lora_least_rank`: smallest max_lora_rank. `lora_vocabularies`: model types with slots for embedding and logits, in
       addition to sizer.serving.lora. `lora_vocabulary`: tokens that an adapter may add.
     - `lora_tied_twice`: Qwen3's tied embedding has slots twice. `lora_experts`: experts have slots. `lora_joined_experts`: gate
@@ -79,6 +80,7 @@ class Rules:
     weighted_groups: bool
     idle_block: bool
     state_prefixes: bool
+    state_checkpoints: str
     lora_least_rank: int
     lora_vocabularies: str
     lora_vocabulary: int
@@ -199,6 +201,19 @@ RULES: tuple[Rule, ...] = (
     Rule(name="idle_block", since=(0, 29, 0), value=True, source=f"{_PAGES}, check_enough_kv_cache_memory, 0.29.0"),
     Rule(name="state_prefixes", since=_FIRST, value=False, source="vllm/config/model.py, is_prefix_caching_supported, 0.25.1"),
     Rule(name="state_prefixes", since=(0, 26, 0), value=True, source="vllm/config/model.py, is_prefix_caching_supported, 0.26.0"),
+    Rule(name="state_checkpoints", since=_FIRST, value="none", source="vllm/v1/kv_cache_interface.py, MambaSpec, 0.31.0"),
+    Rule(
+        name="state_checkpoints",
+        since=(0, 32, 0),
+        value="mamba2",
+        source="vllm/model_executor/layers/mamba/mamba_mixer2.py, num_prefill_checkpoint_blocks, 0.32.0",
+    ),
+    Rule(
+        name="state_checkpoints",
+        since=(0, 33, 0),
+        value="mamba2, gdn",
+        source="vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py, num_prefill_checkpoint_blocks, 0.33.0",
+    ),
     Rule(name="lora_least_rank", since=_FIRST, value=8, source="vllm/config.py, possible_max_ranks, 0.9.0"),
     Rule(name="lora_least_rank", since=(0, 11, 1), value=1, source="vllm/config/lora.py, MaxLoRARanks, 0.11.1"),
     Rule(name="lora_vocabularies", since=_FIRST, value="mistral", source="vllm/model_executor/models/registry.py, 0.9.0"),

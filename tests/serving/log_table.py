@@ -47,6 +47,7 @@ WORDS = {
     "lora_experts": "experts have slots of adapters",
     "lora_joined_experts": "gate and up of gpt-oss, Qwen3-VL and Qwen3.5 share a slot",
     "state_prefixes": "prefixes of models with attention and states are cached by default",
+    "state_checkpoints": "layers of which prefixes keep one state more",
     "second_drafts": "methods of speculative decoding of the second model runner",
     "second_stages": "EAGLE-3 runs there in a pipeline, too",
     "rejection": "what the first model runner's profile run verifies",

@@ -12,6 +12,7 @@ from sizer.serving.architecture import CHUNKED, COMPRESSED, FULL, Architecture, 
 from sizer.serving.cache import longest_request, plan_cache
 from sizer.serving.command import vllm_command
 from sizer.serving.flags import resolve_flags
+from tests.serving.logs import architecture_of
 from tests.serving.models import attention, decoder, flags, states
 
 KIB = 1024
@@ -195,3 +196,22 @@ def test_prefixes_of_models_with_states_are_cached_if_that_is_asked_for():
 )
 def test_a_pipeline_has_several_steps_under_way(release: tuple[int, int, int], pp: int, second: bool, steps: int):
     assert flags(release=release, pp=pp, second_runner=second).steps_in_flight == steps
+
+
+@pytest.mark.parametrize(
+    ("preset", "version", "gpu", "more", "found"),
+    [
+        ("qwen3.5-4b", "0.32.0", "h100-80gb", "", (0, 16)),
+        ("qwen3.5-4b", "0.33.0", "h100-80gb", "", (1, 64)),
+        ("qwen3.5-4b", "0.33.0", "a100-80gb", "", (0, 16)),
+        ("qwen3.5-4b", "0.33.0", "mi300x", "", (0, 16)),
+        ("qwen3.5-4b", "0.33.0", "h100-80gb", "&prefix_caching=0", (0, 16)),
+        ("granite-4.0-h-micro", "0.31.0", "h100-80gb", "", (0, 16)),
+        ("granite-4.0-h-micro", "0.32.0", "a100-80gb", "", (1, 16)),
+        ("qwen3-8b", "0.33.0", "h100-80gb", "", (0, 16)),
+    ],
+)
+def test_prefills_write_a_state_at_the_end_of_a_block(preset: str, version: str, gpu: str, more: str, found: tuple[int, int]):
+    request = parse_query(f"arch=hf:{preset}&mode=serve&gpu={gpu}&engine_version={version}{more}")
+    asked = resolve_flags(request, architecture_of(preset), find_gpu(gpu), 132)
+    assert (asked.state_blocks, asked.state_step) == found
