@@ -113,6 +113,7 @@ class Planner:
     ) -> None:
         self._store = ScopedResults(EmptyStore() if store is None else store, module_scope_of(request))
         self._profiles: dict[str, Profile] = {}
+        self._drafts: dict[str, Architecture] = {}
         self._show = progress or (lambda text: None)
         self.architecture, self.census = _count(request, gpu, config, self._store, self._show)
 
@@ -144,8 +145,11 @@ class Planner:
         """Return the draft model of a request's speculative decoding, None for other methods."""
         if request.speculative is None or request.speculative[0] in DRAFTS:
             return None
-        asked = replace(request, source="hf", name=request.speculative[0], revision=None, config=None, head=None)
-        return _count(asked, gpu, None, self._store, self._show, scope=f" of the draft {asked.name}")[0]
+        name = request.speculative[0]
+        if name not in self._drafts:
+            asked = replace(request, source="hf", name=name, revision=None, config=None, head=None)
+            self._drafts[name], _ = _count(asked, gpu, None, self._store, self._show, scope=f" of the draft {name}")
+        return self._drafts[name]
 
     def _profile(self, architecture: Architecture, gpu: Gpu, flags: Flags) -> Profile:
         """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
