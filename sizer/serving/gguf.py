@@ -117,7 +117,8 @@ class Tensor:
 def tensors_of(architecture: Architecture) -> tuple[Tensor, ...]:
     """Return the tensors of a model's file in the order of its layers, without the encoder of images or sound."""
     shapes = {weight.name: weight.shape for weight in architecture.weights}
-    decoder = (weight for weight in architecture.weights if not (ENCODER.search(weight.name) or _PROJECTOR.search(weight.name)))
+    encodes = (ENCODER.search, _PROJECTOR.search)
+    decoder = (weight for weight in architecture.weights if prod(weight.shape) and not any(find(weight.name) for find in encodes))
     found = [tensor for weight in decoder for tensor in _tensors(weight, architecture, shapes)]
     if architecture.file_elements:
         found.append(Tensor(role="", layer=0, rows=1, columns=architecture.file_elements, kept="f32"))

@@ -352,7 +352,7 @@ def _changes(
         note = f"experts of {most} of {count} layers are computed on the host, more slowly"
         yield Change(flag=f"--n-cpu-moe {most}", query=f"cpu_moe={most}", fields={"host_experts": most}, note=note)
     layers = _largest(flags.layers - 1, lambda one: fits(replace(flags, layers=one)))
-    if fits(replace(flags, layers=layers)):
+    if layers < flags.layers and fits(replace(flags, layers=layers)):
         note = f"{count + 1 - layers} of {count + 1} layers are computed on the host, more slowly"
         yield Change(flag=f"-ngl {layers}", query=f"gpu_layers={layers}", fields={"layers": layers}, note=note)
 

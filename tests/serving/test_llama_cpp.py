@@ -16,6 +16,7 @@ from sizer.base.errors import RequestError
 from sizer.base.units import GIB, MIB
 from sizer.catalogue.serving import FILE_TYPES
 from sizer.query.text import format_query, parse_query
+from sizer.serving.architecture import Weight
 from sizer.serving.gguf import USUAL
 from sizer.serving.llama_cpp import Layout, LlamaFlags
 from tests.serving.logs import architecture_of
@@ -96,6 +97,16 @@ def test_rows_that_blocks_do_not_divide_have_a_larger_type():
     narrow, odd = (Layout(replace(model, hidden=weights[0].shape[-1], weights=weights)) for weights in shaped)
     assert sum(narrow.sizes("q4_k_m")) > sum(narrow.sizes("q4_0"))  # Q5_0 in place of Q4_K, Q8_0 in place of Q6_K
     assert sum(odd.sizes("q4_0")) == sum(odd.sizes("f16"))
+
+
+def test_empty_matrices_and_no_layers_on_the_device_are_counted():
+    model = decoder()
+    empty = Layout(replace(model, weights=(*model.weights, Weight(name="model.layers.0.mlp.down_proj.weight", shape=(1024, 0)))))
+    assert sum(empty.sizes("q4_k_m")) == sum(Layout(model).sizes("q4_k_m"))
+    served = sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&max_model_len=8k&gpu_layers=0").serve
+    assert (served.weights_bytes, served.kv_cache_bytes) == (0, 0)
+    assert served.profile_peak_bytes > 0
+    assert served.starts is True
 
 
 def test_layers_and_experts_move_to_the_host_one_by_one():
