@@ -23,6 +23,7 @@ from sizer.query.text import format_query
 from sizer.report.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
 from sizer.running.difference import Tolerance, find_changes, format_changes, grown, read_report, read_share, read_size
 from sizer.service.client import JobClient
+from sizer.serving.words import VERDICTS
 
 LONGEST = 40  # characters of a value: a config has thousands
 
@@ -80,12 +81,23 @@ def format_comparison(found: SideBySide, width: int | None = None) -> Iterator[s
 
 
 def _figures(found: SideBySide) -> Iterator[list[str]]:
-    yield ["dtype", *_cells(found, lambda side: side.dtype or "-")]
-    yield ["batch", *_cells(found, lambda side: "-" if side.batch is None else str(side.batch))]
-    for name in FIGURES[:-1]:
-        yield [TITLES.get(name, name), *_cells(found, partial(_size, name=name, like=found.largest_bytes), name)]
-    yield ["verdict", *_cells(found, lambda side: side.verdict or "-")]
-    yield ["largest batch", *_cells(found, _largest, FIGURES[-1])]
+    stepping, serving = "largest_batch" in found.figures, "kv_tokens" in found.figures
+    if stepping:
+        yield ["dtype", *_cells(found, lambda side: side.dtype or "-")]
+        yield ["batch", *_cells(found, lambda side: "-" if side.batch is None else str(side.batch))]
+    if serving:
+        yield ["tokens of a request", *_cells(found, partial(_size, name="request_tokens", like=0))]
+    for name in found.figures:
+        if name != "largest_batch":
+            words = TITLES.get(name, name.replace("_", " ").removesuffix(" bytes"))
+            yield [words, *_cells(found, partial(_size, name=name, like=found.largest_bytes), name)]
+    yield ["verdict", *_cells(found, _verdict)]
+    if stepping:
+        yield ["largest batch", *_cells(found, _largest, FIGURES[-1])]
+
+
+def _verdict(side: Side) -> str:
+    return side.verdict or ("-" if side.starts is None else VERDICTS[side.starts])
 
 
 def _cells(found: SideBySide, text: Callable[[Side], str], figure: str | None = None) -> Iterator[str]:
@@ -105,10 +117,10 @@ def _size(side: Side, name: str, like: int) -> str:
     return format_both(value, like=like) if name.endswith("_bytes") else f"{value:,}"
 
 
-def _signed(difference: int, name: str, like: int) -> str:
+def _signed(difference: float, name: str, like: int) -> str:
     if not difference:
         return "0"
-    text = format_bytes(difference, like=like) if name.endswith("_bytes") else f"{difference:,}"
+    text = format_bytes(int(difference), like=like) if name.endswith("_bytes") else f"{round(difference, 2):,}"
     return text if difference < 0 else f"+{text}"
 
 

@@ -268,7 +268,7 @@ def check_traced(request: Request) -> None:
         refusal = Refusal(
             key="mode",
             given=f"{request.mode!r}",
-            allowed="the commands `estimate`, `levers`, `which`, `ranks` and `startup`, which plan a server",
+            allowed="the commands `estimate`, `compare`, `levers`, `which`, `ranks` and `startup`, which plan a server",
             todo="ask `sizer estimate`, or for another mode",
         )
         raise RequestError(refusals=[refusal])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from urllib.parse import parse_qsl, quote
 
 from sizer.base.errors import Refusal, RequestError
-from sizer.query.request import Request, check_traced
+from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query, query_keys
 
 FEWEST, MOST = 2, 4
@@ -52,9 +52,7 @@ def _as_text(value: object) -> str:
 def read_question(text: str, number: int) -> Request:
     """Return the request of the question with this number. Raises RequestError with refusals that name the number."""
     try:
-        request = parse_query(as_query(text))
-        check_traced(request)
-        return request
+        return parse_query(as_query(text))
     except RequestError as error:
         whole = Refusal(key=error.what, given=error.given or "", allowed=error.allowed or "", todo=error.todo or "")
         refusals = (replace(one, key=f"question {number}: {one.key}") for one in error.refusals or (whole,))

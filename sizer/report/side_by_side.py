@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sizer.base.codec import encode
+from sizer.catalogue.modes import MODES
 from sizer.query.request import Request
 from sizer.query.several import key_differences
 from sizer.query.text import format_query
 from sizer.report.fit import Fits, Verdict
 from sizer.report.interval import Interval
 from sizer.report.report import Report
+from sizer.report.served import Starts
 from sizer.report.table import write_csv
 
 SCHEMA = 1
@@ -24,7 +26,8 @@ OF_ESTIMATE = (
     "peak_reserved_bytes",
     "process_bytes",
 )
-FIGURES = ("parameters", *OF_ESTIMATE, "largest_batch")  # the names of a Side that have a difference
+OF_SERVER = ("kv_cache_bytes", "kv_tokens", "requests_at_once")
+FIGURES = ("parameters", *OF_ESTIMATE, *OF_SERVER, "largest_batch")  # the names of a Side that have a difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Side:
     `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`. No batch above
     `most_batch` can. With `tried` they are the largest of the requested batch sizes, and have no difference. `differences` are
     the figures less those of the first question, if both have them. `error` says why figures are missing if they will not come.
+
+    A server has its weights, its cache and the requests of `request_tokens` each that it holds at once; `starts` says if it starts.
     """
 
     query: str
@@ -54,7 +59,13 @@ class Side:
     searched: bool = False
     tried: bool = False
     most_batch: int | None = None
-    differences: dict[str, int] = field(default_factory=dict)
+    serves: bool = False
+    starts: Starts | None = None
+    request_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_tokens: int | None = None
+    requests_at_once: float | None = None
+    differences: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -74,6 +85,13 @@ class SideBySide:
     questions: tuple[Side, ...]
 
     @property
+    def figures(self) -> tuple[str, ...]:
+        """Return the names of the figures that these questions have: of a step, of a server, or both."""
+        served = {side.serves for side in self.questions}
+        left_out = {True: (*OF_ESTIMATE[1:], "largest_batch"), False: OF_SERVER}
+        return tuple(name for name in FIGURES if len(served) > 1 or name not in left_out[served == {True}])
+
+    @property
     def largest_bytes(self) -> int:
         """Return the largest number of bytes among the figures; it decides the unit of a table."""
         sizes = [getattr(side, name) for side in self.questions for name in FIGURES if name.endswith("_bytes")]
@@ -85,13 +103,14 @@ class SideBySide:
 
     def to_csv(self) -> str:
         """Return the questions as CSV, a row each: the keys that differ, the figures, and the differences from the first."""
-        figures = [
-            name for name in Side.__dataclass_fields__ if name not in ("query", "searched", "differences", "error")
-        ]
+        without = {"query", "searched", "differences", "error", "serves"}
+        if not any(side.serves for side in self.questions):
+            without |= {*OF_SERVER, "starts", "request_tokens"}
+        figures = [name for name in Side.__dataclass_fields__ if name not in without]
         header = [
             *(f"request.{key}" for key in self.differ),
             *figures,
-            *(f"differences.{name}" for name in FIGURES),
+            *(f"differences.{name}" for name in FIGURES if name not in without),
             "error",
             "query",
         ]
@@ -115,7 +134,7 @@ def side_by_side(requests: Sequence[Request], sides: Sequence[Side]) -> SideBySi
     )
 
 
-def _differences(first: Side, side: Side) -> dict[str, int]:
+def _differences(first: Side, side: Side) -> dict[str, float]:
     pairs = {name: (getattr(first, name), getattr(side, name)) for name in FIGURES}
     if first.tried or side.tried:
         del pairs["largest_batch"]
@@ -124,9 +143,22 @@ def _differences(first: Side, side: Side) -> dict[str, int]:
 
 def side_of(request: Request, report: Report | None, error: str = "") -> Side:
     """Return the figures of a report, complete or not, at a question's focus; `error` says why missing ones will not come."""
-    query = format_query(request)
+    query, serves = format_query(request), MODES[request.mode].serves
     if report is None:
-        return Side(query=query, error=error)
+        return Side(query=query, error=error, serves=serves)
+    if (served := report.serve) is not None:
+        return Side(
+            query=query,
+            error=error,
+            serves=True,
+            parameters=report.model.parameters,
+            starts=served.starts,
+            request_tokens=int(served.flags["max_model_len"] or 0),
+            weights_bytes=served.weights_bytes,
+            kv_cache_bytes=served.kv_cache_bytes,
+            kv_tokens=served.kv_tokens,
+            requests_at_once=served.requests_at_once,
+        )
     focus = None if report.focus is None else report.find(report.focus.dtype, report.focus.batch)
     counted = Side(query=query, parameters=report.model.parameters, error=error)
     if focus is None:

@@ -15,13 +15,15 @@ from sizer.base.units import format_both, format_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
-from sizer.report.side_by_side import FIGURES, Side, SideBySide
+from sizer.report.side_by_side import OF_SERVER, Side, SideBySide
+from sizer.serving.words import VERDICTS
 from sizer.ui import vega
 from sizer.ui.charts import HEIGHT, capacity_lines, finish, in_sight, size_axis, stacked_chart, top_of
 from sizer.ui.focus import PeakKind
 from sizer.ui.quantities import quantity_title
 from sizer.ui.report_tables import TO_COME
-from sizer.ui.styling import marked, scale_for
+from sizer.ui.server_view import SIGNS
+from sizer.ui.styling import MARKS, marked, scale_for
 from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 NONE = "–"
@@ -71,17 +73,20 @@ def figures_frame(found: SideBySide, numbers: Sequence[int]) -> pd.DataFrame:
         "cell": _cells(found, _cell),
         **{
             title(name): _cells(found, partial(_figure, name=name, like=found.largest_bytes), name)
-            for name in FIGURES
+            for name in found.figures
             if name != "largest_batch"
         },
         "verdict": _cells(found, _verdict),
-        "largest batch": _cells(found, _largest, "largest_batch"),
     }
+    if "largest_batch" in found.figures:
+        rows["largest batch"] = _cells(found, _largest, "largest_batch")
     return pd.DataFrame(list(rows.values()), index=pd.Index(list(rows), name="Figure"), columns=columns)
 
 
 def title(name: str) -> str:
     """Return the title of a figure."""
+    if name in OF_SERVER:
+        return {"kv_cache_bytes": "KV cache", "kv_tokens": "KV tokens"}.get(name, name.replace("_", " "))
     return quantity_title(name) if name.endswith("_bytes") else name
 
 
@@ -102,7 +107,7 @@ def _difference(first: Side, side: Side, figure: str | None, like: int) -> str:
     difference, whole = side.differences[figure], getattr(first, figure)
     if not difference:
         return "0"
-    size = format_bytes(abs(difference), like=like) if figure.endswith("_bytes") else f"{abs(difference):,}"
+    size = format_bytes(int(abs(difference)), like=like) if figure.endswith("_bytes") else f"{round(abs(difference), 2):,}"
     sign = "+" if difference > 0 else MINUS
     return f"{sign}{size}, {sign}{_percent(abs(difference) / whole)}" if whole else f"{sign}{size}"
 
@@ -113,6 +118,8 @@ def _percent(share: float) -> str:
 
 
 def _cell(side: Side) -> str:
+    if side.request_tokens is not None:
+        return f"requests of {side.request_tokens:,} tokens"
     return _missing(side) if side.dtype is None else f"{side.dtype}, batch {side.batch:,}"
 
 
@@ -124,6 +131,8 @@ def _figure(side: Side, name: str, like: int) -> str:
 
 
 def _verdict(side: Side) -> str:
+    if side.starts is not None:
+        return f"{MARKS[SIGNS[side.starts]]} {VERDICTS[side.starts]}"
     return _missing(side) if side.verdict is None else marked(side.verdict)
 
 

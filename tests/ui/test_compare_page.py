@@ -11,13 +11,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from streamlit.testing.v1 import AppTest
 
+import sizer
 from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.base.units import format_both, format_bytes
+from sizer.commands.differences import format_comparison
 from sizer.query.several import read_questions, with_value
 from sizer.query.text import format_query, parse_query
 from sizer.report.largest_batch import MaxBatch
-from sizer.report.side_by_side import FIGURES, side_by_side, side_of
+from sizer.report.side_by_side import FIGURES, OF_SERVER, side_by_side, side_of
 from sizer.ui import compare
 from sizer.ui.compare_figures import LONGEST, bars_chart, figures_frame, focused, growth_chart, keys_frame
 from sizer.ui.compare_questions import parameters_of
@@ -47,6 +49,35 @@ def address(page: AppTest) -> list[str]:
 def figures(*queries: str):
     requests = read_questions(queries)
     return side_by_side(requests, [side_of(request, report_for(request)) for request in requests])
+
+
+SERVER = "arch=hf:qwen3-0.6b&mode=serve&engine=llama.cpp&weights=q8_0&gpu=t4&max_model_len=8k"
+
+
+def test_servers_are_compared_by_their_cache_and_requests():
+    of_vllm = SERVER.replace("8k", "auto").replace("engine=llama.cpp&weights=q8_0&", "")
+    requests = read_questions([SERVER, f"{SERVER}&kv=q8_0", of_vllm])
+    found = side_by_side(requests, [side_of(request, sizer.estimate(format_query(request))) for request in requests])
+    first, second, third = found.questions
+    assert (first.starts, first.requests_at_once, first.request_tokens) == (True, 1.0, 8192)
+    assert second.differences["kv_cache_bytes"] == second.kv_cache_bytes - first.kv_cache_bytes < 0
+    assert third.differences["requests_at_once"] == third.requests_at_once - 1.0
+    frame = figures_frame(found, [1, 2, 3])
+    assert list(frame.index) == ["cell", "parameters", "weights", "KV cache", "KV tokens", "requests at once", "verdict"]
+    assert list(frame.loc["verdict"][["1", "2", "3"]]) == ["✓ starts"] * 3
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["kv_tokens"] for row in rows[:2]] == ["8192", "8192"]
+    assert "\n".join(format_comparison(found)).count("starts") == 3
+
+
+def test_a_server_and_a_generation_have_the_figures_of_both():
+    generation = "arch=hf:qwen3-0.6b&mode=generate&dtype=bfloat16&batch=1&gpu=t4"
+    requests = read_questions([SERVER, generation])
+    reports = [sizer.estimate(format_query(requests[0])), report_for(parse_query(FIRST))]
+    found = side_by_side(requests, [side_of(request, report) for request, report in zip(requests, reports, strict=True)])
+    assert found.figures == FIGURES
+    assert {"KV tokens", "largest batch", "verdict"} < set(figures_frame(found, [1, 2]).index)
+    assert "requests at once" in "\n".join(format_comparison(found))
 
 
 # ------------------------------------------------------------------------------------------------------------- the fields
@@ -187,7 +218,8 @@ def test_the_file_is_named_after_the_questions_and_has_a_row_each():
     assert compare.file_stem(list(requests)) == "sizer-compare-resnet50-by-dtype-batch-gpu"
     rows = list(csv.DictReader(io.StringIO(figures(FIRST, THIRD).to_csv())))
     assert [row["request.gpu"] for row in rows] == ["a100-80gb", "t4"]
-    assert set(FIGURES) < rows[0].keys()
+    assert set(FIGURES) - set(OF_SERVER) < rows[0].keys()
+    assert rows[0].keys().isdisjoint((*OF_SERVER, "starts", "serves"))
 
 
 def test_headings_tell_questions_apart():
