@@ -16,7 +16,7 @@ from sizer.estimating.estimator import estimate_cell
 from sizer.query.request import Request, gpu_of
 from sizer.query.text import parse_query
 from sizer.report.replays import replay_unbounded
-from sizer.tape.loop_choices import gradients_zeroed
+from sizer.tape.loop_choices import zero_gradients
 from tests.benchmarks.tables import read_table
 from tests.figures import REPORTS
 
@@ -31,7 +31,7 @@ def test_a_report_is_repeated(row: dict[str, str]) -> None:
     (estimate,) = report.estimates
     assert percent(estimate.peak_allocated_bytes, row) == pytest.approx(float(row["error_percent"]), abs=0.05)
     if row["zeroed_percent"]:
-        zeroed = replace(gradients_zeroed(tape), outputs=(), graphs=(), half_outputs=frozenset())
+        zeroed = replace(zero_gradients(tape), outputs=(), graphs=(), half_outputs=frozenset())
         peak = replay_unbounded(zeroed, "cuda").timeline.peak_allocated_bytes
         assert percent(peak, row) == pytest.approx(float(row["zeroed_percent"]), abs=0.05)
 

@@ -128,7 +128,7 @@ class OnePool:
         self.given_back.append(self.started + self.position)
         self.cache.release_cached()
 
-    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+    def round_up(self, sizes: Sequence[int]) -> np.ndarray:
         """Return the bytes unchanged: the cache rounds them itself."""
         return np.asarray(sizes, np.int64)
 

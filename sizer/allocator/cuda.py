@@ -32,7 +32,7 @@ MIN_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request gets its own se
 ROUND_LARGE = 2 * 2**20  # kRoundLarge: rounded up to a multiple of this
 
 
-def rounded(sizes: Sequence[int]) -> np.ndarray:
+def round_up(sizes: Sequence[int]) -> np.ndarray:
     """Return bytes rounded up to a multiple of MIN_BLOCK."""
     return (np.asarray(sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK
 

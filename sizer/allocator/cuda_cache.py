@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sizer.allocator.best_fit import Driver, Pools
-from sizer.allocator.cuda import PrivatePools, rounded
+from sizer.allocator.cuda import PrivatePools, round_up
 
 
 class CudaCache:
@@ -44,9 +44,9 @@ class CudaCache:
         """Allocate and release on this stream from now on."""
         self._used = self._pools[stream]
 
-    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+    def round_up(self, sizes: Sequence[int]) -> np.ndarray:
         """Return bytes rounded as requests are (round_size); 0 stays 0 and needs no request."""
-        return rounded(sizes)
+        return round_up(sizes)
 
     def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether events (see Tape) found room.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sizer.allocator.best_fit import ENDLESS, ROOM, delete_by_address, insert, merge
-from sizer.allocator.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, rounded
+from sizer.allocator.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, PrivatePools, round_up
 from sizer.allocator.numba_functions import compiled
 from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
@@ -272,9 +272,9 @@ class ExpandableCache:
         """Allocate and release on this stream from now on."""
         self._used = self._ranges.setdefault(stream, _Ranges())
 
-    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+    def round_up(self, sizes: Sequence[int]) -> np.ndarray:
         """Return bytes rounded as requests are (round_size); 0 stays 0 and needs no request."""
-        return rounded(sizes)
+        return round_up(sizes)
 
     def run(self, events: np.ndarray, block_bytes: np.ndarray, addresses: np.ndarray) -> bool:
         """Return whether events (see Tape) found room; `block_bytes` has the requested bytes of each block, rounded.

@@ -230,7 +230,7 @@ class MpsHeaps:
     def use(self, stream: int) -> None:
         """Do nothing: its buffers are not kept apart by streams."""
 
-    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+    def round_up(self, sizes: Sequence[int]) -> np.ndarray:
         """Return the bytes of buffers for requests; 0 stays 0 and needs no request."""
         return buffer_sizes(sizes)
 

@@ -29,7 +29,7 @@ class Pools(Protocol):
     def retries(self) -> int:
         """Return how often cached memory was given back."""
 
-    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+    def round_up(self, sizes: Sequence[int]) -> np.ndarray:
         """Return the bytes that the pools are asked for, 0 for no request."""
 
     def use(self, stream: int) -> None:
@@ -48,16 +48,16 @@ class LoopRunner:
     def __init__(self, pools: Pools, block_bytes: np.ndarray, addresses: np.ndarray) -> None:
         self.pools, self.block_bytes, self.addresses = pools, block_bytes, addresses
 
-    def run(self, tape: Tape, again: Repetition, rounded: Iterable[np.ndarray], before: np.ndarray) -> LoopReplay:
+    def run(self, tape: Tape, again: Repetition, step_sizes: Iterable[np.ndarray], before: np.ndarray) -> LoopReplay:
         """Run every step of a loop, up to the first request that finds no room.
 
-        `rounded` has the requested bytes of the step's blocks for each repetition, `before` the bytes alive by category. The
+        `step_sizes` has the requested bytes of the step's blocks for each repetition, `before` the bytes alive by category. The
         `position` of the pools is then that of the refused request in its step.
         """
         pools, block_bytes, addresses = self.pools, self.block_bytes, self.addresses
         sums = Sums(tape, again, before, block_bytes)
         old, later = again.moves.T
-        for sizes in rounded:
+        for sizes in step_sizes:
             block_bytes[old], addresses[old] = block_bytes[later], addresses[later]
             block_bytes[again.blocks] = sizes
             reserved = pools.reserved
@@ -146,7 +146,7 @@ def loop_replay(events: int, rows: list[Row], refused: tuple[int, int] | None) -
 
 def place(tape: Tape, pools: Pools) -> Replay:
     """Return the placement of a tape's blocks (bytes), up to the first that finds no room."""
-    block_bytes, addresses = np.array(pools.rounded(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
+    block_bytes, addresses = np.array(pools.round_up(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
     runner = LoopRunner(pools, block_bytes, addresses)
     categories = np.frombuffer(tape.categories, np.uint8)
     order = np.asarray(tape.order, np.int64)
@@ -175,8 +175,8 @@ def place(tape: Tape, pools: Pools) -> Replay:
                 pools.started, pools.position = end, 0
                 pools.release_cached(stream_of(tape, int(order[end])))
             continue
-        rounded = (pools.rounded(again.sizes_at(time)) for time in range(1, again.count + 1))
-        loops.append(found := runner.run(tape, again, rounded, level))
+        step_sizes = (pools.round_up(again.sizes_at(time)) for time in range(1, again.count + 1))
+        loops.append(found := runner.run(tape, again, step_sizes, level))
         if found.refused is not None:
             failed_at = end - len(again.events) + pools.position
             break

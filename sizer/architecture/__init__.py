@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.base.errors import BuildError
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
@@ -15,18 +15,18 @@ from sizer.catalogue.weights import METHODS, WEIGHTS
 
 if TYPE_CHECKING:
     from sizer.architecture.blueprint import Blueprint
-    from sizer.architecture.loading import Loaded
+    from sizer.architecture.loading import ResolvedWeights
     from sizer.architecture.quantization_settings import Quantization
     from sizer.query.request import Request
 
 
-def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded | None = None) -> Blueprint:
+def make_blueprint(request: Request, config: dict | None = None, loaded: ResolvedWeights | None = None) -> Blueprint:
     """Return the blueprint of a request's architecture, with its weights as `loaded`, by default on the request's GPU.
 
     `config` is the parsed JSON for the sources "hub" and "config" (None: the config in the request itself).
     Raises RequestError, ConfigError or BuildError, each with what to do.
     """
-    loaded = loaded or as_loaded(request, find_gpu(request.gpu), config)
+    loaded = loaded or resolve_weights(request, find_gpu(request.gpu), config)
     request, quantization = loaded.request, loaded.quantization
     source = SOURCES[request.source]
     try:

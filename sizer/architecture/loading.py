@@ -28,7 +28,7 @@ _KERNELS = "; without the package kernels transformers makes them 16 bits"  # qu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class ResolvedWeights:
     """Weights as a device loads them: the request, its cautions, and the checkpoint's quantization.
 
     The request has the weights as loaded ("full" if the device does not quantize them). The quantization is None if the
@@ -40,7 +40,7 @@ class Loaded:
     quantization: Quantization | None = None
 
 
-def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
+def resolve_weights(request: Request, gpu: Gpu, config: dict | None = None) -> ResolvedWeights:
     """Return the weights of a request as `gpu` loads them.
 
     `config` is the parsed config.json for the sources "hub" and "config" (None: the request's own, or its preset's).
@@ -50,30 +50,30 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     if WEIGHTS[request.weights].quantizes:
         return _quantized_anew(request, gpu, quantization)
     if quantization is None:
-        return Loaded(request=request)
+        return ResolvedWeights(request=request)
     title = title_of(quantization.method)
     reason = next(_reasons(request, gpu, quantization), None)
     if reason is not None:
         named = f"are {title}" if quantization.method != UNNAMED else "are quantized by a method that its config does not name"
         caution = f"the weights of this checkpoint {named}; they are counted unquantized: {reason}"
-        return Loaded(request=replace(request, weights="full"), cautions=(caution,), quantization=quantization)
+        return ResolvedWeights(request=replace(request, weights="full"), cautions=(caution,), quantization=quantization)
     method = METHODS[quantization.method]  # without a row there is a reason
     if method.traced:
-        return Loaded(request=request, quantization=quantization)
+        return ResolvedWeights(request=request, quantization=quantization)
     if MODES[request.mode].trains:
-        return Loaded(request=request, cautions=(DEQUANTIZED.format(title=title),), quantization=quantization)
+        return ResolvedWeights(request=request, cautions=(DEQUANTIZED.format(title=title),), quantization=quantization)
     caution = NOT_TRACED.format(title=title) + (_KERNELS if method.key == "mxfp4" else "")
-    return Loaded(request=request, cautions=(caution,), quantization=quantization)
+    return ResolvedWeights(request=request, cautions=(caution,), quantization=quantization)
 
 
-def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> Loaded:
+def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> ResolvedWeights:
     """Return the weights as loaded if the request quantizes them. The checkpoint may already be quantized."""
     row = WEIGHTS[request.weights]
     cautions = () if quantization is None else (COPY.format(title=title_of(quantization.method)),)
     if row.quantizes_on(gpu):
-        return Loaded(request=request, cautions=cautions)
+        return ResolvedWeights(request=request, cautions=cautions)
     caution = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantized"
-    return Loaded(request=replace(request, weights="full"), cautions=(*cautions, caution))
+    return ResolvedWeights(request=replace(request, weights="full"), cautions=(*cautions, caution))
 
 
 def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator[str]:

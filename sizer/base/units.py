@@ -48,7 +48,7 @@ def format_count(n: int) -> str:
     return _scale(n, _COUNT_UNITS, "")
 
 
-def counted(n: int, one: str, many: str | None = None) -> str:
+def pluralize(n: int, one: str, many: str | None = None) -> str:
     """Return a count with its noun: "1 case", "1,200 cases"; `many` is the plural if it is not `one` and an s."""
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"
 

@@ -65,7 +65,7 @@ def installed_version() -> Version:
     return int(major), int(minor)
 
 
-def version_followed(target: Version) -> Version:
+def rules_version(target: Version) -> Version:
     """Return the read version with the rules for a version: the version itself, or a neighbour if it was not read."""
     if target in READ:
         return target
@@ -77,7 +77,7 @@ def version_followed(target: Version) -> Version:
 def cautions(target: Version, installed: Version) -> tuple[str, ...]:
     """Return cautions on figures by the rules of one PyTorch, computed with another, installed one."""
     said = []
-    followed = version_followed(target)
+    followed = rules_version(target)
     if target != followed:
         where = "newer than" if target > NEWEST else "older than" if target < OLDEST else "not among"
         said.append(

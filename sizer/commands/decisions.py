@@ -1,4 +1,7 @@
-"""The commands `levers`, `limits`, `which`, `ranks`, `budget` and `peak`: savings, largest sizes, fitting devices, live tensors."""
+"""The commands `levers`, `limits`, `which`, `ranks`, `budget` and `peak`: savings, largest sizes, devices that fit, tensors.
+
+`peak` shows live tensors at the peak of allocated memory, writes PyTorch's snapshot of it, or a script that does the work.
+"""
 
 from __future__ import annotations
 

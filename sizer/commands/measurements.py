@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sizer.base.errors import JobError, RequestError, SizerError, quote
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.base.versions import format_version, installed_version
 from sizer.catalogue.parallel import PARALLELS
 from sizer.commands.arguments import add_query, minutes, query_of
@@ -192,7 +192,7 @@ def format_ranks(comparisons: Sequence[Comparison]) -> str:
     shown = worst(comparisons)
     header = ("rank", "estimated", "measured", "difference", "error", "")
     lines = format_table(header, map(_rank_cells, comparisons))
-    title = f"Peak allocated on each of {counted(len(comparisons), 'rank')}, and rank {rank_of(shown)} whole:"
+    title = f"Peak allocated on each of {pluralize(len(comparisons), 'rank')}, and rank {rank_of(shown)} whole:"
     return "\n\n".join(("\n".join((title, *lines)), format_comparison(shown)))
 
 
@@ -286,11 +286,11 @@ def _scratch(scratch: Sequence[Scratch]) -> Iterator[str]:
     for one in scratch[:SCRATCH_SHOWN]:
         where = f" in {one.module}" if one.module else ""
         size = f"{format_bytes(one.most_bytes)} (the estimate: {format_bytes(one.estimated_bytes)})"
-        yield f"  {one.phase}: {one.op or 'code outside operators'}{where}, {counted(one.times, 'time')}, up to {size}"
+        yield f"  {one.phase}: {one.op or 'code outside operators'}{where}, {pluralize(one.times, 'time')}, up to {size}"
 
 
 def _timing(timing: Timing) -> Iterator[str]:
-    yield f"A step takes {_seconds(timing.step)} ({timing.clock}, after {counted(timing.warm_up, 'step')} of warm-up)."
+    yield f"A step takes {_seconds(timing.step)} ({timing.clock}, after {pluralize(timing.warm_up, 'step')} of warm-up)."
     yield f"Without waiting for the device one would have read {_seconds(timing.unsynchronized)}."
     for one in timing.transfers:
         memory = "pinned" if one.pinned else "plain"
@@ -301,7 +301,7 @@ def _timing(timing: Timing) -> Iterator[str]:
 
 def _seconds(spread: Spread) -> str:
     low, median, high = map(_duration, (spread.low_seconds, spread.median_seconds, spread.high_seconds))
-    return f"{median} ({low} to {high}, {counted(spread.runs, 'run')})"
+    return f"{median} ({low} to {high}, {pluralize(spread.runs, 'run')})"
 
 
 def _duration(seconds: float) -> str:
@@ -343,7 +343,7 @@ def run_cases(options: argparse.Namespace, make_client: MakeClient) -> int:
     cases, lacking = split_by_places(cases, count_places(facts.kind) if facts.kind in PLACES else 1)
     runner = Runner(device=facts.device, record=options.record)
     folder = options.out or folder_for(inventory, facts, runner.date())
-    print(f"{facts.name}: {counted(len(cases), 'case')}, to {folder}", flush=True)
+    print(f"{facts.name}: {pluralize(len(cases), 'case')}, to {folder}", flush=True)
     for case in lacking:
         print(f"{case.name:46} left out: it needs {case.ranks} {PLACES.get(facts.kind, 'devices')}", flush=True)
     if options.again:

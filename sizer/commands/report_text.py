@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sizer.base.units import counted, format_bytes, format_count, format_more
+from sizer.base.units import format_bytes, format_count, format_more, pluralize
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import AFTER as STEP_AFTER
@@ -98,7 +98,7 @@ def _headline(report: Report) -> Iterator[str]:
         mode = MODES[asked["mode"]]
         part = trained_part(asked["train"], asked["adapter"], asked["adapter_rank"])
         work = (
-            f"{mode.title} of {counted(asked['new'], 'token')}" if mode.generates else f"{mode.title} {part}".rstrip()
+            f"{mode.title} of {pluralize(asked['new'], 'token')}" if mode.generates else f"{mode.title} {part}".rstrip()
         )
         allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
         yield (

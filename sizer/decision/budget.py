@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
-from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.cells import CANNOT, Cells, check_request, one_cell, why
 from sizer.estimating.store import ResultStore
 from sizer.query.request import Request
 from sizer.query.text import format_query
@@ -41,7 +41,7 @@ def budget(
             todo="ask for mode=training",
         )
     eager = replace(request, compile=None, compile_scope=None, budget=None)
-    compiled = checked(replace(request, compile="default", budget=None, checkpointing=False))
+    compiled = check_request(replace(request, compile="default", budget=None, checkpointing=False))
     cells = Cells(eager, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     report_progress("the eager step")
@@ -50,7 +50,7 @@ def budget(
     yield report
     report_progress("with checkpointing")
     try:
-        report = replace(report, checkpointing=cells.cell(checked(replace(eager, checkpointing=True))))
+        report = replace(report, checkpointing=cells.cell(check_request(replace(eager, checkpointing=True))))
     except CANNOT as error:
         report = replace(report, reason=why(error))
     yield report

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from sizer.base.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.catalogue.gpus import Gpu
-from sizer.estimating.scopes import as_traced
+from sizer.estimating.scopes import reduce_request
 from sizer.estimating.store import ResultStore
 from sizer.estimating.tracer import Traced, Tracer, answers_of, check_kernels
 from sizer.query.request import Request, check_traced, gpu_of
 from sizer.query.text import format_query, parse_query
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.decision import Cell, cell_of
 from sizer.report.estimate import Estimate, estimate_tape
 from sizer.report.fit import Fits, fits_in
@@ -135,7 +135,7 @@ class Cells:
         except NotAffineError as error:
             raise TraceError(str(error)) from error
 
-    def counted(self, request: Request) -> Counted:
+    def counted(self, request: Request) -> ArchitectureCounts:
         """Return the facts about a question's architecture."""
         return self.tracer(request).counted
 
@@ -148,7 +148,7 @@ class Cells:
         """Return the tracer of a question; questions on the same module share it."""
         gpu = gpu_of(request)
         key = replace(
-            as_traced(request),
+            reduce_request(request),
             dtypes=("float32",),
             batches=(1,),
             gpu=_rules_of(gpu) if request.compile is None else gpu.key,
@@ -179,7 +179,7 @@ def one_cell(request: Request) -> Request:
     return replace(request, dtypes=dtypes, batches=batches, focus=None)
 
 
-def checked(request: Request) -> Request:
+def check_request(request: Request) -> Request:
     """Return the request itself after the checks of a link's values. Raises RequestError."""
     return parse_query(format_query(request))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sizer.decision.cells import CANNOT, Cells, checked
+from sizer.decision.cells import CANNOT, Cells, check_request
 from sizer.decision.lever_table import LEVERS
 from sizer.query.request import Request
 
@@ -47,7 +47,7 @@ def changes(request: Request, cells: Cells) -> Iterator[Changed]:
                 if changed is None or changed == before:
                     changed = None
                     break
-                before = changed = checked(changed)
+                before = changed = check_request(changed)
         except CANNOT:
             continue
         if changed is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.catalogue.modes import MODES
-from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.cells import CANNOT, Cells, check_request, one_cell, why
 from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_eager
 from sizer.query.text import format_query
@@ -92,7 +92,7 @@ def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:
     asked = _on(gpu.key, request)
     row = DeviceRow(gpu=gpu.key, name=gpu.name, total_bytes=gpu.total_bytes, query=format_query(asked))
     try:
-        asked = checked(asked)
+        asked = check_request(asked)
         if asked.batches != (cells.counted(asked).smallest,):  # if it does not fit, no batch does
             cells.trace_line(asked)  # the largest batch needs it too
         return replace(row, cell=cells.cell(asked))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from sizer.architecture.greedy_generation import keeps_last_logits
-from sizer.base.units import counted
+from sizer.base.units import pluralize
 from sizer.base.versions import installed_version
 from sizer.catalogue.adapters import PACKAGE, SCRIPT, targets_of_script
 from sizer.catalogue.gpu_keys import find_gpu
@@ -36,10 +36,10 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
 from sizer.query.request import Request, scope_of
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.tracing.compiled.names import OLDEST_READ as COMPILED_FROM
 
-Change = Callable[[Request, Counted], Request | None]
+Change = Callable[[Request, ArchitectureCounts], Request | None]
 
 COMPILED = "compile"  # the lever that compiles a question's eager code
 LOW_BUDGET = 0.3
@@ -57,19 +57,19 @@ class Lever:
     group: str
     price: int
     title: Callable[[Request], str]
-    cost: Callable[[Request, Counted], str]
+    cost: Callable[[Request, ArchitectureCounts], str]
     code: lever_code.Code
     change: Change
 
 
-def _with_batch(request: Request, known: Counted) -> Request | None:
+def _with_batch(request: Request, known: ArchitectureCounts) -> Request | None:
     (batch,) = request.batches
     if is_contrastive(request.objective):  # its loss compares the texts of a batch
         return None
     return accumulated(request, known.smallest) if batch > known.smallest else None
 
 
-def _with_cached_gradients(request: Request, known: Counted) -> Request | None:
+def _with_cached_gradients(request: Request, known: ArchitectureCounts) -> Request | None:
     """Return the question with texts embedded in mini-batches: of 32 texts, or of half a small batch."""
     texts = min(CACHED, request.batches[0] // 2)
     if not is_contrastive(request.objective) or cached_texts(request.objective) is not None or not texts:
@@ -87,7 +87,7 @@ def accumulated(request: Request, batch: int) -> Request:
 def _with_dtype(dtype: str) -> Change:
     order = ("float32", "amp-float16", "amp-bfloat16", "float16", "bfloat16")
 
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         (now,), gpu = request.dtypes, find_gpu(request.gpu)
         emulated = gpu.capability is not None and gpu.capability < (8, 0)  # a T4 has no tensor cores for bfloat16
         if emulated == ("bfloat16" in dtype):
@@ -104,7 +104,7 @@ def _training(change: Change) -> Change:
 
 
 def _with_optimizer(optimizer: str) -> Change:
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         if request.optimizer in ("none", "sgd", optimizer):
             return None
         available = OPTIMIZERS[optimizer].implementations_on(find_gpu(request.gpu).backend)
@@ -114,12 +114,12 @@ def _with_optimizer(optimizer: str) -> Change:
     return change
 
 
-def _fused(request: Request, known: Counted) -> Request | None:
+def _fused(request: Request, known: ArchitectureCounts) -> Request | None:
     available = OPTIMIZERS[request.optimizer].implementations_on(find_gpu(request.gpu).backend)
     return replace(request, optimizer_impl="fused") if "fused" in available else None
 
 
-def _with_lora(request: Request, known: Counted) -> Request | None:
+def _with_lora(request: Request, known: ArchitectureCounts) -> Request | None:
     adapts = find_spec(PACKAGE) and (SOURCES[request.source].package == "transformers" or request.is_of_pipeline)
     if not adapts or request.train != "all":
         return None
@@ -130,7 +130,7 @@ def _with_lora(request: Request, known: Counted) -> Request | None:
     return replace(request, train="adapter", dtypes=dtypes, adapter_targets=targets)
 
 
-def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
+def _with_quantized_lora(request: Request, known: ArchitectureCounts) -> Request | None:
     if not find_spec(BITSANDBYTES) or find_gpu(request.gpu).backend != "cuda" or WEIGHTS[request.weights].quantizes:
         return None
     adapted = _with_lora(request, known)
@@ -142,7 +142,7 @@ def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
 
 
 def _with_weights(weights: str) -> Change:
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         if MODES[request.mode].trains or WEIGHTS[request.weights].quantizes or not find_spec(BITSANDBYTES):
             return None
         there = SOURCES[request.source].package == "transformers" and find_gpu(request.gpu).backend == "cuda"
@@ -151,7 +151,7 @@ def _with_weights(weights: str) -> Change:
     return change
 
 
-def _last_logits(request: Request, known: Counted) -> Request | None:
+def _last_logits(request: Request, known: ArchitectureCounts) -> Request | None:
     """Return the question as a generation: the prompt has the sequence's length, and one token's logits are computed."""
     passes_once = not MODES[request.mode].trains and not MODES[request.mode].generates
     if not passes_once or not keeps_last_logits(known.census.class_name):
@@ -162,14 +162,14 @@ def _last_logits(request: Request, known: Counted) -> Request | None:
 def _with_library(optimizer: str) -> Change:
     change = _with_optimizer(optimizer)
 
-    def with_library(request: Request, known: Counted) -> Request | None:
+    def with_library(request: Request, known: ArchitectureCounts) -> Request | None:
         there = find_spec(BITSANDBYTES) and find_gpu(request.gpu).backend == "cuda"
         return change(request, known) if there and request.optimizer in ("adam", "adamw") else None
 
     return with_library
 
 
-def _in_backward(request: Request, known: Counted) -> Request | None:
+def _in_backward(request: Request, known: ArchitectureCounts) -> Request | None:
     steps = request.optimizer != "none" and request.accumulate == 1 and request.dtypes != ("amp-float16",)
     return replace(request, step=IN_BACKWARD) if steps and request.step != IN_BACKWARD else None
 
@@ -177,7 +177,7 @@ def _in_backward(request: Request, known: Counted) -> Request | None:
 def _with_loss(loss: str) -> Change:
     """Return the change to a loss that computes no more logits at once than it needs, where its package is installed."""
 
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         if known.vocabulary is None or request.loss != FULL or (known.changes_logits and loss != TRL):
             return None
         row = LOSSES.get(loss)
@@ -188,37 +188,37 @@ def _with_loss(loss: str) -> Change:
     return change
 
 
-def _with_offloading(request: Request, known: Counted) -> Request | None:
+def _with_offloading(request: Request, known: ArchitectureCounts) -> Request | None:
     there = find_spec(TRL) and find_gpu(request.gpu).backend == "cuda" and SOURCES[request.source].package == "transformers"
     return replace(request, activations=OFFLOAD) if there else None
 
 
-def _with_optimizer_on_the_host(request: Request, known: Counted) -> Request | None:
+def _with_optimizer_on_the_host(request: Request, known: ArchitectureCounts) -> Request | None:
     there = find_spec("torchao") and request.dtypes != ("amp-float16",)
     return replace(request, optimizer_offload=True, optimizer_impl=None) if there else None  # torchao chooses the implementation
 
 
-def _with_compiled_blocks(request: Request, known: Counted) -> Request | None:
+def _with_compiled_blocks(request: Request, known: ArchitectureCounts) -> Request | None:
     there = find_spec("triton") and installed_version() >= COMPILED_FROM and find_gpu(request.gpu).backend == "cuda"
     if not there or scope_of(request) == BLOCKS:
         return None
     return replace(request, compile=request.compile or DEFAULT, compile_scope=BLOCKS)
 
 
-def _without_graphs(request: Request, known: Counted) -> Request | None:
+def _without_graphs(request: Request, known: ArchitectureCounts) -> Request | None:
     return replace(request, compile=DEFAULT) if request.compile == REDUCE_OVERHEAD else None
 
 
-def _with_budget(request: Request, known: Counted) -> Request | None:
+def _with_budget(request: Request, known: ArchitectureCounts) -> Request | None:
     keeps_more = request.budget is None or request.budget > LOW_BUDGET
     return replace(request, budget=LOW_BUDGET) if request.compile is not None and keeps_more else None
 
 
-def _with_head(request: Request, known: Counted) -> Request | None:
+def _with_head(request: Request, known: ArchitectureCounts) -> Request | None:
     return replace(request, train="head") if request.train == "all" and not request.is_of_pipeline else None
 
 
-def _without_training(request: Request, known: Counted) -> Request:
+def _without_training(request: Request, known: ArchitectureCounts) -> Request:
     plain = replace(Request(source=request.source), **SOURCES[request.source].defaults)
     trained = (
         *("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", "new"),
@@ -228,37 +228,37 @@ def _without_training(request: Request, known: Counted) -> Request:
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters, *PARALLEL_KEYS)})
 
 
-def _half_sequence(request: Request, known: Counted) -> Request | None:
+def _half_sequence(request: Request, known: ArchitectureCounts) -> Request | None:
     length = known.sequence_length
     if length is None or length < 2 or known.image_size is not None:
         return None
     return replace(request, sequence_length=length // 2)
 
 
-def _half_new(request: Request, known: Counted) -> Request | None:
+def _half_new(request: Request, known: ArchitectureCounts) -> Request | None:
     generates = MODES[request.mode].generates or request.objective == GRPO
     return replace(request, new=request.new // 2) if generates and request.new >= 2 else None
 
 
-def _without_reference(request: Request, known: Counted) -> Request | None:
+def _without_reference(request: Request, known: ArchitectureCounts) -> Request | None:
     """Return the question without the frozen reference model."""
     if reference_of(request.objective, request.train, request.reference) != MODEL:
         return None
     return replace(request, reference=NONE if request.objective == GRPO else PRECOMPUTED)
 
 
-def _cost_of_reference(request: Request, known: Counted) -> str:
+def _cost_of_reference(request: Request, known: ArchitectureCounts) -> str:
     return "nothing keeps the model close to its start" if request.objective == GRPO else "a pass over the data beforehand"
 
 
-def _half_image(request: Request, known: Counted) -> Request | None:
+def _half_image(request: Request, known: ArchitectureCounts) -> Request | None:
     if known.image_size is None or known.sequence_length is not None or request.is_pipeline:
         return None
     height, width = known.image_size
     return replace(request, image_size=(height // 2, width // 2))
 
 
-def _of_small_batches(request: Request, known: Counted) -> str:
+def _of_small_batches(request: Request, known: ArchitectureCounts) -> str:
     normed = MODES[request.mode].trains and any("BatchNorm" in module.class_name for module in known.census.modules)
     return f"more, smaller kernels{'; batch norm sees the small batches' if normed else ''}"
 
@@ -267,11 +267,11 @@ def _batch_title(request: Request) -> str:
     (batch,) = request.batches
     mode = MODES[request.mode]
     if mode.generates:
-        return f"{counted(batch, 'sequence')} at once"
+        return f"{pluralize(batch, 'sequence')} at once"
     return f"Batches of {batch}, accumulated" if mode.trains else f"Batches of {batch}"
 
 
-def _of_weights(lost: str, trained: str) -> Callable[[Request, Counted], str]:
+def _of_weights(lost: str, trained: str) -> Callable[[Request, ArchitectureCounts], str]:
     """Return the text of the cost of 16-bit weights: `trained` if they are trained, else `lost`."""
     return lambda request, known: trained if MODES[request.mode].trains else lost
 
@@ -430,7 +430,7 @@ LEVERS = (
         lever_code.sequence, _half_sequence,
     ),
     row_of(
-        "new", "tokens", 5, lambda request: counted(request.new, "new token"), "half as many tokens",
+        "new", "tokens", 5, lambda request: pluralize(request.new, "new token"), "half as many tokens",
         lever_code.new_tokens, _half_new,
     ),
     row_of(

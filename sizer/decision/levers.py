@@ -13,17 +13,17 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from sizer.base.errors import RequestError
-from sizer.base.units import counted, format_bytes, format_range
+from sizer.base.units import format_bytes, format_range, pluralize
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
-from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.cells import CANNOT, Cells, check_request, one_cell, why
 from sizer.decision.lever_table import ADAPTERS, COMPILED, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.decision.serving import served_levers
 from sizer.estimating.store import ResultStore
 from sizer.query.request import Request
 from sizer.query.text import format_query
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.decision import LeverReport, LeverRow, LeverSet
 from sizer.report.estimate import Estimate, describe_copies
 from sizer.report.phases import inside
@@ -120,13 +120,13 @@ def _paid(found: Estimate) -> list[str]:
     return [f"{format_bytes(found.host_bytes)} of host memory", *filter(None, [describe_copies(found)])]
 
 
-def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:
+def _changed(lever: Lever, request: Request, known: ArchitectureCounts) -> Request | None:
     """Return the question changed by a lever; None if it does not apply."""
     changed = lever.change(request, known)
     if changed is None or changed == request:
         return None
     try:
-        return checked(changed)
+        return check_request(changed)
     except RequestError:  # a key that this source, device or optimizer does not take
         return None
 
@@ -251,7 +251,7 @@ class _Sets:
                 if len(together) == 1 and together[0].key not in self._fits_alone:
                     continue
                 if (found := self._fitting(together)) is not None:
-                    return found, f"The fewest changes that do, the first of {counted(tried, 'set')} tried that fits."
+                    return found, f"The fewest changes that do, the first of {pluralize(tried, 'set')} tried that fits."
         best, kept = everything, list(whole)
         for lever in sorted(whole, key=lambda lever: -lever.price):
             fewer = [one for one in kept if one is not lever]
@@ -297,7 +297,7 @@ class _Sets:
                 changed = lever.change(request, self._cells.counted(request))
                 if changed is None:
                     return None
-                request = checked(changed)
+                request = check_request(changed)
         except CANNOT:
             return None
         return request

@@ -22,7 +22,7 @@ from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_eager, gpu_of
 from sizer.query.text import format_query
 from sizer.query.values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.decision import Limit, LimitReport
 from sizer.report.fit import Fits
 from sizer.report.largest_batch import search
@@ -51,7 +51,7 @@ class Size:
     smallest: int
     largest: int
     with_value: Callable[[Request, int], Request]
-    value: Callable[[Request, Counted], int | None]
+    value: Callable[[Request, ArchitectureCounts], int | None]
     step: int = 1
     offset: int = 0
     lines: int = LINES
@@ -80,23 +80,23 @@ def _generates(request: Request) -> bool:
     return MODES[request.mode].generates or request.objective == GRPO
 
 
-def _sequence_length(request: Request, known: Counted) -> int | None:
+def _sequence_length(request: Request, known: ArchitectureCounts) -> int | None:
     return None if _generates(request) else known.sequence_length
 
 
-def _prompt_length(request: Request, known: Counted) -> int | None:
+def _prompt_length(request: Request, known: ArchitectureCounts) -> int | None:
     return known.sequence_length if _generates(request) else None
 
 
-def _new_tokens(request: Request, known: Counted) -> int | None:
+def _new_tokens(request: Request, known: ArchitectureCounts) -> int | None:
     return request.new if MODES[request.mode].generates else None
 
 
-def _image_side(request: Request, known: Counted) -> int | None:
+def _image_side(request: Request, known: ArchitectureCounts) -> int | None:
     return None if known.image_size is None else max(known.image_size)
 
 
-def _batch_size(request: Request, known: Counted) -> int:
+def _batch_size(request: Request, known: ArchitectureCounts) -> int:
     return request.batches[0]
 
 

@@ -12,7 +12,7 @@ from sizer.base.units import format_bytes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.recipes import TORCH, TRL
 from sizer.catalogue.sources import SOURCES, import_function
-from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.cells import CANNOT, Cells, check_request, one_cell, why
 from sizer.decision.levers import SAME
 from sizer.decision.pipeline_levers import describe_part, remedies
 from sizer.decision.script import write_script
@@ -20,7 +20,7 @@ from sizer.decision.script_ranks import check_scripted
 from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, check_one_rank
 from sizer.query.text import format_query
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.peak import STAY, PeakReport, find_peak
 from sizer.tape.loops import repeated_events, written
 
@@ -67,7 +67,7 @@ def peak(
         yield replace(report, no_script=str(error))
 
 
-def describe_logits(report: PeakReport, known: Counted) -> str:
+def describe_logits(report: PeakReport, known: ArchitectureCounts) -> str:
     """Return how much of a peak are logits of a language model and their gradients; empty if less than a tenth is."""
     vocabulary = known.vocabulary
     held = sum(row.bytes for row in report.tensors if vocabulary in row.shape[-1:] and row.category not in STAY)
@@ -86,7 +86,7 @@ def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterat
         if changed is None:
             continue
         try:
-            lowered = cells.estimate(checked(changed)).peak_allocated_bytes
+            lowered = cells.estimate(check_request(changed)).peak_allocated_bytes
         except CANNOT as error:
             sentences.append(f"{lever.title(changed)}: {why(error)}.")
             continue

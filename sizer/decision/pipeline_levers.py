@@ -11,7 +11,7 @@ from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.pipelines import CAST, DENOISERS, SECOND_DENOISER
 from sizer.decision.lever_table import Change, Lever, row_of
 from sizer.query.request import Request
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.peak import PeakReport
 from sizer.tape.tape import FROZEN
 
@@ -43,7 +43,7 @@ def _quantized(request: Request) -> dict[str, str]:
 def _offloaded(offload: str) -> Change:
     order = ("none", "model", "group-leaf", "sequential")
 
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         now = request.offloading.partition(":")[0]
         if "int8" in _quantized(request).values() or now not in order or order.index(offload) <= order.index(now):
             return None
@@ -53,7 +53,7 @@ def _offloaded(offload: str) -> Change:
 
 
 def _decoded(how: str) -> Change:
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         kept = request.vae or ()
         if how in kept or (how == "slicing" and request.batches == (1,)):
             return None
@@ -63,7 +63,7 @@ def _decoded(how: str) -> Change:
 
 
 def _held(how: str) -> Change:
-    def change(request: Request, known: Counted) -> Request | None:
+    def change(request: Request, known: ArchitectureCounts) -> Request | None:
         roots = {row.path.partition(".")[0] for row in known.census.modules}
         parts = [name for name in (*DENOISERS, SECOND_DENOISER) if name in roots]
         if not parts or {"", *parts} & _quantized(request).keys() or (how != CAST and not find_spec(BITSANDBYTES)):
@@ -73,14 +73,14 @@ def _held(how: str) -> Change:
     return change
 
 
-def _smaller(request: Request, known: Counted) -> Request | None:
+def _smaller(request: Request, known: ArchitectureCounts) -> Request | None:
     if known.image_size is None:
         return None
     height, width = (side // 2 // SIDE * SIDE for side in known.image_size)
     return replace(request, image_size=(height, width)) if height and width else None
 
 
-def _shorter(request: Request, known: Counted) -> Request | None:
+def _shorter(request: Request, known: ArchitectureCounts) -> Request | None:
     if known.frames is None or known.frames <= FRAMES + 1:
         return None
     return replace(request, frames=(known.frames - 1) // 2 // FRAMES * FRAMES + 1)

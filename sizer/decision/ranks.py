@@ -13,7 +13,7 @@ from sizer.base.units import format_bytes
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, PER_HOST, ways_to_split
 from sizer.catalogue.sources import SOURCES
-from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.cells import CANNOT, Cells, check_request, one_cell, why
 from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
 from sizer.decision.serving import served_ranks
 from sizer.estimating.store import ResultStore
@@ -64,7 +64,7 @@ def ranks(
         return
     request = one_cell(request)
     check_eager(request, "ways to train on several GPUs")
-    checked(ways(request)[1].request)  # refused here if no ranks can share it
+    check_request(ways(request)[1].request)  # refused here if no ranks can share it
     cells = Cells(request, config=config, store=store, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here if the architecture itself is
@@ -235,7 +235,7 @@ def hopeless(way: Way, rows: Iterable[RankRow]) -> RankRow | None:
 def _row(way: Way, cells: Cells) -> RankRow:
     row = _untraced(way)
     try:
-        asked = checked(way.request)
+        asked = check_request(way.request)
         return replace(
             row,
             cell=cells.cell(asked),

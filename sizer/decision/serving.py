@@ -12,7 +12,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.parallel import PER_HOST
 from sizer.catalogue.serving import ENGINES
-from sizer.decision.cells import CANNOT, checked, why
+from sizer.decision.cells import CANNOT, check_request, why
 from sizer.estimating.server_report import Planner
 from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, gpu_of
@@ -84,7 +84,7 @@ def _device_row(gpu: Gpu, asked: _Asked) -> DeviceRow:
     if gpu.backend not in engine.backends:
         return replace(row, reason=f"{engine.title}'s rules are not known on devices of {gpu.backend}")
     try:
-        return replace(row, serve=figures_of(asked.planner.plan(checked(request), gpu_of(request), with_levers=False)))
+        return replace(row, serve=figures_of(asked.planner.plan(check_request(request), gpu_of(request), with_levers=False)))
     except CANNOT as error:
         return replace(row, reason=why(error))
 
@@ -127,7 +127,7 @@ def _rank_row(way: Request, asked: _Asked) -> RankRow:
     gpus = way.tp * way.pp * way.dp
     row = RankRow(parallel="none", title=", ".join(words) or "One GPU", gpus=gpus, query=format_query(way))
     try:
-        return replace(row, serve=figures_of(asked.planner.plan(checked(way), gpu_of(way), with_levers=False)))
+        return replace(row, serve=figures_of(asked.planner.plan(check_request(way), gpu_of(way), with_levers=False)))
     except CANNOT as error:
         return replace(row, reason=why(error))
 

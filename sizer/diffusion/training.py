@@ -35,7 +35,7 @@ from sizer.diffusion.work import accelerator, bundle_of, call_of, detected_anew,
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
-from sizer.tracing.trace import explained, recording, repeatable
+from sizer.tracing.trace import explain_errors, recording, repeatable
 
 if TYPE_CHECKING:
     from sizer.query.request import Request
@@ -162,7 +162,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
         taken = sizes_taken(pipe, bundle, asked, calls[0])
         for call in calls:
             mode = OnMeta(host, deferred)
-            with explained(recorder), mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
+            with explain_errors(recorder), mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
                 if (arguments := arguments_before(denoiser, partial(pipe, **call))) is not None:
                     found.append(arguments)
     if len(found) < len(calls):

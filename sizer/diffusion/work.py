@@ -33,7 +33,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.recorder import Recorder
-from sizer.tracing.trace import explained, recording, repeatable
+from sizer.tracing.trace import explain_errors, recording, repeatable
 from sizer.tracing.watch import StepWatcher
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def trace(
         repeatable(),
         recording(recorder),
         watcher.watching(),
-        explained(recorder),
+        explain_errors(recorder),
         detected_anew(),
     ):
         host.setting_up = True
@@ -588,7 +588,7 @@ def _remedied(bundle: Bundle, request: Request, pipe: Any, call: dict[str, Any],
         ConfigError: A part that the call needs is null.
     """
     try:
-        with explained(recorder):
+        with explain_errors(recorder):
             yield
     except TraceError as error:
         _refuse_left_out(bundle, request, error)

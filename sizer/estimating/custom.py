@@ -53,7 +53,7 @@ from sizer.tracing.meta.own_code import (
 )
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import build, explained, recording, repeatable, trace
+from sizer.tracing.trace import build, explain_errors, recording, repeatable, trace
 from sizer.tracing.watch import StepWatcher
 
 Loss = Callable[[Any], Tensor]
@@ -209,7 +209,7 @@ def _trace_step(
         compiling_refused() if compiler is None else compiler.watching(),
         recording(recorder),
         watcher.watching(),
-        explained(recorder),
+        explain_errors(recorder),
         compile_failures(),
     ):
         host, deferred = recorder.host, recorder.deferred

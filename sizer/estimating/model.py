@@ -10,7 +10,7 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.frozen_parts import policy_of
-from sizer.architecture.loading import Loaded
+from sizer.architecture.loading import ResolvedWeights
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError, TraceError
 from sizer.catalogue.modes import MODES
@@ -28,7 +28,7 @@ from sizer.recipes.liger import check_liger, has_layers
 from sizer.recipes.losses import change_of, check_loss, losses_beside, vocabulary_of
 from sizer.recipes.offloading import check_offloading
 from sizer.recipes.preferences import check_objective
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.tracing.batch_lines import FITTED_AT
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
@@ -47,7 +47,14 @@ class Model:
     """
 
     def __init__(
-        self, request: Request, loaded: Loaded, device: Device, *, config: dict | None, store: ResultStore, progress: Progress
+        self,
+        request: Request,
+        loaded: ResolvedWeights,
+        device: Device,
+        *,
+        config: dict | None,
+        store: ResultStore,
+        progress: Progress,
     ) -> None:
         self._request, self._loaded, self._device, self._config = request, loaded, device, config
         self._store, self._progress = store, progress
@@ -85,7 +92,7 @@ class Model:
                 )
         return self._modules[key]
 
-    def count(self, request: Request) -> Counted:
+    def count(self, request: Request) -> ArchitectureCounts:
         """Return the counts for a request on this model. Raises RequestError, ConfigError and BuildError."""
         blueprint, whole = self.blueprint, self.module(COUNTED_IN)
         module = policy_of(whole)
@@ -97,7 +104,7 @@ class Model:
         check_offloading(request.activations, of_optimizer=request.optimizer_offload)
         check_evaluation(request.evaluate, module)
         vocabulary = vocabulary_of(module) if _is_fine_tuning(request) and request.objective == LM else None
-        counted = Counted(
+        counted = ArchitectureCounts(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
             image_size=blueprint.image_size,

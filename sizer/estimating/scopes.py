@@ -19,7 +19,7 @@ from sizer.report.loop_decisions import TRACED_PASSES
 DIGEST_LENGTH = 32  # characters
 
 
-def as_traced(request: Request) -> Request:
+def reduce_request(request: Request) -> Request:
     """Return the request with the fewest passes and ranks that have its tapes.
 
     From the second pass on all passes are equal. A rank of DDP, or of a group of HSDP, has the same memory for any number of
@@ -65,7 +65,7 @@ def module_choices_of(request: Request) -> str:
 
 def work_scope_of(request: Request) -> str:
     """Return the scope of a request's counts, tapes and replays."""
-    return f"work {choices_of(as_traced(request))}"
+    return f"work {choices_of(reduce_request(request))}"
 
 
 def module_scope_of(request: Request) -> str:

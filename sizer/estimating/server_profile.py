@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.allocator.allocator import replay
-from sizer.allocator.cuda import rounded
+from sizer.allocator.cuda import round_up
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.gpus import Gpu
 from sizer.serving.architecture import Architecture, Tower
@@ -294,7 +294,7 @@ def trace_encoder(tower: Tower, flags: Flags, items: int, gpu: Gpu) -> int:
         TraceError: It cannot be traced.
     """
     patches = torch.empty(items * tower.patches, tower.patch_elements, dtype=DTYPE, device="meta")
-    return _peak(lambda: TowerBlock(tower, flags), patches, gpu, "encoder") + int(rounded([patches.nbytes])[0])
+    return _peak(lambda: TowerBlock(tower, flags), patches, gpu, "encoder") + int(round_up([patches.nbytes])[0])
 
 
 def trace_profile(architecture: Architecture, flags: Flags, gpu: Gpu) -> Profile:
@@ -356,5 +356,5 @@ def _peak(factory, inputs: Tensor, gpu: Gpu, name: str) -> int:
     device = Device(gpu.backend, gpu.capability)
     tape = trace(blueprint, module, Work(mode="inference", dtype="bfloat16", optimizer="none"), batch=1, device=device)
     phases = replay(tape.resolve(size_oracle_of(gpu)), backend=gpu.backend).phases
-    held = phases[0].allocated_bytes + int(rounded([inputs.nbytes])[0])
+    held = phases[0].allocated_bytes + int(round_up([inputs.nbytes])[0])
     return max(phase.peak_allocated_bytes for phase in phases) - held

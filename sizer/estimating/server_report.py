@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.architecture.module_census import take_census
 from sizer.base.config_json import read_config
 from sizer.catalogue.gpus import Gpu, read_rows
@@ -172,7 +172,7 @@ def _count(
     census = read_value(store, f"served census{scope}", Census, "census")
     if architecture is None or census is None:
         module_request = served_module(request)
-        loaded = as_loaded(module_request, gpu, config)
+        loaded = resolve_weights(module_request, gpu, config)
         device = Device(gpu.backend, gpu.capability)
         model = Model(module_request, loaded, device, config=config, store=EmptyStore(), progress=show)
         module = model.module(COUNTED_IN)

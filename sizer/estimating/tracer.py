@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.base.errors import Refusal, RequestError, TraceError, quote
 from sizer.base.versions import parse_version
 from sizer.catalogue.gpus import Gpu
@@ -19,7 +19,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import check_installed
 from sizer.catalogue.recipes import EACH, FULL, NONE, WITH_REFERENCE, chunks_of, is_contrastive, is_library
 from sizer.catalogue.sources import SOURCES, import_function
-from sizer.estimating.scopes import as_traced, choices_of, module_choices_of, module_scope_of, work_scope_of
+from sizer.estimating.scopes import choices_of, module_choices_of, module_scope_of, reduce_request, work_scope_of
 from sizer.estimating.store import (
     EmptyStore,
     Installed,
@@ -33,7 +33,7 @@ from sizer.estimating.store import (
 )
 from sizer.query.request import Request, check_traced
 from sizer.query.values import DTYPES
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.kv_cache import KvSegment
 from sizer.report.replays import Replays
 from sizer.tape.affine import NotAffineError
@@ -80,8 +80,8 @@ class Tracer:
         check_traced(request)
         if MODES[request.mode].trains:
             check_installed(request.optimizer)
-        self.loaded = as_loaded(request, gpu, config)
-        self.request, self.gpu = as_traced(self.loaded.request), gpu
+        self.loaded = resolve_weights(request, gpu, config)
+        self.request, self.gpu = reduce_request(self.loaded.request), gpu
         store = EmptyStore() if store is None else store
         self._store = ScopedResults(store, work_scope_of(request))
         self._source, self._config = SOURCES[request.source], config
@@ -145,22 +145,22 @@ class Tracer:
         return found
 
     @cached_property
-    def counted(self) -> Counted:
+    def counted(self) -> ArchitectureCounts:
         """The counts. Raises RequestError, ConfigError and BuildError."""
         if self._alike is not None:
             return self._alike.counted
         name = f"counted {self._choices}"
-        if (counted := read_value(self._store, name, Counted, "counted")) is None:
+        if (counted := read_value(self._store, name, ArchitectureCounts, "counted")) is None:
             counted = self._count_parts() if self.request.is_pipeline else self._model.count(self.request)
             keep(self._store, name, counted)
         return counted
 
-    def _count_parts(self) -> Counted:
+    def _count_parts(self) -> ArchitectureCounts:
         """Return the counts of a source with work of several modules."""
         self._progress("building the pipeline on meta")
         assert self._source.count is not None, "pipelines have separate functions"
         census, notes, sizes = import_function(self._source.count)(self.request, self._config)
-        return Counted(census=census, notes=notes, uncounted=(), sequence_length=self.request.sequence_length, **sizes)
+        return ArchitectureCounts(census=census, notes=notes, uncounted=(), sequence_length=self.request.sequence_length, **sizes)
 
     @cached_property
     def replays(self) -> Replays:

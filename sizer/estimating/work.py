@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.loading import Loaded
+from sizer.architecture.loading import ResolvedWeights
 from sizer.catalogue.modes import DEFAULT
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import ACCELERATED, AUTO, LM, is_contrastive, is_library, reference_of
@@ -17,7 +17,7 @@ from sizer.recipes.preferences import with_objective
 from sizer.tracing.steps import Work
 
 
-def blueprint_of(request: Request, config: dict | None, loaded: Loaded) -> Blueprint:
+def blueprint_of(request: Request, config: dict | None, loaded: ResolvedWeights) -> Blueprint:
     """Return the architecture that a request names, with its weights as they are loaded, in a step of the request's objective.
 
     Raises:

@@ -24,7 +24,7 @@ from sizer.placement.placement_mode import PlacementFunctionMode, PlacementMode,
 from sizer.placement.report import Finding, Group, PlacementReport
 from sizer.query.request import Request, check_traced
 from sizer.tracing.steps import autocast, place, weight_dtype
-from sizer.tracing.trace import build, explained, recording, repeatable
+from sizer.tracing.trace import build, explain_errors, recording, repeatable
 
 BATCH = 2  # of built-in sources: batch norm refuses one sample, and only a size of 1 broadcasts
 
@@ -139,7 +139,7 @@ def _run(mode: PlacementMode, module: nn.Module, unregistered: Unregistered, giv
         lambda path, leaf: mode.place_input(_input_name(path), leaf) if isinstance(leaf, Tensor) else leaf, given
     )
     try:
-        with repeatable(), recording(mode.recorder), explained(mode.recorder), mode, PlacementFunctionMode(mode):
+        with repeatable(), recording(mode.recorder), explain_errors(mode.recorder), mode, PlacementFunctionMode(mode):
             run(copied, given)
     except TraceError as error:
         return str(error)

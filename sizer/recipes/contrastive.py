@@ -19,7 +19,7 @@ from sizer.architecture.frozen_parts import inner
 from sizer.architecture.peft_adapters import base_of
 from sizer.base.errors import Refusal, RequestError
 from sizer.catalogue.recipes import CONTRASTIVE
-from sizer.recipes.losses import prepared
+from sizer.recipes.losses import prepare_forward
 from sizer.recipes.preferences import COLUMNS
 
 
@@ -75,7 +75,7 @@ class PairLoss:
 
         embedder = inner(module) if isinstance(inner(module), Embedder) else Embedder(module)
         if self._cast is not None:  # as accelerate does; cached gradients call it in the backward pass, too
-            embedder.forward = prepared(partial(Embedder.forward, embedder), self._cast)  # type: ignore[method-assign]
+            embedder.forward = prepare_forward(partial(Embedder.forward, embedder), self._cast)  # type: ignore[method-assign]
         if self._size is None:
             loss = losses.MultipleNegativesRankingLoss(embedder)
         else:

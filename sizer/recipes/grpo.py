@@ -29,7 +29,7 @@ from sizer.architecture.frozen_parts import inner
 from sizer.architecture.greedy_generation import OnToken, generate
 from sizer.architecture.peft_adapters import base_of
 from sizer.catalogue.recipes import TRANSFORMERS
-from sizer.recipes.losses import fused_head, prepared, unfrozen
+from sizer.recipes.losses import fused_head, prepare_forward, unfrozen
 from sizer.recipes.preferences import balances_experts
 
 BETA = 0.04  # weight of a reference; any value other than 0 takes the same memory
@@ -73,7 +73,7 @@ class GroupSteps:
         for model in (inner(policy), reference):
             if model is not None and cast is not None:
                 within = unfrozen(model, cast) if model is reference else cast
-                self._hooks.enter_context(mock.patch.object(model, "forward", prepared(model.forward, within)))
+                self._hooks.enter_context(mock.patch.object(model, "forward", prepare_forward(model.forward, within)))
         prompts = example.kwargs["prompts"]
         self._prompts, self._new, self._on_token = passes * prompts, new, on_token
         self._generates = by == TRANSFORMERS

@@ -237,7 +237,7 @@ def _trl(module: nn.Module, example: Example) -> Tensor:
     return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
 
 
-def prepared(forward: Callable[..., Any], cast: Callable[[], AbstractContextManager]) -> Callable[..., Any]:
+def prepare_forward(forward: Callable[..., Any], cast: Callable[[], AbstractContextManager]) -> Callable[..., Any]:
     """Return a model's forward function as Accelerate prepares it: under autocast, with float32 outputs (prepare_model, 1.15)."""
     from accelerate.utils.operations import convert_outputs_to_fp32
 

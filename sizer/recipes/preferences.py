@@ -41,7 +41,7 @@ from sizer.catalogue.recipes import (
     cached_texts,
     is_contrastive,
 )
-from sizer.recipes.losses import fused_head, is_causal, prepared, reads_pictures, unfrozen
+from sizer.recipes.losses import fused_head, is_causal, prepare_forward, reads_pictures, unfrozen
 
 # Outputs of the heads of the trainers' policies.
 _OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
@@ -338,5 +338,5 @@ def _trainer(
         for model in (inner(policy), reference):
             if cast is not None and model is not None:
                 within = unfrozen(model, cast) if model is reference else cast
-                stack.enter_context(mock.patch.object(model, "forward", prepared(model.forward, within)))
+                stack.enter_context(mock.patch.object(model, "forward", prepare_forward(model.forward, within)))
         yield trainer, inputs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.base.units import counted, format_both, format_bytes, format_range
+from sizer.base.units import format_both, format_bytes, format_range, pluralize
 from sizer.catalogue.gpus import Gpu
 from sizer.report.estimate import Estimate, has_range
 from sizer.report.fit import Verdict
@@ -48,7 +48,7 @@ def _advise(gpu: Gpu, estimate: Estimate) -> Iterator[str]:
     if estimate.retries:
         yield (
             f"Already by the middle of the range the allocator returns cache and tries again "
-            f"({counted(estimate.retries, 'time')})."
+            f"({pluralize(estimate.retries, 'time')})."
         )
 
 
@@ -98,4 +98,4 @@ def _caveats(report: Report) -> Iterator[str]:
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."
     if stand_ins := report.explanation.stand_ins if report.explanation is not None else ():
-        yield f"{counted(len(stand_ins), 'value')} that the code reads had to be assumed: see Not counted."
+        yield f"{pluralize(len(stand_ins), 'value')} that the code reads had to be assumed: see Not counted."

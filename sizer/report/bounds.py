@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sizer.tape.loop_choices import gradients_kept, outputs_kept_across_steps
+from sizer.tape.loop_choices import keep_gradients, keep_outputs_across_steps
 from sizer.tape.tape import CATEGORIES, Tape, streams_behind
 
 # Operators with workspaces that only a closed library (cuDNN) knows, and without size queries. Their bytes on a tape are a model,
@@ -78,7 +78,7 @@ def with_models_twice(tape: Tape) -> Tape:
 
 def at_its_largest(tape: Tape) -> Tape:
     """Return the tape of the largest work: twice the models, outputs and gradients kept, and other streams behind."""
-    return streams_behind(gradients_kept(outputs_kept_across_steps(with_models_twice(tape))))
+    return streams_behind(keep_gradients(keep_outputs_across_steps(with_models_twice(tape))))
 
 
 def modelled_blocks(tape: Tape) -> np.ndarray:

@@ -64,7 +64,7 @@ class Census:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class ArchitectureCounts:
     """Facts about an architecture before its steps are traced.
 
     `frames` are those of a pipeline's video. `smallest` is the smallest batch size that the architecture accepts, `refusal` the

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.report.estimate import Estimate
 from sizer.report.fit import Fits, Verdict, verdict_of
 from sizer.report.interval import Interval
@@ -188,13 +188,13 @@ def describe_fitting(found: DeviceReport) -> str:
         for row in found.rows
         if row.cell is not None and row.cell.fits is True
     )
-    said = f"It fits {counted(len(fitting), 'device')} of {len(found.rows):,}"
+    said = f"It fits {pluralize(len(fitting), 'device')} of {len(found.rows):,}"
     names = ", ".join(f"{name} (tight)" if tight else name for _, name, tight in fitting[:SMALLEST_NAMED])
     if fitting:
         return f"{said}; the smallest: {names}."
     helped = ", ".join(row.name for row in found.changed[:SMALLEST_NAMED])
     if helped:
-        said += f". It fits {counted(len(found.changed), 'device')} {found.change}; the smallest: {helped}"
+        said += f". It fits {pluralize(len(found.changed), 'device')} {found.change}; the smallest: {helped}"
     return f"{said}."
 
 
@@ -284,10 +284,10 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
         if found.fewest_changed is None:
             yield f"It fits on none of up to {most} GPUs, and with none of the tested changes."
         else:
-            gpus = counted(found.fewest_changed, "GPU")
+            gpus = pluralize(found.fewest_changed, "GPU")
             yield f"It fits on {gpus} {found.change}; unchanged, on none of up to {most} GPUs."
     elif found.fewest is not None and found.fewest_changed is not None and found.fewest_changed < found.fewest:
-        yield f"It fits on {counted(found.fewest_changed, 'GPU')} {found.change}; unchanged, on {found.fewest}."
+        yield f"It fits on {pluralize(found.fewest_changed, 'GPU')} {found.change}; unchanged, on {found.fewest}."
     for row in found.rows:
         if row.searched:
             gpus = f"{row.gpus} GPUs by {row.words}" if row.gpus > 1 else f"one GPU {row.change}".rstrip()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.tape.tape import CATEGORIES, Tape
 
 _WORKSPACE = CATEGORIES.index("workspace")
@@ -221,7 +221,7 @@ def _workspace_lines(workspaces: Iterable[WorkspaceUse], every: tuple[str, ...])
     for (formula, modelled), uses in by_formula.items():
         yield f"{'Modelled: ' if modelled else ''}{formula or 'No formula is given.'}"
         for use in uses:
-            calls = counted(use.calls, "call")
+            calls = pluralize(use.calls, "call")
             op = use.op.removeprefix("aten.").removesuffix(".default")
             yield f"  {op}: {format_bytes(use.bytes)}, {calls}{', kept' if use.kept else ''}{_dtypes(use.dtypes, every)}"
 

@@ -16,10 +16,10 @@ from sizer.report.estimate import Estimate
 from sizer.report.replays import Replays, find_unbounded
 from sizer.tape.loop_choices import (
     float32_outputs,
-    gradients_kept,
-    gradients_zeroed,
-    outputs_kept_across_steps,
+    keep_gradients,
+    keep_outputs_across_steps,
     with_outputs,
+    zero_gradients,
 )
 from sizer.tape.tape import Tape
 
@@ -71,14 +71,14 @@ def loop_decisions(
         yield decision(
             "outputs are kept during the backward pass", reserved(with_outputs(tape, KEPT)[0]) - base, estimate
         )
-    across = replace(outputs_kept_across_steps(tape), outputs=(), graphs=(), half_outputs=frozenset())
+    across = replace(keep_outputs_across_steps(tape), outputs=(), graphs=(), half_outputs=frozenset())
     yield decision("outputs are kept until the next forward pass has ended", reserved(across) - base, estimate)
     if tape.half_outputs:
         wide = with_outputs(float32_outputs(tape), outputs or FREED)[0]
         yield decision("16-bit outputs are returned in float32 (Accelerate, Fabric)", reserved(wide) - base, estimate)
-    kept = replace(gradients_kept(own), outputs=(), graphs=(), half_outputs=frozenset())
+    kept = replace(keep_gradients(own), outputs=(), graphs=(), half_outputs=frozenset())
     yield decision("gradients are dropped after the forward pass", reserved(kept) - base, estimate)
-    zeroed = replace(gradients_zeroed(own), outputs=(), graphs=(), half_outputs=frozenset())
+    zeroed = replace(zero_gradients(own), outputs=(), graphs=(), half_outputs=frozenset())
     yield decision("gradients are set to zero and kept (set_to_none=False)", reserved(zeroed) - base, estimate)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sizer.allocator.addresses import Addresses, find_addresses
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.catalogue.gpus import Gpu
 from sizer.tape.tape import CATEGORIES, FROZEN, BlockNotes, PhaseOfStep, Tape, Tensor, blocks_alive
 
@@ -220,7 +220,7 @@ def _sentence(at: PhaseOfStep, op: str, module: str, groups: list[TensorGroup], 
     number, size = sum(group.count for group in largest), sum(group.bytes for group in largest)
     step = f" of step {at.step}" if at.step else ""
     where = f"{_DURING.get(at.phase, f'while {at.phase} works')}{step}, by {op} in {module or 'the model itself'}"
-    what = f"{counted(number, 'tensor')} of {tensor_text(shape, dtype)}" if dtype else counted(number, "workspace")
+    what = f"{pluralize(number, 'tensor')} of {tensor_text(shape, dtype)}" if dtype else pluralize(number, "workspace")
     share = f"{format_bytes(size)} of {format_bytes(allocated)} ({size / allocated:.0%})"
     all_the_time = format_bytes(sum(group.bytes for group in stay))
     rest = f"; {all_the_time} are there all the time ({_categories(stay)})" if stay else ""

@@ -22,7 +22,7 @@ from sizer.report.bounds import (
     with_models_twice,
     without_models,
 )
-from sizer.tape.loop_choices import gradients_kept, outputs_kept_across_steps
+from sizer.tape.loop_choices import keep_gradients, keep_outputs_across_steps
 from sizer.tape.tape import Tape, streams_behind
 
 KEPT_BYTES = 2**23  # of texts that are packed: some 400 tapes, a tenth when deflated
@@ -120,13 +120,13 @@ def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool 
         return peak_reserved_bytes(other, backend, expandable_segments)
 
     twice = with_models_twice(tape)
-    kept = peak(gradients_kept(tape))
+    kept = peak(keep_gradients(tape))
     return Unbounded(
         timeline=timeline,
         few_bytes=peak(without_models(tape)),
         many_bytes=peak(twice),
         kept_bytes=kept,
-        outputs_bytes=peak(outputs_kept_across_steps(tape)),
+        outputs_bytes=peak(keep_outputs_across_steps(tape)),
         behind_bytes=peak(streams_behind(tape)),
         large_bytes=kept if twice is tape and not tape.awaited and not tape.outputs else peak(at_its_largest(tape)),
         engines_limit_bytes=engines_limit(tape),

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity
 
 
 @contextmanager
-def recordings_answered(*, history: bool) -> Iterator[None]:
+def answer_recordings(*, history: bool) -> Iterator[None]:
     """Keep the script's own recordings from changing the run, within the context.
 
     - The script's calls of `_record_memory_history` do nothing.

@@ -37,7 +37,7 @@ from sizer.running.checkpoints import Checkpoints
 from sizer.running.driver.build import kernels_for
 from sizer.running.history import columns_of
 from sizer.running.optimizer_steps import Steps, Stop
-from sizer.running.own_recordings import recordings_answered
+from sizer.running.own_recordings import answer_recordings
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import NO_KERNELS, Settings, main_function, own_traceback
 from sizer.running.small_values import Values, fix_seeds
@@ -91,7 +91,7 @@ class Run:
         """Install all hooks, which stay until the process ends."""
         os.environ[VARIABLE] = self.settings.to_json()
         self._record(max_entries=MOST_EVENTS, stacks="python")
-        self._recordings = recordings_answered(history=True)
+        self._recordings = answer_recordings(history=True)
         self._recordings.__enter__()
         self.steps.install()
         self._values = self.values.installed()

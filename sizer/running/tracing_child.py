@@ -52,7 +52,7 @@ from sizer.distributed.world import alone, world_of
 from sizer.running.checkpoints import Checkpoints
 from sizer.running.history import LOAD, REST, phase_of_step
 from sizer.running.other_ranks import one_rank
-from sizer.running.own_recordings import recordings_answered
+from sizer.running.own_recordings import answer_recordings
 from sizer.running.rank_messages import Messages
 from sizer.running.run_settings import Settings, main_function, own_traceback
 from sizer.running.small_values import call_site, fix_seeds
@@ -202,7 +202,7 @@ def main() -> NoReturn:
             stack.enter_context(launches.seen())
         stack.enter_context(deepspeed_answered())
         stack.enter_context(_answers(settings, recorder, steps.checkpoints))
-        stack.enter_context(recordings_answered(history=False))
+        stack.enter_context(answer_recordings(history=False))
         for context in (
             repeatable(),
             checkpoints_read_at_once(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sizer.base.units import GIB, counted, format_bytes
+from sizer.base.units import GIB, format_bytes, pluralize
 from sizer.report.decision import DeviceReport, RankReport
 from sizer.report.served import Served, ServedFigures, Starts, Want
 
@@ -74,7 +74,7 @@ def graphs_line(served: Served) -> str:
 
 def want_line(want: Want) -> str:
     """Return whether the server holds the wanted requests, and the missing bytes."""
-    asked = f"{counted(want.requests, 'request')} of {want.tokens:,} tokens at once"
+    asked = f"{pluralize(want.requests, 'request')} of {want.tokens:,} tokens at once"
     if want.fits is True:
         return f"Yes: {asked}."
     missing = f"; {format_bytes(want.missing_bytes)} of cache are missing" if want.missing_bytes else ""
@@ -104,7 +104,7 @@ def lever_lines(served: Served) -> Iterator[str]:
 def _aim_of_levers(served: Served) -> str:
     """Return the purpose of a server's suggested changes."""
     if served.want is not None and served.want.fits is not True and served.levers[0].fits is True:
-        return f"hold {counted(served.want.requests, 'request')} of {served.want.tokens:,} tokens at once"
+        return f"hold {pluralize(served.want.requests, 'request')} of {served.want.tokens:,} tokens at once"
     return "hold more requests" if served.starts is True else "start"
 
 
@@ -120,7 +120,7 @@ def _aim(rows: Iterable[ServedFigures | None]) -> str:
     want = next((one.want for one in rows if one is not None and one.want is not None), None)
     if want is None:
         return "start"
-    return f"hold {counted(want.requests, 'request')} of {want.tokens:,} tokens at once"
+    return f"hold {pluralize(want.requests, 'request')} of {want.tokens:,} tokens at once"
 
 
 def describe_served_devices(found: DeviceReport) -> str:
@@ -132,7 +132,7 @@ def describe_served_devices(found: DeviceReport) -> str:
     gpus = next((row.serve.gpus for row in found.rows if row.serve is not None), 1)
     each = f", {gpus} GPUs of each," if gpus > 1 else ""
     smallest = f"; the smallest: {', '.join(fitting[:SMALLEST_NAMED])}" if fitting else ""
-    return f"The server can {aim} on {counted(len(fitting), 'device')}{each} of {len(found.rows):,}{smallest}{more}."
+    return f"The server can {aim} on {pluralize(len(fitting), 'device')}{each} of {len(found.rows):,}{smallest}{more}."
 
 
 def describe_served_ranks(found: RankReport) -> Iterator[str]:
@@ -141,11 +141,11 @@ def describe_served_ranks(found: RankReport) -> Iterator[str]:
     unsure = min((row.gpus for row in found.rows if row.serve is not None and row.serve.fits == "uncertain"), default=None)
     if found.fewest is None:
         if found.rows and not found.pending:
-            more = f"; it may on {counted(unsure, 'GPU')}" if unsure is not None else ""
+            more = f"; it may on {pluralize(unsure, 'GPU')}" if unsure is not None else ""
             yield f"The server can surely {aim} on none of up to {max(row.gpus for row in found.rows)} GPUs{more}."
         return
     more = f"; it may on {unsure}" if unsure is not None and unsure < found.fewest else ""
-    yield f"The server can {aim} on {counted(found.fewest, 'GPU')}{more}:"
+    yield f"The server can {aim} on {pluralize(found.fewest, 'GPU')}{more}:"
     for row in found.rows:
         if row.gpus == found.fewest and row.serve is not None and row.serve.fits is True:
             requests = f"{row.serve.requests_at_once:,.1f} requests of {row.serve.length:,} tokens at once"

@@ -32,7 +32,7 @@ def with_outputs(tape: Tape, outputs: str | None) -> tuple[Tape, Callable[[int],
     return made if outputs is None else replace(made, outputs=(), graphs=(), half_outputs=frozenset()), moved_to
 
 
-def outputs_kept_across_steps(tape: Tape) -> Tape:
+def keep_outputs_across_steps(tape: Tape) -> Tape:
     """Return the tape of a loop that keeps outputs until the next forward pass has returned, also that of the next step.
 
     This is the same code in the body of a `for` loop: the variable is bound until the next assignment.
@@ -40,7 +40,7 @@ def outputs_kept_across_steps(tape: Tape) -> Tape:
     return postpone(tape, _release_positions(tape, across_steps=True))[0]
 
 
-def gradients_kept(tape: Tape) -> Tape:
+def keep_gradients(tape: Tape) -> Tape:
     """Return the tape with the first step's gradients alive until the second step's forward pass has ended.
 
     Return the tape itself if no second step is known.
@@ -54,7 +54,7 @@ def gradients_kept(tape: Tape) -> Tape:
     return postpone(tape, dict.fromkeys(freed[categories[freed] == _GRADIENT].tolist(), end))[0]
 
 
-def gradients_zeroed(tape: Tape) -> Tape:
+def zero_gradients(tape: Tape) -> Tape:
     """Return the tape of a loop that sets gradients to zero and keeps them: `zero_grad(set_to_none=False)`.
 
     This is PyTorch's default up to 1.13. The first step's gradients stay. The second step's are added to them

@@ -35,7 +35,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work, autocast, place, weight_dtype
-from sizer.tracing.trace import bring, explained, on_rank, recording, repeatable, unchanged
+from sizer.tracing.trace import bring, explain_errors, on_rank, recording, repeatable, unchanged
 from sizer.tracing.traced_rank import world_of_work
 
 _TOKEN = "token"  # mark of a token's end in an unfolded tape
@@ -120,7 +120,7 @@ def trace_tokens(
         repeatable(),
         recording(recorder),
         layers_offloaded(),
-        explained(recorder, module),
+        explain_errors(recorder, module),
     ):
         if work.plan is not None:
             module = on_rank(recorder, module, work, loading)

@@ -53,7 +53,7 @@ from sizer.tracing.meta.views import views_unseen
 from sizer.tracing.modules import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
-from sizer.tracing.traced_rank import make_steps, replicated, world_of_work
+from sizer.tracing.traced_rank import make_steps, world_of_work, wrap_ddp
 from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.libraries import library_values_assumed
 
@@ -208,7 +208,7 @@ def _trace(
             if work.plan is None and work.compile_scope is None:
                 views.enter_context(views_unseen(module, recorder.only_views))
             try:
-                with explained(recorder, module), compile_failures(), ExitStack() as stack:
+                with explain_errors(recorder, module), compile_failures(), ExitStack() as stack:
                     if work.plan is not None:
                         find_unused = module in _WITH_UNUSED
                         if find_unused and work.plan.replicates:
@@ -257,7 +257,7 @@ def on_rank(
         module.to_empty(device=_META)
     for part in (stage.model for stage in module) if plan.pp > 1 else (module,):
         bring(recorder, part, loading, tell_frozen=work.tell_frozen)
-    return replicated(module, plan, work.objective, find_unused=find_unused) if plan.replicates else module
+    return wrap_ddp(module, plan, work.objective, find_unused=find_unused) if plan.replicates else module
 
 
 def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:
@@ -375,7 +375,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[None]:
+def explain_errors(recorder: Recorder, module: nn.Module | None = None) -> Iterator[None]:
     """Convert failures of the traced code to a TraceError with the operator, the module and the line of that code.
 
     With the `module` that was cast to the recorder's dtype, the error has a remedy if the dtype is the reason.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sizer.allocator.cuda import rounded
+from sizer.allocator.cuda import round_up
 from sizer.allocator.timeline import peak_bytes
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.base.errors import TraceError
@@ -47,7 +47,7 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
         yield
 
 
-def replicated(module: nn.Module, plan: Plan, objective: str, *, find_unused: bool = False) -> nn.Module:
+def wrap_ddp(module: nn.Module, plan: Plan, objective: str, *, find_unused: bool = False) -> nn.Module:
     """Return a module on its device wrapped in DDP, as the trainer of an objective does.
 
     sentence-transformers' trainer wraps the model with pooling, and DDP searches for unused parameters, since the model is not
@@ -104,7 +104,7 @@ def _kind_of(layer: nn.Module) -> Hashable:
 
 def neediest(tapes: dict[int, Tape]) -> int:
     """Return the rank of the tape with the most bytes alive at a time; the first of equal ones."""
-    return max(tapes, key=lambda rank: peak_bytes(tapes[rank].order, rounded(tapes[rank].sizes).tolist()))
+    return max(tapes, key=lambda rank: peak_bytes(tapes[rank].order, round_up(tapes[rank].sizes).tolist()))
 
 
 # -------------------------------------------------------------------------------------------------------------- stages

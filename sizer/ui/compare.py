@@ -8,7 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from sizer.base.errors import RequestError
-from sizer.base.units import counted
+from sizer.base.units import pluralize
 from sizer.query.request import Request
 from sizer.query.several import FEWEST, MOST, check_number, key_differences
 from sizer.query.text import format_query
@@ -94,7 +94,7 @@ def _follow(requests: Requests, answers: Answers) -> None:
     running = {format_query(requests[number]): answer for number, answer in answers.items() if answer.job is not None}
     with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
         if not running:
-            st.caption(counted(len(answers), "question"))
+            st.caption(pluralize(len(answers), "question"))
             return
         _wait(running, len(answers))
     settled = {query: answer.settled() for query, answer in running.items()}
@@ -115,7 +115,7 @@ def _wait(running: Mapping[str, Answer], count: int) -> None:
         while not any(job.waited(share) or job.parts != running[query].parts for query, job in jobs.items()):
             said = ((job.progress or "waiting") + watches[query].stalled(job) for query, job in jobs.items())
             progress = ", ".join(dict.fromkeys(said))
-            line.text(f"{count - len(running)} of {counted(count, 'question')} · {progress}")
+            line.text(f"{count - len(running)} of {pluralize(count, 'question')} · {progress}")
 
 
 def _stop(running: Mapping[str, Answer]) -> None:

@@ -23,7 +23,7 @@ from sizer.ui.focus import PeakKind
 from sizer.ui.quantities import quantity_title
 from sizer.ui.report_tables import TO_COME
 from sizer.ui.server_view import SIGNS
-from sizer.ui.styling import MARKS, marked, scale_for
+from sizer.ui.styling import MARKS, format_verdict, scale_for
 from sizer.ui.vega import Columns, Spec, nominal, quantitative
 
 NONE = "–"
@@ -133,7 +133,7 @@ def _figure(side: Side, name: str, like: int) -> str:
 def _verdict(side: Side) -> str:
     if side.starts is not None:
         return f"{MARKS[SIGNS[side.starts]]} {VERDICTS[side.starts]}"
-    return _missing(side) if side.verdict is None else marked(side.verdict)
+    return _missing(side) if side.verdict is None else format_verdict(side.verdict)
 
 
 def _largest(side: Side) -> str:

@@ -13,7 +13,7 @@ import streamlit as st
 from pandas.io.formats.style import Styler
 
 from sizer.base.errors import RequestError
-from sizer.base.units import counted, format_bytes, format_range
+from sizer.base.units import format_bytes, format_range, pluralize
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
@@ -250,7 +250,7 @@ def _show_time(comparison: Comparison) -> None:
         return
     rows = [("One step, synchronized", timing.step), ("One step, not synchronized", timing.unsynchronized)]
     st.table(_spread_table(rows))
-    st.text(f"Clock: {timing.clock}. After {counted(timing.warm_up, 'step')} to warm up.")
+    st.text(f"Clock: {timing.clock}. After {pluralize(timing.warm_up, 'step')} to warm up.")
     if comparison.measurement.device.kind != "cpu":
         st.caption(LAUNCHED)
     _show_transfers(timing)

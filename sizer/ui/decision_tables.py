@@ -33,7 +33,7 @@ from sizer.ui.focus import look_at
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
 from sizer.ui.server_view import SIGNS, marked_server
-from sizer.ui.styling import COLOURS, GIBIBYTES, INK, VERDICT_COLOURS, marked
+from sizer.ui.styling import COLOURS, GIBIBYTES, INK, VERDICT_COLOURS, format_verdict
 from sizer.ui.vega import Spec, nominal, ordinal, quantitative
 
 DASHED = {"type": "rule", "strokeDash": [4, 4], "color": INK}
@@ -207,7 +207,7 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
         {
             "GPUs": [row.gpus for row in rows],
             "By": [row.words for row in rows],
-            "Verdict": [marked(row.cell.verdict) if row.cell else row.reason for row in rows],
+            "Verdict": [format_verdict(row.cell.verdict) if row.cell else row.reason for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Allocated": [GIBIBYTES.of(row.cell.peak_allocated_bytes) if row.cell else None for row in rows],
             "Most of it": [

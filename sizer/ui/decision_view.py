@@ -49,7 +49,7 @@ from sizer.ui.known_batches import learn
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
 from sizer.ui.remarks import show_error
-from sizer.ui.styling import GIBIBYTES, MARKS, Scale, marked, scale_for, signed
+from sizer.ui.styling import GIBIBYTES, MARKS, Scale, format_verdict, round_figure, scale_for
 from sizer.ui.turns import result_of
 from sizer.ui.vega import Spec, quantitative
 
@@ -315,10 +315,10 @@ def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "Device": [row.name for row in rows],
-            "Verdict": [marked(row.cell.verdict) if row.cell else row.reason for row in rows],
+            "Verdict": [format_verdict(row.cell.verdict) if row.cell else row.reason for row in rows],
             "Memory": [GIBIBYTES.of(row.total_bytes) for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
-            "Left": [signed(GIBIBYTES.of(row.total_bytes - row.cell.process_bytes)) if row.cell else None for row in rows],
+            "Left": [round_figure(GIBIBYTES.of(row.total_bytes - row.cell.process_bytes)) if row.cell else None for row in rows],
             "Largest batch": pd.array([row.batch for row in rows], dtype="Int64"),
             LINK: [link_of(row.query) for row in rows],
             PRICE: pd.array([None] * len(rows), dtype="Float64"),

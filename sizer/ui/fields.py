@@ -18,7 +18,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES, makes_images
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.ui.focus import titled
+from sizer.ui.focus import title_formatter
 from sizer.ui.form_model import KEEP
 
 # -------------------------------------------------------------------------------------------------------- device choice
@@ -117,7 +117,7 @@ def ask_call() -> dict[str, str]:
     """Show the fields of a call, and return their values by key; empty values are defaults."""
     options = list(dict.fromkeys((*OFFLOADS, "group-block:1", st.session_state["pipe_offload"])))
     offload = st.selectbox(
-        "Offloading", options, key="pipe_offload", help=OFFLOAD_HELP, format_func=titled(OFFLOAD_TITLES), **KEEP
+        "Offloading", options, key="pipe_offload", help=OFFLOAD_HELP, format_func=title_formatter(OFFLOAD_TITLES), **KEEP
     )
     values = {"offload": "" if offload == OFFLOADS[0] else offload}
     if offload.startswith("group"):
@@ -127,7 +127,7 @@ def ask_call() -> dict[str, str]:
     ).strip()
     values["vae"] = ",".join(st.pills("VAE", VAES, selection_mode="multi", key="pipe_vae", help=KEYS["vae"].allowed, **KEEP))
     with st.expander("More options of the call"):
-        choices = {"format_func": titled(GUIDANCES), "help": KEYS["guidance"].allowed, "required": True}
+        choices = {"format_func": title_formatter(GUIDANCES), "help": KEYS["guidance"].allowed, "required": True}
         values["guidance"] = st.segmented_control("Guidance", GUIDANCES, key="pipe_guidance", **choices, **KEEP)
         output = st.selectbox("Output", (USUAL, *PIPELINE_OUTPUTS), key="pipe_output", help=KEYS["output"].allowed, **KEEP)
         values["output"] = "" if output == USUAL else output

@@ -56,7 +56,7 @@ PEAK_KINDS: dict[str, PeakKind] = {
 }
 
 
-def titled(titles: Mapping[str, str]) -> Callable[[str], str]:
+def title_formatter(titles: Mapping[str, str]) -> Callable[[str], str]:
     """Return a function that gives the title of a widget's option. Unknown options are their own title.
 
     Streamlit may format a value with the function of the previous run, which had other options.
@@ -117,7 +117,7 @@ def ask_peak_kind() -> PeakKind:
     """Show the control for the kind of peak, and return the choice. Its label is for screen readers only."""
     titles = {key: kind.title for key, kind in PEAK_KINDS.items()}
     key = choose(
-        "Memory", list(titles), "process", key="focus_measure", format_func=titled(titles), label_visibility="collapsed"
+        "Memory", list(titles), "process", key="focus_measure", format_func=title_formatter(titles), label_visibility="collapsed"
     )
     return PEAK_KINDS[key]
 

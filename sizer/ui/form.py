@@ -31,7 +31,7 @@ from sizer.query.text import format_query, parse_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, fields, server_view
 from sizer.ui.fields import OPTIONS, Places, device_title
-from sizer.ui.focus import in_focus, look_at, titled
+from sizer.ui.focus import in_focus, look_at, title_formatter
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, may_read_images_or_sound, sizes_of
 
 MODELS_DEFAULT = "the model's default"
@@ -115,7 +115,7 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     if gpu is not None and source.trace is None:
         defaults.follow_task(source, name, gpu)
     titles = {task.key: task.title for task in tasks}
-    task = TASKS[_choose("Task", list(titles), key="mode", format_func=titled(titles))]
+    task = TASKS[_choose("Task", list(titles), key="mode", format_func=title_formatter(titles))]
     mode = MODES[task.mode]
     if mode.serves:
         return _parse({"arch": _arch(source, name)} | server_view.ask(source, values["gpu"])) if name.strip() else None
@@ -216,7 +216,7 @@ def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
         return values | fields.ask_call()
     if "weights" not in source.refuses and values.get("train", "adapter") == "adapter":
         titles = {key: row.title for key, row in WEIGHTS.items()}
-        values["weights"] = st.selectbox("Weights", list(titles), format_func=titled(titles), key="weights", **KEEP)
+        values["weights"] = st.selectbox("Weights", list(titles), format_func=title_formatter(titles), key="weights", **KEEP)
         places.leave("weights", "Weights")
     if "optimizer" not in mode.unused:
         values["optimizer"] = st.selectbox("Optimizer", list(OPTIMIZERS), key="optimizer", **KEEP)
@@ -244,7 +244,7 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
             chosen = _choose("Outputs in the backward pass", (EITHER, *OUTPUTS), key="outputs", help=OUTPUTS_HELP)
             values["outputs"] = "" if chosen == EITHER or asked.get("pp", "1") not in ("", "1") else chosen
         if "attention" not in source.refuses:
-            values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=titled(ATTENTION_TITLES))
+            values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=title_formatter(ATTENTION_TITLES))
         if "inputs" not in source.refuses and (may_read_images_or_sound(source) or st.session_state["inputs"] != ALL):
             values["inputs"] = _choose("Inputs", INPUTS, key="inputs", help=INPUTS_HELP)
         if "head" not in source.refuses:
@@ -272,11 +272,11 @@ def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, s
         st.session_state["train"] = next(iter(trains if language else reversed(trains)))
     values = {"train": trains[0]}
     if len(trains) > 1:
-        values = {"train": _choose("Train", trains, key="train", format_func=titled(TRAINS))}
+        values = {"train": _choose("Train", trains, key="train", format_func=title_formatter(TRAINS))}
     if values["train"] != "adapter":
         return values
     titles = {key: row.title for key, row in ADAPTERS.items()}
-    values["adapter"] = st.selectbox("Adapter", list(titles), format_func=titled(titles), key="adapter", **KEEP)
+    values["adapter"] = st.selectbox("Adapter", list(titles), format_func=title_formatter(titles), key="adapter", **KEEP)
     row = ADAPTERS[values["adapter"]]
     offered = {key: field for key, field in ADAPTER_FIELDS.items() if key in row.arguments}
     for key, (label, help_text, placeholder) in offered.items():
@@ -294,7 +294,7 @@ def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
     titles = {key: row.title for key, row in PARALLELS.items() if of_use[key]}
     if st.session_state["parallel"] not in titles:
         st.session_state["parallel"] = "none"
-    chosen = st.selectbox("GPUs", list(titles), format_func=titled(titles), key="parallel", help=PARALLEL_HELP, **KEEP)
+    chosen = st.selectbox("GPUs", list(titles), format_func=title_formatter(titles), key="parallel", help=PARALLEL_HELP, **KEEP)
     values = {"parallel": chosen}
     for key in PARALLELS[chosen].keys:
         if not _is_asked(key, values, source, mode):

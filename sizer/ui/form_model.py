@@ -14,7 +14,7 @@ from sizer.catalogue.pipelines import makes_images
 from sizer.catalogue.presets import PRESETS, find_preset
 from sizer.catalogue.sources import Source
 from sizer.query.text import parse_query
-from sizer.ui.focus import look_at, titled
+from sizer.ui.focus import look_at, title_formatter
 from sizer.ui.remarks import show_error
 
 Names = Mapping[str, Sequence[str]]
@@ -84,7 +84,7 @@ def _ask_preset(source: Source, names: Names) -> str:
     chosen = st.selectbox(
         "Model",
         list(titles),
-        format_func=titled(titles),
+        format_func=title_formatter(titles),
         key="hf_name",
         on_change=_take_preset,
         args=(state["hf_name"],),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.base.units import counted, format_both, format_bytes, format_count, format_range
+from sizer.base.units import format_both, format_bytes, format_count, format_range, pluralize
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -23,7 +23,7 @@ from sizer.ui.focus import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.known_batches import largest_batch
 from sizer.ui.page_cache import drawn_once
 from sizer.ui.remarks import show_lines
-from sizer.ui.styling import COLOURS, FREE, INK, Scale, marked, scale_for
+from sizer.ui.styling import COLOURS, FREE, INK, Scale, format_verdict, scale_for
 from sizer.ui.vega import Spec, nominal, quantitative
 
 RANGE_Y, BAR_TOP, BAR_BOTTOM, BOTTOM = 6, 14, 42, 46  # pixels from the chart's upper end
@@ -152,7 +152,7 @@ def work(request: Request, report: Report, estimate: Estimate) -> str:
     if mode.generates:
         prompt = report.request.get("sequence_length")
         after = f" after a prompt of {prompt:,}" if isinstance(prompt, int) else ""
-        return f"{mode.headline} {counted(request.new, 'token')}{after} with {name} at batch {estimate.batch}"
+        return f"{mode.headline} {pluralize(request.new, 'token')}{after} with {name} at batch {estimate.batch}"
     part = trained_part(request.train, request.adapter, request.adapter_rank)
     what = f"{part} {'on' if request.train == 'adapter' else 'of'} {name}" if part else name
     return f"{mode.headline} {what} at batch {estimate.batch}{sample_size(report)}"
@@ -162,7 +162,7 @@ def sample_size(report: Report) -> str:
     """Return the size of one sample as the model reads it; empty if it has none."""
     match report.request.get("sequence_length"), report.request.get("image_size"):
         case int(tokens), _:
-            return f" of {counted(tokens, 'token')}"
+            return f" of {pluralize(tokens, 'token')}"
         case _, (int(height), int(width)):
             return f" of {height} × {width} pixels"
     return ""
@@ -195,7 +195,7 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
 @drawn_once
 def show_badge(report: Report, estimate: Estimate) -> None:
     """Show the verdict with its mark and colour, and the share of the device's memory."""
-    st.badge(f"{marked(estimate.verdict)} · {share_of(estimate, report.gpu)}", color=BADGES[estimate.verdict])
+    st.badge(f"{format_verdict(estimate.verdict)} · {share_of(estimate, report.gpu)}", color=BADGES[estimate.verdict])
 
 
 @drawn_once

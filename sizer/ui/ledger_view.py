@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from sizer.base.errors import JobError
-from sizer.base.units import GIB, counted
+from sizer.base.units import GIB, pluralize
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.rows import ErrorStatistics, Filter, LedgerRow
 from sizer.ui import measuring, remarks
@@ -23,7 +23,7 @@ from sizer.ui.links import show_estimate_link
 from sizer.ui.measuring import ask_import
 from sizer.ui.published import FIGURES, errors_chart, points_of, show_published
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
-from sizer.ui.styling import signed
+from sizer.ui.styling import round_figure
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
 PART = "measure_part"  # key of the control for the part of the page
@@ -135,7 +135,7 @@ def _show_rows(ledger: Ledger) -> None:
         st.info("No comparison matches these filters.")
         return
     held = sum(row.holds for row in rows)
-    st.markdown(f"**{counted(len(rows), 'comparison')}**, {held:,} within tolerance")
+    st.markdown(f"**{pluralize(len(rows), 'comparison')}**, {held:,} within tolerance")
     _show_table(rows)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -201,7 +201,7 @@ def rows_frame(rows: Sequence[LedgerRow]) -> pd.DataFrame:
         "Peak, GiB": [_gib(row.measured_peak_allocated_bytes) for row in rows],
         "Estimate, GiB": [_gib(row.estimated_peak_allocated_bytes) for row in rows],
     }
-    frame |= {title: [signed(figure.percent(row), 1) for row in rows] for title, figure in FIGURES.items()}
+    frame |= {title: [round_figure(figure.percent(row), 1) for row in rows] for title, figure in FIGURES.items()}
     frame |= {"torch": [row.torch for row in rows], "Measured": [format_moment(row.measured_at) for row in rows]}
     return pd.DataFrame(frame)
 
@@ -227,8 +227,8 @@ def statistics_frame(statistics: Sequence[ErrorStatistics]) -> pd.DataFrame:
             "Figure": [quantity_title(row.quantity) for row in rows],
             "Device": [row.device for row in rows],
             "Count": [row.count for row in rows],
-            "Median": [signed(100 * row.median) for row in rows],
-            "Worst": [signed(100 * row.worst) for row in rows],
-            "Bias": [signed(100 * row.bias) for row in rows],
+            "Median": [round_figure(100 * row.median) for row in rows],
+            "Worst": [round_figure(100 * row.worst) for row in rows],
+            "Bias": [round_figure(100 * row.bias) for row in rows],
         }
     )

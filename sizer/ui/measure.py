@@ -8,7 +8,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from sizer.base.errors import DeviceError, JobError
-from sizer.base.units import MIB, counted, format_bytes
+from sizer.base.units import MIB, format_bytes, pluralize
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
 from sizer.device.comparison.comparison import Comparison
@@ -137,7 +137,7 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
     mode = MODES[cell.mode]
-    work = f"{mode.headline} {counted(cell.new, 'token')} with" if mode.generates else mode.headline
+    work = f"{mode.headline} {pluralize(cell.new, 'token')} with" if mode.generates else mode.headline
     work = f"{work} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
     steps = "" if mode.generates else ", two whole steps"
     free = f", {format_bytes(facts.free_bytes)} free" if facts.free_bytes is not None else ""

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from sizer.base.errors import ConfigError, RequestError, SizerError
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
@@ -141,7 +141,7 @@ def _close() -> None:
 def _show_question(found: Question) -> None:
     named = found.title if found.kind in ("model", "code", "words") else f"a {found.kind} of {found.title}"
     st.markdown(f"**Read as {named}**")
-    counts = f"{counted(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
+    counts = f"{pluralize(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
     with st.expander(counts):
         for title, rows in (
             ("Read", [f"{line.given} → {line.means}" for line in found.read]),
@@ -152,7 +152,7 @@ def _show_question(found: Question) -> None:
                 st.markdown(f"**{title}**")
                 show_lines(rows)
         if found.irrelevant:
-            st.caption(f"{counted(found.irrelevant, 'line')} more change no memory.")
+            st.caption(f"{pluralize(found.irrelevant, 'line')} more change no memory.")
 
 
 def _show_startup(found: StartupLog, report: Report | None) -> None:
@@ -217,11 +217,11 @@ def _read_snapshot() -> None:
 
 
 def _show_snapshot(found: SnapshotReport, focus: Estimate | None) -> None:
-    st.markdown(f"**Memory snapshot**, device {found.device}, {counted(found.events, 'event')}")
+    st.markdown(f"**Memory snapshot**, device {found.device}, {pluralize(found.events, 'event')}")
     draw(snapshot_chart(found, focus), "snapshot_chart")
     st.dataframe(snapshot_frame(found, focus), hide_index=True)
     if found.out_of_memory:
-        st.text(f"{counted(found.out_of_memory, 'request')} failed for lack of memory.")
+        st.text(f"{pluralize(found.out_of_memory, 'request')} failed for lack of memory.")
     if found.largest:
         st.markdown("**Largest blocks at the end**")
         show_lines(f"{format_bytes(size)}  {line or 'no Python line was recorded'}" for size, line in found.largest[:10])

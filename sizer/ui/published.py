@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from sizer.base.units import counted
+from sizer.base.units import pluralize
 from sizer.device.ledger.published_figures import Published, read_published
 from sizer.device.ledger.rows import LedgerRow, SignedError, error_statistics
 from sizer.ui import vega
 from sizer.ui.charts import draw
-from sizer.ui.focus import pick, titled
-from sizer.ui.styling import INK, scale_for, signed
+from sizer.ui.focus import pick, title_formatter
+from sizer.ui.styling import INK, round_figure, scale_for
 from sizer.ui.vega import Spec, nominal, quantitative
 
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.
@@ -121,13 +121,13 @@ def show_published() -> None:
     st.caption(f"{ABOUT} Estimated with {figures[0].estimated_with}.")
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         quantity = st.selectbox(
-            "What was read", list(QUANTITIES), format_func=titled(QUANTITIES), key="published_quantity", width=300
+            "What was read", list(QUANTITIES), format_func=title_formatter(QUANTITIES), key="published_quantity", width=300
         )
         of_quantity = [one for one in figures if one.quantity == quantity]
         gpu = pick("GPU", sorted({one.device for one in of_quantity}), "published_gpu")
     chosen = [one for one in of_quantity if gpu in (None, one.device)]
     near = sum(abs(one.error) <= WITHIN for one in chosen)
-    st.markdown(f"**{counted(len(chosen), 'figure')}**, {near:,} within {WITHIN:.0%}")
+    st.markdown(f"**{pluralize(len(chosen), 'figure')}**, {near:,} within {WITHIN:.0%}")
     _show_table(chosen)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -168,7 +168,7 @@ def published_frame(figures: Sequence[Published]) -> pd.DataFrame:
             "GPU": [one.device for one in figures],
             f"Measured, {scale.name}": [round(scale.of(one.measured_bytes), 3) for one in figures],
             f"Estimate, {scale.name}": [round(scale.of(one.estimated_bytes), 3) for one in figures],
-            "Error": [signed(100 * one.error) for one in figures],
+            "Error": [round_figure(100 * one.error) for one in figures],
             "PyTorch": [one.torch for one in figures],
             "Source": [one.source for one in figures],
         }
@@ -183,8 +183,8 @@ def statistics_frame(figures: Sequence[Published]) -> pd.DataFrame:
         {
             "GPU": [row.device for row in rows],
             "Count": [row.count for row in rows],
-            "Median": [signed(100 * row.median) for row in rows],
-            "Worst": [signed(100 * row.worst) for row in rows],
-            "Bias": [signed(100 * row.bias) for row in rows],
+            "Median": [round_figure(100 * row.median) for row in rows],
+            "Worst": [round_figure(100 * row.worst) for row in rows],
+            "Bias": [round_figure(100 * row.bias) for row in rows],
         }
     )

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import streamlit as st
 
-from sizer.base.units import counted
+from sizer.base.units import pluralize
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES, TEXT
@@ -126,13 +126,13 @@ def _facts(request: Request) -> Iterator[str]:
     yield ", ".join(request.dtypes)
     yield f"batch {', '.join(map(str, request.batches))}"
     if request.sequence_length is not None:
-        yield counted(request.sequence_length, "token")
+        yield pluralize(request.sequence_length, "token")
     if request.image_size is not None:
         yield f"{request.image_size[0]} × {request.image_size[1]} pixels"
     if request.inputs == TEXT:
         yield "text alone"
     if mode.generates:
-        yield f"{counted(request.new, 'new token')}, {request.cache} cache"
+        yield f"{pluralize(request.new, 'new token')}, {request.cache} cache"
     if "optimizer" not in mode.unused:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
     if part := trained_part(request.train, request.adapter, request.adapter_rank):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import streamlit as st
 
-from sizer.base.units import GIB, counted
+from sizer.base.units import GIB, pluralize
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import APIS, ENGINES, SAMPLERS, SWITCHES
 from sizer.catalogue.sources import Source
@@ -19,7 +19,7 @@ from sizer.report.served import Served, ServedFigures, Starts
 from sizer.serving.words import gib, graphs_line, range_line, verdict_words, want_line
 from sizer.ui import vega
 from sizer.ui.charts import draw
-from sizer.ui.focus import titled
+from sizer.ui.focus import title_formatter
 from sizer.ui.form_model import KEEP
 from sizer.ui.frame import show_tabs
 from sizer.ui.links import show_link
@@ -103,7 +103,7 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
         values["want"] = f"{requests or 1}x{tokens or '1k'}"
     titles = {key: row.title for key, row in ENGINES.items()}
     engine = st.segmented_control(
-        "Engine", list(titles), format_func=titled(titles), key=f"{PREFIX}engine", required=True, width="stretch", **KEEP
+        "Engine", list(titles), format_func=title_formatter(titles), key=f"{PREFIX}engine", required=True, width="stretch", **KEEP
     )
     takes = ("max_model_len", "used", *ENGINES[engine].takes)
     values |= {"engine": engine, "gpu": gpu}
@@ -142,7 +142,7 @@ def facts(request: Request) -> Iterator[str]:
     """Yield the facts of a server for the one-line question."""
     yield ENGINES[request.engine].title + (f" {request.engine_version}" if request.engine_version else "")
     if request.want is not None:
-        yield f"{counted(request.want[0], 'request')} of {request.want[1]:,} tokens"
+        yield f"{pluralize(request.want[0], 'request')} of {request.want[1]:,} tokens"
     if request.max_model_len is not None:
         length = request.max_model_len
         yield f"up to {f'{length:,} tokens' if isinstance(length, int) else 'what fits'}"
@@ -160,7 +160,7 @@ def show(request: Request, report: Report, served: Served) -> None:
     at_once = f"{served.requests_at_once:,.1f} requests of {length:,} tokens"
     for row in served.contexts:
         if served.want is not None and row.context == served.want.tokens:
-            at_once = f"{counted(row.requests, 'request')} of {row.context:,} tokens"
+            at_once = f"{pluralize(row.requests, 'request')} of {row.context:,} tokens"
     answer = f"{at_once} at once on {card}"
     if served.starts is False:
         answer = f"A server for {length:,} tokens a request does not start on {card}"

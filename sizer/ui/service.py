@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
 from sizer.base.errors import HubError, PipelineError, SizerError
-from sizer.base.units import counted
+from sizer.base.units import pluralize
 from sizer.catalogue.pipelines import pipeline_preset_of
 from sizer.catalogue.presets import PRESETS
 from sizer.query.request import Request
@@ -292,7 +292,7 @@ def _how_many(report: Report) -> str:
     asked = len(request["dtypes"]) * len(request["batches"])
     left, _ = _to_come(report)
     to_come = f", still to come: {', '.join(left)}" if left else ""
-    return f"{len(report.estimates):,} of {counted(asked, 'cell')}{to_come}"
+    return f"{len(report.estimates):,} of {pluralize(asked, 'cell')}{to_come}"
 
 
 def _left_out(report: Report | None) -> str:

@@ -49,7 +49,7 @@ def scale_for(sizes: Iterable[int]) -> Scale:
     return next((scale for scale in _SCALES if largest >= scale.unit_bytes), _SCALES[-1])
 
 
-def signed(value: float | None, decimals: int = 2) -> float | None:
+def round_figure(value: float | None, decimals: int = 2) -> float | None:
     """Return a figure for a table with this number of decimals. A negative one that rounds to zero is 0, not "-0.00"."""
     return value if value is None or value >= 0 or round(value, decimals) else 0.0
 
@@ -92,6 +92,6 @@ MARKS: dict[Verdict, str] = {"fits": "✓", "tight": "!", "may not fit": "?", "d
 FIGURE_VERDICTS: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # colours of checked figures
 
 
-def marked(verdict: Verdict) -> str:
+def format_verdict(verdict: Verdict) -> str:
     """Return a verdict with its mark."""
     return f"{MARKS[verdict]} {verdict}"

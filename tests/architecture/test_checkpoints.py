@@ -15,7 +15,7 @@ from torch import nn
 from sizer.architecture import make_blueprint
 from sizer.architecture.compressed_layouts import is_target
 from sizer.architecture.layouts import LAYOUTS, layout_of
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.architecture.module_census import take_census
 from sizer.architecture.packed_layers import DequantizedLinear, checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
@@ -369,7 +369,7 @@ VARIANTS = {
 def test_weights_that_are_not_counted_as_they_are_say_why(query):
     method, reason = REASONS[query]
     request = parse_query(f"{arch(method)}&{query}")
-    loaded = as_loaded(request, find_gpu(request.gpu))
+    loaded = resolve_weights(request, find_gpu(request.gpu))
     assert loaded.request.weights == "full"
     (told,) = loaded.cautions
     assert f"they are counted unquantized: {reason}" in told
@@ -379,7 +379,7 @@ def test_weights_that_are_not_counted_as_they_are_say_why(query):
 def test_a_variant_that_transformers_does_not_hold_quantized_says_why(method):
     settings, reason = VARIANTS[method]
     request = parse_query(f"{arch(method, **settings)}&mode=inference")
-    loaded = as_loaded(request, find_gpu(request.gpu))
+    loaded = resolve_weights(request, find_gpu(request.gpu))
     assert loaded.request.weights == "full"
     assert f"they are counted unquantized: {reason}" in loaded.cautions[0]
 
@@ -425,7 +425,7 @@ def test_auto_rounds_older_name_and_key_are_read():
 )
 def test_what_is_loaded_of_a_preset_whose_checkpoint_is_quantized_is_said(query, told):
     request = parse_query(f"arch=hf:gpt-oss-20b&{query}")
-    cautions = as_loaded(request, find_gpu(request.gpu)).cautions
+    cautions = resolve_weights(request, find_gpu(request.gpu)).cautions
     assert [told in caution for caution in cautions] == ([] if told is None else [True])
 
 
@@ -541,7 +541,7 @@ def test_what_no_known_method_wrote_is_counted_unquantized_with_a_warning(settin
 
 def test_what_mlx_wrote_under_its_own_key_is_counted_unquantized_with_a_warning():
     request = parse_query(f"arch=config:{encode_config(json.dumps(SMALL | {'quantization': {'bits': 4, 'group_size': 64}}))}")
-    (told,) = as_loaded(request, find_gpu(request.gpu)).cautions
+    (told,) = resolve_weights(request, find_gpu(request.gpu)).cautions
     assert "they are counted unquantized" in told
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.architecture.packed_layers import PackedExperts, PackedLinear, pack
 from sizer.architecture.quantization_settings import Quantization
 from sizer.architecture.quark_settings import layer_config
@@ -128,7 +128,7 @@ def test_what_has_no_known_layout_is_counted_unquantized_and_named(case):
     asked = {"quant_method": "quark", "global_quant_config": everywhere, **others}
     encoded = encode_config(json.dumps(CONFIG | {"quantization_config": asked}))
     request = parse_query(f"arch=config:{encoded}&mode=inference&gpu=h100-80gb")
-    loaded = as_loaded(request, find_gpu("h100-80gb"))
+    loaded = resolve_weights(request, find_gpu("h100-80gb"))
     assert loaded.request.weights == "full"
     blueprint = make_blueprint(request, loaded=loaded)
     assert not any("own tensors take" in line for line in blueprint.describe(build(blueprint)))

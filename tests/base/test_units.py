@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.base.units import GIB, counted, format_both, format_bytes, format_count, format_range
+from sizer.base.units import GIB, format_both, format_bytes, format_count, format_range, pluralize
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_counts_as_text(n: int, text: str):
     ],
 )
 def test_what_is_counted(n: int, nouns: tuple[str, ...], text: str):
-    assert counted(n, *nouns) == text
+    assert pluralize(n, *nouns) == text
 
 
 def test_text_grows_with_the_number():

@@ -19,7 +19,7 @@ from sizer.base.versions import (
     format_version,
     installed_version,
     parse_version,
-    version_followed,
+    rules_version,
 )
 from sizer.catalogue.gpus import GPUS
 from sizer.tracing.cuda import builds
@@ -102,7 +102,7 @@ def test_what_to_know_of_another_version() -> None:
     ("target", "followed"), [((2, 7), "2.6"), ((2, 8), "2.6"), ((2, 9), "2.11"), ((2, 10), "2.11")]
 )
 def test_a_version_that_was_not_read_follows_a_neighbour_and_says_so(target: tuple[int, int], followed: str) -> None:
-    assert format_version(version_followed(target)) == followed
+    assert format_version(rules_version(target)) == followed
     not_read, other = cautions(target, NEWEST)
     assert not_read == (
         f"PyTorch {format_version(target)} is not among the versions with known rules, 2.6 and 2.11 to "
@@ -112,8 +112,8 @@ def test_a_version_that_was_not_read_follows_a_neighbour_and_says_so(target: tup
 
 
 def test_versions_that_were_read_follow_themselves() -> None:
-    assert [version_followed(version) for version in READ] == list(READ)
-    assert (version_followed((1, 13)), version_followed((9, 0))) == (OLDEST, NEWEST)
+    assert [rules_version(version) for version in READ] == list(READ)
+    assert (rules_version((1, 13)), rules_version((9, 0))) == (OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize(

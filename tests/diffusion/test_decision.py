@@ -17,17 +17,17 @@ from sizer.decision.pipeline_levers import PIPELINE_LEVERS
 from sizer.estimating.estimator import estimate
 from sizer.query.request import Request
 from sizer.query.text import parse_query
-from sizer.report.census import Counted
+from sizer.report.census import ArchitectureCounts
 from sizer.report.decision import LeverReport, saves
 
 SMALL = "arch=diffusers:sd1.5&dtype=float16&gpu=custom:2GiB@8.9"
 BY_KEY = {lever.key: lever for lever in PIPELINE_LEVERS}
 
 
-def known(part: str, image: tuple[int, int] | None = (1024, 1024), frames: int | None = None) -> Counted:
+def known(part: str, image: tuple[int, int] | None = (1024, 1024), frames: int | None = None) -> ArchitectureCounts:
     row = type("Row", (), {"path": part})()
     census = type("Census", (), {"modules": (row,)})()
-    return Counted(census=census, sequence_length=None, image_size=image, notes=(), uncounted=(), frames=frames)
+    return ArchitectureCounts(census=census, sequence_length=None, image_size=image, notes=(), uncounted=(), frames=frames)
 
 
 @pytest.mark.parametrize(

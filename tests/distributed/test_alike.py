@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sizer.architecture import make_blueprint
-from sizer.estimating.scopes import as_traced
+from sizer.estimating.scopes import reduce_request
 from sizer.estimating.work import work_of
 from sizer.query.request import Request
 from sizer.query.text import parse_query
@@ -45,7 +45,7 @@ def taped(request: Request) -> Tape:
 )
 def test_fewer_ranks_have_the_same_tape(query: str) -> None:
     request = parse_query(query)
-    fewer = as_traced(request)
+    fewer = reduce_request(request)
     assert fewer.world < request.world
     assert taped(request) == taped(fewer)
 
@@ -53,5 +53,5 @@ def test_fewer_ranks_have_the_same_tape(query: str) -> None:
 @pytest.mark.parametrize("query", [f"{LANGUAGE}&parallel=fsdp", f"{VISION}&parallel=zero1"])
 def test_where_shards_follow_the_ranks_they_are_traced(query: str) -> None:
     request, fewer = (parse_query(f"{query}&dtype=float32&ranks={ranks}") for ranks in (64, 2))
-    assert as_traced(request) == request
+    assert reduce_request(request) == request
     assert taped(request) != taped(fewer)

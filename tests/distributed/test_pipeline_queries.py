@@ -8,7 +8,7 @@ import pytest
 
 from sizer.base.errors import RequestError
 from sizer.catalogue.gpus import GPUS
-from sizer.estimating.scopes import as_traced
+from sizer.estimating.scopes import reduce_request
 from sizer.estimating.work import plan_of
 from sizer.query.request import DEFAULT_BATCHES, gpu_of
 from sizer.query.text import format_query, parse_query
@@ -106,6 +106,6 @@ def test_stages_have_a_communicator_of_their_own() -> None:
 
 
 def test_the_ranks_of_ddp_are_alike_within_a_stage() -> None:
-    last = as_traced(parse_query(f"{LLAMA}&parallel=ddp&ranks=64&pp=4&rank=255"))
+    last = reduce_request(parse_query(f"{LLAMA}&parallel=ddp&ranks=64&pp=4&rank=255"))
     assert (last.ranks, last.rank, last.world) == (2, 6, 8)
-    assert as_traced(parse_query(f"{LLAMA}&parallel=ddp&ranks=64&pp=4")).rank is None
+    assert reduce_request(parse_query(f"{LLAMA}&parallel=ddp&ranks=64&pp=4")).rank is None

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture.blueprint import Example
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.recipes import RECIPE_KEYS
@@ -62,7 +62,7 @@ def values_known() -> Iterator[None]:
 def peaks(query: str) -> list[int]:
     """The most bytes allocated, reserved and pinned in two steps of a query's one cell."""
     request = parse_query(query)
-    blueprint = blueprint_of(request, None, as_loaded(request, find_gpu(request.gpu)))
+    blueprint = blueprint_of(request, None, resolve_weights(request, find_gpu(request.gpu)))
     work, (batch,) = work_of(request, *request.dtypes), request.batches
     torch.cuda.init()
     dist.init_process_group(

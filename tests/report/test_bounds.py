@@ -21,7 +21,7 @@ from sizer.report.fit import fit, fits_in
 from sizer.report.largest_batch import largest_batch
 from sizer.tape.affine import fit_affine
 from sizer.tape.family import TapeFamily
-from sizer.tape.loop_choices import gradients_kept
+from sizer.tape.loop_choices import keep_gradients
 from sizer.tape.size_queries import SizeQuery
 from sizer.tape.tape import Tape
 from tests.tape.tapes import make_tape
@@ -123,9 +123,9 @@ def test_gradients_may_live_through_the_next_forward_pass() -> None:
     again = ["-grad", ("relu2", 30 * MIB), "-relu2", ("grad2", 30 * MIB, "gradient"), "-grad2"]
     marks = [(1, "load"), (2, "forward"), (4, "backward"), (4, "optimizer"), (9, "step2")]
     tape = make_tape([("weight", 10 * MIB, "parameter"), *step, *again], marks=marks)
-    assert gradients_kept(tape) is tape  # where the second forward pass ends is not known
+    assert keep_gradients(tape) is tape  # where the second forward pass ends is not known
     tape = replace(tape, second_forward=7)
-    assert list(gradients_kept(tape).order) == [0, 1, -2, 2, 3, -4, -3, 4, -5]
+    assert list(keep_gradients(tape).order) == [0, 1, -2, 2, 3, -4, -3, 4, -5]
     (found,) = (margin for margin in fit(tape, GPU).margins if margin.name == ZERO_GRAD)
     # the gradient takes the segment that the activation left; where it is still alive, the next activation takes another one
     assert (found.less_bytes, found.more_bytes) == (0, 30 * MIB)

@@ -13,7 +13,7 @@ from sizer.report import replays as replays_module
 from sizer.report.bounds import with_models_twice
 from sizer.report.fit import fits_in, surely_runs
 from sizer.report.replays import Replays, find_unbounded, replay_unbounded
-from sizer.tape.loop_choices import gradients_kept
+from sizer.tape.loop_choices import keep_gradients
 from sizer.tape.tape import Tape
 from tests.tape.tapes import make_tape, random_tape
 
@@ -119,7 +119,7 @@ def test_a_verdict_is_the_same_with_it(seed, expandable):
     for share in (1.5, 1, 0.97, 0.9, 0.8, 0.5):
         total = int(share * known.large_bytes)
         gpu = replace(GPUS["t4"], total_bytes=total, context_low_bytes=0, context_bytes=0, context_high_bytes=0)
-        large = replay_events(gradients_kept(with_models_twice(tape)), "cuda", total, expandable)
+        large = replay_events(keep_gradients(with_models_twice(tape)), "cuda", total, expandable)
         assert surely_runs(tape, gpu, expandable, known.large_bytes) == (large.failed_at is None)
         assert fits_in(tape, gpu, expandable_segments=expandable, unbounded=known) == fits_in(
             tape, gpu, expandable_segments=expandable

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
-from sizer.architecture.loading import as_loaded
+from sizer.architecture.loading import resolve_weights
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
@@ -76,7 +76,7 @@ def architecture_of(preset: str) -> Architecture:
     """Return a preset's architecture as a server sees it."""
     request = served_module(parse_query(f"arch=hf:{preset}&mode=serve"))
     gpu = find_gpu(request.gpu)
-    loaded = as_loaded(request, gpu, None)
+    loaded = resolve_weights(request, gpu, None)
     device = Device(gpu.backend, gpu.capability)
     model = Model(request, loaded, device, config=None, store=EmptyStore(), progress=lambda text: None)
     return read_architecture(model.module(COUNTED_IN), preset, find_preset(preset).config)

@@ -8,7 +8,7 @@ from torch import nn
 
 from sizer.allocator.timeline import live_by_category, peak_bytes
 from sizer.catalogue.gpus import GPUS
-from sizer.estimating.scopes import as_traced
+from sizer.estimating.scopes import reduce_request
 from sizer.estimating.tracer import Tracer
 from sizer.estimating.work import work_of
 from sizer.query.request import gpu_of
@@ -19,11 +19,11 @@ from sizer.report.replays import peak_reserved_bytes
 from sizer.tape.loop_choices import (
     KEPT,
     float32_outputs,
-    gradients_kept,
-    gradients_zeroed,
-    outputs_kept_across_steps,
+    keep_gradients,
+    keep_outputs_across_steps,
     postpone,
     with_outputs,
+    zero_gradients,
 )
 from sizer.tape.tape import CATEGORIES, Tape
 from sizer.tracing.trace import trace
@@ -80,7 +80,7 @@ def test_kept_outputs_live_until_their_step_ends():
 
 def test_outputs_kept_across_steps_meet_the_next_ones():
     # both steps' logits and losses: 8 + 2 * (4 + 2) = 20; in the first step 20 as above
-    across = outputs_kept_across_steps(tape()).validate()
+    across = keep_outputs_across_steps(tape()).validate()
     assert peak_bytes(across.order, across.sizes) == 20
     assert across.second_forward == 9 and list(across.order[5:9]) == [4, 5, ~1, ~2]
 
@@ -99,7 +99,7 @@ def test_a_question_about_the_loop_is_decided_once():
     assert with_outputs(tape(), None)[0] == tape()
     freed, kept = with_outputs(tape(), "freed")[0], with_outputs(tape(), "kept")[0]
     assert freed.order == tape().order and kept.order == outputs_kept(tape()).order
-    assert outputs_kept_across_steps(freed) is freed and outputs_kept_across_steps(kept) is kept
+    assert keep_outputs_across_steps(freed) is freed and keep_outputs_across_steps(kept) is kept
 
 
 def test_a_release_is_never_moved_to_an_earlier_place():
@@ -121,7 +121,7 @@ def test_a_tape_of_a_loop_that_keeps_outputs_is_that_of_its_trace(query):
     gpu, (dtype,), (batch,) = gpu_of(request), request.dtypes, request.batches
     tracer = Tracer(request, gpu)
     blueprint, module = tracer.built()
-    work = work_of(as_traced(tracer.request), dtype)
+    work = work_of(reduce_request(tracer.request), dtype)
     freed = trace(blueprint, module, work, batch=batch, device=tracer.device())
     kept = trace(blueprint, module, replace(work, keeps_outputs=True), batch=batch, device=tracer.device())
     made = outputs_kept(freed).validate()
@@ -149,12 +149,12 @@ def test_a_tape_of_a_loop_that_zeroes_gradients_is_that_of_its_trace(query, monk
     gpu, (dtype,), (batch,) = gpu_of(request), request.dtypes, request.batches
     tracer = Tracer(request, gpu)
     blueprint, module = tracer.built()
-    work = work_of(as_traced(tracer.request), dtype)
+    work = work_of(reduce_request(tracer.request), dtype)
     dropped = trace(blueprint, module, work, batch=batch, device=tracer.device())
     drop = nn.Module.zero_grad
     monkeypatch.setattr(nn.Module, "zero_grad", lambda module, set_to_none=True: drop(module, set_to_none=False))
     zeroed = trace(blueprint, module, work, batch=batch, device=tracer.device())
-    made = gradients_zeroed(dropped).validate()
+    made = zero_gradients(dropped).validate()
     assert list(made.sizes) == list(zeroed.sizes)
     assert peak_bytes(made.order, made.sizes) == pytest.approx(peak_bytes(zeroed.order, zeroed.sizes), rel=near)
     assert peak_reserved_bytes(made, "cuda", False) == pytest.approx(peak_reserved_bytes(zeroed, "cuda", False), rel=near)
@@ -169,7 +169,7 @@ def live_of(tape: Tape) -> dict[str, dict[str, int]]:
 def test_gradients_zeroed_by_hand():
     """Two gradients of 4 bytes, each made by a layer of its own. The second step's are released as they are added."""
     first, second = (1, 2, ~1, ~2), (3, 5, 4, ~3, ~4, ~5)
-    made = gradients_zeroed(
+    made = zero_gradients(
         Tape(
             batch=1,
             order=array("q", (0, *first, *second)),
@@ -188,4 +188,4 @@ def test_gradients_zeroed_by_hand():
 
 
 def test_gradients_kept_needs_a_second_step():
-    assert gradients_kept(replace(tape(), second_forward=None)) == replace(tape(), second_forward=None)
+    assert keep_gradients(replace(tape(), second_forward=None)) == replace(tape(), second_forward=None)

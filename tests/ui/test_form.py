@@ -16,7 +16,7 @@ from sizer.query.text import parse_query
 from sizer.query.values import read_count, read_tokens
 from sizer.ui import focus
 from sizer.ui.fields import OPTIONS, device_title
-from sizer.ui.focus import titled
+from sizer.ui.focus import title_formatter
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 
@@ -189,7 +189,7 @@ def test_a_repository_of_a_pipeline_is_answered_by_its_call(client, open_page, m
 
 def test_a_choice_of_the_run_before_has_a_text_among_other_options():
     """Streamlit ends a run in which an option's title is None: serving, as a model becomes one of torchvision."""
-    of_torchvision = titled({key: task.title for key, task in TASKS.items() if key != "serve"})
+    of_torchvision = title_formatter({key: task.title for key, task in TASKS.items() if key != "serve"})
     assert (of_torchvision("training"), of_torchvision("serve")) == (TASKS["training"].title, "serve")
     for path in Path(focus.__file__).parent.glob("*.py"):
         assert not re.search(r"format_func\W+[\w.]+\.get\b", path.read_text(encoding="utf-8")), path.name

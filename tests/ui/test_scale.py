@@ -6,7 +6,7 @@ import pytest
 
 from sizer.base.units import GIB, KIB, MIB
 from sizer.ui.charts import legend
-from sizer.ui.styling import GIBIBYTES, scale_for, signed
+from sizer.ui.styling import GIBIBYTES, round_figure, scale_for
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_a_legend_is_text():
 
 
 def test_no_table_shows_a_negative_zero():
-    assert str(signed(-0.004)) == "0.0"
-    assert [signed(value, 1) for value in (None, -0.06, 0.04, -1.0)] == [None, -0.06, 0.04, -1.0]
+    assert str(round_figure(-0.004)) == "0.0"
+    assert [round_figure(value, 1) for value in (None, -0.06, 0.04, -1.0)] == [None, -0.06, 0.04, -1.0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sizer.allocator.allocator import replay_events
 from sizer.allocator.timeline import running_bytes
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
 from sizer.device.comparison.row import Row, Sides, bounds_of
@@ -160,7 +160,7 @@ def notes_on(sides: Sides, report: Report) -> Iterator[str]:
     yield from (f"the measurement may not be trusted: {doubt}" for doubt in sides.measured.doubts)
     if sides.measured.retries:
         yield (
-            f"the allocator released cached memory and retried {counted(sides.measured.retries, 'time')}: peaks and reserved "
+            f"the allocator released cached memory and retried {pluralize(sides.measured.retries, 'time')}: peaks and reserved "
             "memory are from a device that was nearly full"
         )
     yield from _left_out(sides)
@@ -208,6 +208,6 @@ def _recording_notes(sides: Sides, recording: Tape) -> Iterator[str]:
     for reading in sides.measured.phases:
         if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:
             found = f"{levels[ends[reading.phase]]:,} bytes at the end of {reading.phase}"
-            counted = f"{reading.allocated_bytes:,}"
-            yield f"the recording adds up to {found}, the counter says {counted}: where the two diverge is less sure"
+            counter = f"{reading.allocated_bytes:,}"
+            yield f"the recording adds up to {found}, the counter says {counter}: where the two diverge is less sure"
             return

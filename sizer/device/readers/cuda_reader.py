@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.device.machine.computer import open_nvml
 from sizer.device.readers.events import LiveTensors, PhaseEnd, make_recording, read_trace
 from sizer.device.readers.profiler import Profiled, Profiler
@@ -142,7 +142,7 @@ class CudaReader(Reader):
             self._doubt("the driver's figure is that of the whole device, other processes included")
         if self._others > 0:
             self._doubt(
-                f"{counted(self._others, 'other process', 'other processes')} computed on the device: the driver's figure may "
+                f"{pluralize(self._others, 'other process', 'other processes')} computed on the device: the driver's figure may "
                 "include what changed there"
             )
         with contextlib.suppress(AttributeError):  # a build without the observer: the error's text remains
@@ -215,9 +215,9 @@ class CudaReader(Reader):
     def doubts(self) -> tuple[str, ...]:
         found = list(self._doubts)
         if retries := self.retries():
-            found.append(f"the allocator was out of memory and emptied its cache {counted(retries, 'time')}")
+            found.append(f"the allocator was out of memory and emptied its cache {pluralize(retries, 'time')}")
         if (failed := self._times("num_ooms")) and self._failed is not None:
-            found.append(f"{counted(failed, 'allocation')} failed; a kernel that can do with less was then given less")
+            found.append(f"{pluralize(failed, 'allocation')} failed; a kernel that can do with less was then given less")
         if self._history is not None and len(self._history) >= ENTRIES:
             found.append("the allocator's history was full and is not kept")
         return tuple(found)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sizer.base.errors import DeviceError, JobError, RequestError, quote
-from sizer.base.units import counted, format_bytes
+from sizer.base.units import format_bytes, pluralize
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.device.record.measurement import DeviceFacts, KernelRecord, Measurement, TensorBytes
 from sizer.device.record.recording import (
@@ -211,7 +211,7 @@ def _record(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, roo
     if record.failure is not None:
         record = replace(record, failure=without_paths(record.failure))
     write_kernels(folder, case.name, record)
-    kinds = counted(len(record.rows), "kind of calls", "kinds of calls")
+    kinds = pluralize(len(record.rows), "kind of calls", "kinds of calls")
     outcome = f"kernels: {kinds}" + (f", then {record.failure}" if record.failure else "")
     return f"{case.name:46} {outcome}  ({runner.now() - start:.0f} s)"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.inner_tensors import parts_of
-from sizer.architecture.loading import Loaded, as_loaded
+from sizer.architecture.loading import ResolvedWeights, resolve_weights
 from sizer.architecture.peft_adapters import cast
 from sizer.architecture.quantization import quantization_states
 from sizer.base.errors import BuildError
@@ -50,10 +50,10 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpoin
     return cast(module, dtype)
 
 
-def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) -> Loaded:
+def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) -> ResolvedWeights:
     """Return the weights of a request as an available device loads them.
 
-    Raises ConfigError as `as_loaded` does, and BuildError for a checkpoint, or a cache, whose own kernels do not run here.
+    Raises ConfigError as `resolve_weights` does, and BuildError for a checkpoint, or a cache, whose own kernels do not run here.
     """
     if request.cache == QUANTIZED:
         raise BuildError(
@@ -64,7 +64,7 @@ def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) 
         )
     backend = typing.cast(Backend, facts.kind)  # an XPU is not a Backend: its kernels are not known
     device = replace(find_gpu(request.gpu), name=facts.name, backend=backend, capability=facts.capability)
-    loaded = as_loaded(request, device, config)
+    loaded = resolve_weights(request, device, config)
     if loaded.quantization is not None and loaded.request.weights == "checkpoint":
         method = METHODS[loaded.quantization.method]
         if not method.traced:

@@ -14,7 +14,7 @@ from sizer.device.trial.materialize import Bring
 from sizer.distributed.parallel_plan import Plan
 from sizer.distributed.sharding import replicate, split
 from sizer.tracing.steps import Work
-from sizer.tracing.traced_rank import replicated
+from sizer.tracing.traced_rank import wrap_ddp
 
 
 def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds: float) -> None:
@@ -56,7 +56,7 @@ def take_part(module: nn.Module, bring: Bring, work: Work, device: torch.device)
 
 
 def _bring_whole(bring: Bring, plan: Plan, objective: str, module: nn.Module, device: torch.device) -> nn.Module:
-    return replicated(bring(module, device), plan, objective)
+    return wrap_ddp(bring(module, device), plan, objective)
 
 
 def _bring_part(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:

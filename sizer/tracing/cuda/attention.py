@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sizer.base.versions import Version, version_followed
+from sizer.base.versions import Version, rules_version
 from sizer.tracing.device import Device
 from sizer.tracing.meta.attention import (
     NO_KERNEL,
@@ -420,7 +420,7 @@ def results(version: Version) -> Results:
     seeds = _seeds_on_host_with_dropout if version >= (2, 15) else _seeds_on_host
     flash = {_aten._scaled_dot_product_flash_attention.default: _flash_seeds_on_host}
     return {
-        **(flash if version_followed(version) < (2, 11) else {}),
+        **(flash if rules_version(version) < (2, 11) else {}),
         _aten._scaled_dot_product_efficient_attention.default: seeds,
         _aten._efficient_attention_forward.default: _of_lengths,
         _aten._efficient_attention_backward.default: _no_bias,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sizer.base.units import round_up
-from sizer.base.versions import version_followed
+from sizer.base.versions import rules_version
 from sizer.tracing.allocations import AllocationRule, During, Steps, copies
 from sizer.tracing.cuda.by_capability import EFFICIENT, HALF, SINGLE, efficient_workspace
 from sizer.tracing.device import Device
@@ -26,7 +26,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 def flash_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Add a second seed of 16 bytes that dropout creates and frees at the end (flash_attn/flash_api.cpp, mha_fwd; since 2.11)."""
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
-    if not dropout or version_followed(device.version) < (2, 11):
+    if not dropout or rules_version(device.version) < (2, 11):
         return [*tensors_of(out)]
     return [*tensors_of(out[:6]), (16,), out[7], out[6], *tensors_of(out[8:])]
 
@@ -40,7 +40,7 @@ def flash_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
     query, key = args[1], args[2]
     batch, heads, queries, head = query.shape
     rows = batch * heads * round_up(queries, 128) * 4
-    sizes = [rows, rows * round_up(head, 32 if head <= 128 or version_followed(device.version) < (2, 11) else 64)]
+    sizes = [rows, rows * round_up(head, 32 if head <= 128 or rules_version(device.version) < (2, 11) else 64)]
     if key.shape[1] != heads:
         sizes += [batch * key.shape[2] * heads * head * query.itemsize] * 2
     return [sizes]
@@ -109,7 +109,7 @@ def flash_of_lengths(device: Device, args: tuple, kwargs: dict, out: Any) -> Ste
     Arguments: query, key, value, starts, .., dropout, ...
     """
     yield from tensors_of(out)
-    yield [16] if args[7] and version_followed(device.version) >= (2, 11) else []
+    yield [16] if args[7] and rules_version(device.version) >= (2, 11) else []
 
 
 def flash_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -126,7 +126,7 @@ def flash_of_lengths_backward(device: Device, args: tuple, kwargs: dict, out: An
         return
     total, heads, head = query.shape
     rows = (total + 128 * (len(starts) - 1)) * heads * 4
-    sizes = [rows, rows * round_up(head, 32 if head <= 128 or version_followed(device.version) < (2, 11) else 64)]
+    sizes = [rows, rows * round_up(head, 32 if head <= 128 or rules_version(device.version) < (2, 11) else 64)]
     if key.shape[1] != heads:
         sizes += [key.shape[0] * heads * head * query.itemsize] * 2
     yield sizes

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.units import round_up
-from sizer.base.versions import Version, version_followed
+from sizer.base.versions import Version, rules_version
 from sizer.tape.family import TapeFamily
 from sizer.tracing.log import DeferredSize
 
@@ -72,13 +72,13 @@ def blas_of(capability: Capability, version: Version) -> Blas:
 
 def handle_workspace(capability: Capability, version: Version) -> int:
     """Return the bytes of a handle's workspace."""
-    large = capability == (9, 0) if version_followed(version) < (2, 12) else 9 <= capability[0] <= 12
+    large = capability == (9, 0) if rules_version(version) < (2, 12) else 9 <= capability[0] <= 12
     return LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
 
 
 def blas_with(size: int, version: Version) -> Blas:
     """Return the workspaces of cuBLAS in this version of PyTorch if a handle's workspace has `size` bytes."""
-    version = version_followed(version)
+    version = rules_version(version)
     own_lt = version < (2, 12) or version >= (2, 15)
     return Blas(
         size=size,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from sizer.base.versions import version_followed
+from sizer.base.versions import rules_version
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUM, SUMS, WARP
@@ -70,7 +70,7 @@ def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
     Complex numbers, weights of another dtype and images in channels-last order use a chain of operators, as does 2.6.
     """
     refusals.rms_norm(device.kind, (input, normalized_shape, weight))
-    if version_followed(device.version) < (2, 11):
+    if rules_version(device.version) < (2, 11):
         return _rms_norm_of_2_6(input, len(normalized_shape), weight, eps)
     channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
     if channels_last or input.is_complex() or (weight is not None and weight.dtype != input.dtype):

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sizer.base.versions import Version, version_followed
+from sizer.base.versions import Version, rules_version
 from sizer.tracing.values.libraries import entered_once_imported
 
 
@@ -135,8 +135,8 @@ class Autocast:
         self._nesting = 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._kind, self._compiles = kind, compiles
-        self._caches_in_inference = version_followed(version) < (2, 11)
-        self._float32_of_cuda = FLOAT32 if version_followed(version) > (2, 11) else FLOAT32_TO_2_11
+        self._caches_in_inference = rules_version(version) < (2, 11)
+        self._float32_of_cuda = FLOAT32 if rules_version(version) > (2, 11) else FLOAT32_TO_2_11
         self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
 
     def cast(self, dtype: torch.dtype, value: Any) -> Any:
