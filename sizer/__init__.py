@@ -50,8 +50,7 @@ def estimate(query: str = "", /, **keys: Any) -> Report:
     from sizer.base.config_json import read_config
     from sizer.base.errors import PipelineError
     from sizer.catalogue.sources import fetch
-    from sizer.query.several import as_pipeline, with_keys
-    from sizer.query.text import parse_query
+    from sizer.query.text import as_pipeline, parse_query, with_keys
 
     check_text("query", query, "pass a name or a query, and keys by name: estimate('resnet50', batch=32)")
     text = with_keys(query, keys)

@@ -10,8 +10,7 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.base.errors import RequestError
-from sizer.query.several import as_query, key_differences, read_questions, with_keys, with_value
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import as_query, format_query, key_differences, parse_query, read_questions, with_keys, with_value
 from sizer.report.side_by_side import FIGURES, side_by_side, side_of
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings

@@ -3,6 +3,6 @@
     Tape ──allocator.replay──► Replay ──► Timeline: memory by phase, the peak, a curve
                                      └──► addresses ──► snapshot, as PyTorch's own
 
-Each kind of allocator has its rules in one module and its compiled loop in another: `cuda` and `cuda_cache`, `expandable` and
-`expandable_cache`, `mps` and `heaps`. `loop_replay` replays tapes with loops. No torch.
+Each kind of allocator has its rules in one module and its compiled loop in another: `cuda` with `cuda_cache` and
+`expandable_cache`, `mps` with `heaps`. `loop_replay` replays tapes with loops. No torch.
 """

@@ -61,7 +61,7 @@ def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool)
     )
 
 
-# Between the ranges of small and of large blocks of each stream, which all begin at 0 in sizer.allocator.expandable.
+# Between the ranges of small and of large blocks of each stream, which all begin at 0 in sizer.allocator.cuda.
 RANGE = 2**44
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sizer.allocator import cuda, expandable, mps
+from sizer.allocator import cuda, mps
 from sizer.allocator.loop_replay import Pools, place
 from sizer.allocator.replay import Cache, Replay, run_events
 from sizer.allocator.timeline import Timeline, read_timeline
@@ -22,7 +22,7 @@ def replay(
     `capacity_bytes` is the limit of reserved memory (the device's memory less the context); None is no limit. If the work does
     not fit, the timeline's `out_of_memory` names the failing request: that is a value, not an error. `expandable_segments` is
     PyTorch's option of that name, for CUDA only. A tensor of 0 bytes takes nothing. Raises ValueError for an unknown backend.
-    Source: see sizer.allocator.cuda, .expandable and .mps. The CPU's allocator has no cache and does not round, so its reserved
+    Source: see sizer.allocator.cuda and .mps. The CPU's allocator has no cache and does not round, so its reserved
     bytes are the allocated bytes.
 
     *Known limitations*: one process, default allocator settings; other streams have always reached the events that a block
@@ -64,7 +64,7 @@ def allocator_of(
 def describe(backend: Backend, *, expandable_segments: bool = False) -> tuple[str, ...]:
     """Describe how the allocator of a backend works, in words with its own constants."""
     if backend == "cuda":
-        return expandable.describe() if expandable_segments else cuda.describe()
+        return cuda.describe_expandable() if expandable_segments else cuda.describe()
     return (
         mps.describe()
         if backend == "mps"

@@ -1,7 +1,11 @@
-"""Rules of the CUDA caching allocator with segments of its default kind; sizer.allocator.cuda_cache follows them.
+"""Rules of the CUDA caching allocator, which sizer.allocator.cuda_cache and sizer.allocator.expandable_cache follow.
 
 Rules and constants: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, alloc_found_block, should_split, free_block,
 try_merge_blocks, release_blocks), read in PyTorch 2.6 and 2.9; c10/core/AllocatorConfig.h, read in PyTorch 2.15.
+
+With PYTORCH_ALLOC_CONF=expandable_segments:True there is one range of addresses per pool and stream. Its pages (2 MiB for small,
+20 MiB for large requests) are mapped as they are needed (find_expandable_block, map_block, try_allocate_expandable_block,
+get_free_block, unmap_block). Addresses are assumed never to run out: PyTorch reserves 1 1/8 of the device's memory for each range.
 
 Of free blocks of equal size the allocator takes that of the oldest segment, and within a segment that at the lowest address
 (BlockComparatorSizeCounterAddress, pull request 183591). Up to PyTorch 2.11 only the lowest address decides (`by_address`), so
@@ -72,4 +76,15 @@ def describe() -> tuple[str, ...]:
         f"rounded up to {format_bytes(ROUND_LARGE)}; blocks are split, and merge with free neighbours when released",
         "reserved memory shrinks where torch.cuda.empty_cache() is called, and on the way to an out-of-memory error: free segments "
         "are given back, then it tries again",
+    )
+
+
+def describe_expandable() -> tuple[str, ...]:
+    """Describe how this allocator works, in words."""
+    return (
+        f"the CUDA caching allocator with expandable segments, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best "
+        f"fit in one range for requests up to {format_bytes(SMALL_SIZE)} and one for larger ones",
+        f"pages of {format_bytes(SMALL_SEGMENT)} and {format_bytes(LARGE_SEGMENT)} are mapped as a range grows",
+        "reserved memory shrinks where torch.cuda.empty_cache() is called, and on the way to an out-of-memory error: free pages "
+        "are unmapped, then it tries again",
     )

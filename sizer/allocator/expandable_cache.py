@@ -1,4 +1,4 @@
-"""Ranges of the CUDA allocator's expandable segments, by the rules of sizer.allocator.expandable.
+"""Ranges of the CUDA allocator's expandable segments, by the rules of sizer.allocator.cuda.
 
 Compiled, as the pools of segments of the default kind are (sizer.allocator.best_fit).
 

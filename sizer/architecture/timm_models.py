@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sizer.architecture.blueprint import Blueprint, Example, stand_in_loss
 from sizer.architecture.vision_inputs import Size, Task, batch_of_one_refused, classification, format_size, predict
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.names import close_name
+from sizer.catalogue.sources import close_name
 from sizer.query.request import Request
 
 LISTED = "`python -m sizer models` lists them"

@@ -35,7 +35,7 @@ from sizer.architecture.vision_inputs import (
     usual_size,
 )
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.names import close_name
+from sizer.catalogue.sources import close_name
 from sizer.query.request import Request
 
 Size = tuple[int, int]

@@ -15,8 +15,7 @@ from sizer.base.config_json import MAX_CONFIG_BYTES, encode_config, query_of_ada
 from sizer.base.errors import ConfigError, PipelineError, RequestError, SizerError, quote, suggest
 from sizer.commands.terminal import to_printable
 from sizer.query.hints import hint_of_stage, items_for
-from sizer.query.several import as_pipeline, with_keys
-from sizer.query.text import QueryKey, format_query, parse_query, query_keys
+from sizer.query.text import QueryKey, as_pipeline, format_query, parse_query, query_keys, with_keys
 
 if TYPE_CHECKING:
     from sizer.pasted.question import Question

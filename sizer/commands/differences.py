@@ -18,8 +18,7 @@ from sizer.commands.figures import TITLES
 from sizer.commands.terminal import format_table, terminal_width, to_printable
 from sizer.commands.waiting import MakeClient, wait
 from sizer.query.request import Request
-from sizer.query.several import read_questions
-from sizer.query.text import format_query
+from sizer.query.text import format_query, read_questions
 from sizer.report.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
 from sizer.running.difference import Tolerance, find_changes, format_changes, grown, read_report, read_share, read_size
 from sizer.service.client import JobClient

@@ -11,8 +11,8 @@ from typing import Any
 
 from sizer.base.config_json import FLOAT_TAG, TAGGED_FLOATS
 from sizer.base.errors import ConfigError, RefusedValueError, quote
-from sizer.catalogue.names import close_name, resolve
 from sizer.catalogue.pipelines import DENOISERS, PRESETS
+from sizer.catalogue.sources import close_name, resolve
 
 INDEX = "model_index.json"
 # Values for a part's library in an index: a package, or a folder of diffusers' pipelines with its own classes.

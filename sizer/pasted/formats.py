@@ -176,7 +176,7 @@ def _precision(draft: Draft, config: Config, *, casts: bool, why: str) -> None:
 
 
 def _quantized(draft: Draft, config: Config, *, four: str, eight: str, double: str = "", kind: str = "") -> None:
-    """Read quantised weights."""
+    """Read quantized weights."""
     if as_flag(config.get(four)):
         is_double = as_flag(config.get(double)) if double in config else None
         fp4 = as_text(config.get(kind, "nf4")).lower() == "fp4"
@@ -197,7 +197,7 @@ def _axolotl(draft: Draft, config: Config) -> Collection[str]:
         )
     if kind == "qlora" or as_flag(config.get("load_in_4bit")):
         draft.take("load_in_4bit", weights="nf4-dq")
-        draft.assume("Axolotl quantises with NF4 and double quantisation")
+        draft.assume("Axolotl quantizes with NF4 and double quantization")
     elif as_flag(config.get("load_in_8bit")):
         draft.take("load_in_8bit: true", weights="int8")
     _precision(draft, config, casts=True, why="Axolotl loads the weights in the dtype that it trains in")
@@ -297,7 +297,7 @@ def _factory(draft: Draft, config: Config) -> None:
 
 
 def _adapted(draft: Draft, config: Config, rank: int, alpha: int, whose: str) -> None:
-    """Read an adapter and quantised weights, by TRL's names; `rank` and `alpha` are the defaults of `whose` classes."""
+    """Read an adapter and quantized weights, by TRL's names; `rank` and `alpha` are the defaults of `whose` classes."""
     if as_flag(config.get("use_peft")):
         kind = "dora" if as_flag(config.get("use_dora")) else "rslora" if as_flag(config.get("use_rslora")) else "lora"
         draft.take("use_peft: true", train="adapter", adapter=kind)
@@ -421,7 +421,7 @@ def _torchtune(draft: Draft, config: Config) -> None:
                 _tune_targets(draft, config, attention)
         if (kind or "").startswith("q") or as_flag(config.get("model.quantize_base")):
             draft.take("quantize_base", weights="nf4-dq")
-            draft.assume("torchtune's NF4 by torchao is counted as that of bitsandbytes with double quantisation")
+            draft.assume("torchtune's NF4 by torchao is counted as that of bitsandbytes with double quantization")
     elif name:
         draft.unmatched.append(f"model._component_: {name}")
     draft.assume(

@@ -100,7 +100,7 @@ def _pipeline(text: str, made: Call) -> Question:
     if missing:
         draft.take(", ".join(f"{name}=None" for name in missing), without=",".join(missing))
     weights: dict[str, str] = {}
-    for part, how in _quantised_parts(text):
+    for part, how in _quantized_parts(text):
         if how is None:
             draft.unmatched.append(f"quantization_config of {part or 'the pipeline'}: only bitsandbytes' nf4 and int8 are read")
         else:
@@ -110,7 +110,7 @@ def _pipeline(text: str, made: Call) -> Question:
         if call.name.partition(".")[0] in (*pipes, "apply_group_offloading"):
             _setting(draft, call, weights)
     if weights:
-        draft.take("quantised parts", weights=",".join(f"{part}:{how}" if part else how for part, how in weights.items()))
+        draft.take("quantized parts", weights=",".join(f"{part}:{how}" if part else how for part, how in weights.items()))
     for name in pipes:
         for call in islice(_calls(text, re.escape(name)), 1):
             _called(draft, call)
@@ -136,8 +136,8 @@ def _take_dtype(draft: Draft, call: Call, why: str, otherwise: str) -> None:
         draft.assume(why, dtype=otherwise)
 
 
-def _quantised_parts(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the quantised parts of a pipeline with the layout of their weights; None for another layout than those of a query."""
+def _quantized_parts(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the quantized parts of a pipeline with the layout of their weights; None for another layout than those of a query."""
     bits = list(_calls(text, _BITS))
     for call in _calls(text, "PipelineQuantizationConfig"):
         how = _layout({**call.given, **(call.given.get("quant_kwargs") or {})})
@@ -231,7 +231,7 @@ def _model(calls: list[Call]) -> Question:
     named = next((call.given for call in calls if call.name.endswith("BitsAndBytesConfig")), None)
     bits = made.given if named is None else named
     if named is None and "quantization_config" in made.given:
-        draft.unmatched.append("quantization_config: only that of bitsandbytes is read; weights are counted unquantised")
+        draft.unmatched.append("quantization_config: only that of bitsandbytes is read; weights are counted unquantized")
     if bits.get("load_in_4bit"):
         double = bits.get("bnb_4bit_use_double_quant")
         kind = ("nf4-dq" if double else "nf4") if bits.get("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"

@@ -135,7 +135,7 @@ def dropout(draft: Draft, name: str, value: object) -> bool:
 
 
 def compute(draft: Draft, name: str, value: object) -> bool:
-    """Read the dtype of products with quantised weights."""
+    """Read the dtype of products with quantized weights."""
     found = DTYPES.get(as_text(value).strip().lower())
     if found is None or draft.items.get("weights", "").partition("-")[0] not in ("nf4", "fp4"):
         return False

@@ -12,10 +12,9 @@ from functools import cache
 
 from sizer.base.errors import letters
 from sizer.catalogue.gpus import GPUS
-from sizer.catalogue.names import resolve
 from sizer.catalogue.presets import find_preset, list_presets
 from sizer.catalogue.serving import FILE_TYPES
-from sizer.catalogue.sources import arch_of
+from sizer.catalogue.sources import arch_of, resolve
 from sizer.pasted.question import Draft, Question
 
 MAX_CHARACTERS = 400

@@ -3,5 +3,5 @@
     text ──keys──► fields ──conflicts──► Request ──format_query──► text
 
 Every key of the contract is one row of `keys.KEYS`. `values` reads single values. `needs` defines the questions that a key
-applies to, `conflicts` the values that exclude each other. `several` reads several questions at once. No torch.
+applies to, `conflicts` the values that exclude each other. `text` reads and writes one question or several. No torch.
 """

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from sizer.base.codec import encode
 from sizer.catalogue.modes import MODES
 from sizer.query.request import Request
-from sizer.query.several import key_differences
-from sizer.query.text import format_query
+from sizer.query.text import format_query, key_differences
 from sizer.report.fit import Fits, Verdict
 from sizer.report.interval import Interval
 from sizer.report.report import Report

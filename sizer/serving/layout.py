@@ -52,7 +52,7 @@ class Matrix:
     inputs: int
     outputs: int
     itemsize: int
-    quantised: bool
+    quantized: bool
 
 
 def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterator[int]:
@@ -197,14 +197,14 @@ def matrix_of(weight: Weight, architecture: Architecture, flags: Flags) -> Matri
     transposed = leaf in ("c_attn", "c_fc", "c_proj")  # transformers' Conv1D
     outputs, inputs = reversed(weight.shape) if transposed else weight.shape
     if COMPRESSOR in weight.name:
-        return Matrix(weight.name, inputs, outputs, weight.itemsize, quantised=leaf == "q_b_proj")
+        return Matrix(weight.name, inputs, outputs, weight.itemsize, quantized=leaf == "q_b_proj")
     if leaf in COLUMNS:
         outputs = _split_outputs(leaf, outputs, architecture, flags, encoder)
     elif leaf in ROWS:
         inputs = -(-inputs // flags.tp)
     name = ".".join([*parts[:-2], MERGED.get(leaf, leaf)])
     left = any(_matches(pattern, weight.name) for pattern in architecture.unquantized)
-    return Matrix(name, inputs, outputs, weight.itemsize, quantised=not (encoder or left))
+    return Matrix(name, inputs, outputs, weight.itemsize, quantized=not (encoder or left))
 
 
 def _split_outputs(leaf: str, outputs: int, architecture: Architecture, flags: Flags, encoder: bool) -> int:
@@ -221,13 +221,13 @@ def _split_outputs(leaf: str, outputs: int, architecture: Architecture, flags: F
 
 def _linear(matrix: Matrix, architecture: Architecture, flags: Flags) -> Iterator[int]:
     """Yield the tensors of one merged linear layer after loading."""
-    layout = flags.layout if matrix.quantised and flags.layout != "mxfp4" else None
-    yield from _quantised(matrix.inputs, matrix.outputs, layout, architecture, matrix.itemsize)
+    layout = flags.layout if matrix.quantized and flags.layout != "mxfp4" else None
+    yield from _quantized(matrix.inputs, matrix.outputs, layout, architecture, matrix.itemsize)
     if layout in ("awq", "gptq"):
         yield 4 * flags.processors  # quantization/utils/marlin_utils.py, marlin_make_workspace_new, with one block for each
 
 
-def _quantised(inputs: int, outputs: int, layout: str | None, architecture: Architecture, itemsize: int) -> Iterator[int]:
+def _quantized(inputs: int, outputs: int, layout: str | None, architecture: Architecture, itemsize: int) -> Iterator[int]:
     """Yield the tensors of a matrix in a layout: its elements, then scales and zero points."""
     if layout in ("awq", "gptq"):
         group = min(architecture.group, inputs)
@@ -277,7 +277,7 @@ def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterat
         yield elements // MXFP4_GROUP
         return
     inputs, outputs = (width, hidden) if down else (hidden, (2 if gated else 1) * width)
-    for size in _quantised(inputs, outputs, flags.expert_layout, architecture, weight.itemsize):
+    for size in _quantized(inputs, outputs, flags.expert_layout, architecture, weight.itemsize):
         yield here * size
 
 

@@ -329,7 +329,7 @@ def read_draft(method: str, model: str, tokens: str) -> str:
 
 def unread_layout(layout: str) -> str:
     """Return a line for a value of --quantization that does not determine the layout."""
-    return f"quantization={layout}: which layers are quantised is in the checkpoint's config.json alone; give it as arch"
+    return f"quantization={layout}: which layers are quantized is in the checkpoint's config.json alone; give it as arch"
 
 
 def is_startup(text: str) -> bool:
@@ -429,7 +429,7 @@ def compare(log: StartupLog, served: Served) -> list[str]:
     held = served.weights_bytes + served.lora_bytes + served.draft_bytes  # vLLM makes slots and drafts while it loads
     if weights is not None:
         planned = held / GIB
-        cause = "another quantisation, a draft model, or a kernel's padding"
+        cause = "another quantization, a draft model, or a kernel's padding"
         large = abs(planned - weights) > LARGE_SHARE * weights
         lines.append(_line("weights", weights, planned, "GiB", cause if large else ""))
     if cache is not None and weights is not None and served.engine == "vllm":

@@ -10,8 +10,7 @@ import streamlit as st
 from sizer.base.errors import RequestError
 from sizer.base.units import pluralize
 from sizer.query.request import Request
-from sizer.query.several import FEWEST, MOST, check_number, key_differences
-from sizer.query.text import format_query
+from sizer.query.text import FEWEST, MOST, check_number, format_query, key_differences
 from sizer.report.report import Report
 from sizer.report.side_by_side import SideBySide, side_by_side, side_of
 from sizer.tape.tape import CATEGORIES

@@ -12,8 +12,16 @@ import streamlit as st
 from sizer.base.errors import RequestError
 from sizer.catalogue.modes import MODES
 from sizer.query.request import Request
-from sizer.query.several import MOST, as_query, changeable_keys, read_question, with_value
-from sizer.query.text import format_query, parse_query, query_keys
+from sizer.query.text import (
+    MOST,
+    as_query,
+    changeable_keys,
+    format_query,
+    parse_query,
+    query_keys,
+    read_question,
+    with_value,
+)
 from sizer.ui.links import LONGEST_ADDRESS, address_of, offer_link
 from sizer.ui.remarks import show_error
 

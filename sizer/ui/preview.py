@@ -21,8 +21,7 @@ from starlette.routing import Route
 
 from sizer.base.errors import RequestError
 from sizer.query.request import Request
-from sizer.query.several import MOST, as_query
-from sizer.query.text import parse_query
+from sizer.query.text import MOST, as_query, parse_query
 from sizer.ui.compare_questions import KEY
 from sizer.ui.links import read_link, write_default
 from sizer.ui.question_words import model_name, summary, tab_title

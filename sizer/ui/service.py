@@ -17,8 +17,7 @@ from sizer.base.units import pluralize
 from sizer.catalogue.pipelines import pipeline_preset_of
 from sizer.catalogue.presets import PRESETS
 from sizer.query.request import Request
-from sizer.query.several import as_pipeline
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import as_pipeline, format_query, parse_query
 from sizer.report.report import Report
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor

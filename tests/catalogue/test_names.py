@@ -8,10 +8,10 @@ from torchvision.models import list_models
 
 from sizer.architecture import make_blueprint
 from sizer.base.errors import RequestError
-from sizer.catalogue import names
-from sizer.catalogue.names import close_name, resolve
+from sizer.catalogue import sources
 from sizer.catalogue.pipelines import preset_names
 from sizer.catalogue.presets import list_presets
+from sizer.catalogue.sources import close_name, resolve
 from sizer.query.text import parse_query
 
 
@@ -23,7 +23,7 @@ def test_the_names_of_packages_are_known(source, installed):
 
 
 def test_every_name_of_the_file_is_its_own():
-    for source, known in names._by_letters().items():
+    for source, known in sources._by_letters().items():
         for name in (one for alike in known.values() for one in alike):
             assert resolve(source, name) == name
             assert close_name(source, name) is not None

@@ -19,8 +19,7 @@ from sizer.commands.arguments import query_of
 from sizer.diffusion.bundle import INDEX, read_bundle, read_preset
 from sizer.diffusion.hub import fetch_bundle
 from sizer.estimating import estimator
-from sizer.query.several import as_pipeline
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import as_pipeline, format_query, parse_query
 from tests.diffusion.test_bundle import files_of
 from tests.hub import REPO, Hub
 

@@ -44,7 +44,7 @@ images = pipe(prompt=["a", "b"], num_images_per_prompt=2, height=768, width=1344
         "arch=diffusers:sdxl&mode=inference&dtype=float16&batch=4&image=768x1344&vae=tiling,slicing&guidance=0",
         ("pipe.load_lora_weights()",),
     ),
-    "parts quantised by one config": Code(
+    "parts quantized by one config": Code(
         """
 config = PipelineQuantizationConfig(
     quant_backend="bitsandbytes_4bit",

@@ -130,7 +130,7 @@ def test_flags_without_a_counterpart_are_named():
         "--lora-extra-vocab-size 512: the slots of adapters reduce the cache: fewer tokens than planned",
         "--max-model-leng 8: not known as a flag of vLLM; did you mean max-model-len?",
         "--config a.yaml: its lines are not read; paste them",
-        "quantization=gguf: which layers are quantised is in the checkpoint's config.json alone; give it as arch",
+        "quantization=gguf: which layers are quantized is in the checkpoint's config.json alone; give it as arch",
         "--kv-cache-dtype int4",
     )
 

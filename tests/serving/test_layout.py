@@ -1,4 +1,4 @@
-"""Weights by hand: merged, padded, split, replicated, quantised, and rounded by the allocator."""
+"""Weights by hand: merged, padded, split, replicated, quantized, and rounded by the allocator."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_eight_ranks_replicate_four_key_heads():
     ],
 )
 def test_layouts_of_a_matrix(layout: str, sizes: list[int]):
-    plain, quantised = (list(tensors(decoder(), flags(layout=one))) for one in (None, layout))
-    assert quantised[-1 - len(sizes) : -1] == sizes
-    assert quantised[:6] == plain[:6]  # neither vocabulary nor norms are quantised
+    plain, quantized = (list(tensors(decoder(), flags(layout=one))) for one in (None, layout))
+    assert quantized[-1 - len(sizes) : -1] == sizes
+    assert quantized[:6] == plain[:6]  # neither vocabulary nor norms are quantized
 
 
-def test_layers_that_a_checkpoint_leaves_out_are_not_quantised():
+def test_layers_that_a_checkpoint_leaves_out_are_not_quantized():
     left = replace(decoder(), unquantized=("model.layers.0.mlp", "re:.*o_proj$"))
     sizes = list(tensors(left, flags(layout="fp8")))
     assert (sizes.count(MLP * 4), sizes.count(MLP)) == (1, 3)  # gate_up of the first layer, down of the others

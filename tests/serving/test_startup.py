@@ -118,7 +118,7 @@ def test_differences_have_a_cause_if_they_are_large():
     assert [line.partition(":")[0] for line in lines] == ["weights", "other than weights and cache", "KV tokens"]
     assert "(+0.00)" in lines[0] and "(+0.0 %)" in lines[2]
     less = compare(read_startup(LOG), served)
-    assert "another quantisation" in less[0]
+    assert "another quantization" in less[0]
     held = same.replace(f"{served.kv_cache_bytes / gib:.2f}", f"{served.kv_cache_bytes / gib - 2:.2f}")
     assert "another max_num_seqs" in compare(read_startup(held), served)[1]
 

@@ -16,8 +16,7 @@ from sizer.base.config_json import encode_config
 from sizer.base.errors import BuildError
 from sizer.base.units import format_both, format_bytes
 from sizer.commands.differences import format_comparison
-from sizer.query.several import read_questions, with_value
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import format_query, parse_query, read_questions, with_value
 from sizer.report.largest_batch import MaxBatch
 from sizer.report.side_by_side import FIGURES, OF_SERVER, side_by_side, side_of
 from sizer.ui import compare

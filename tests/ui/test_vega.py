@@ -10,8 +10,7 @@ import pytest
 
 from sizer.allocator.timeline import Curve
 from sizer.pasted.snapshot import read_snapshot
-from sizer.query.several import read_questions
-from sizer.query.text import parse_query
+from sizer.query.text import parse_query, read_questions
 from sizer.ui import charts, vega
 from sizer.ui.charts import timelines_chart
 from sizer.ui.compare_figures import bars_chart, growth_chart
