@@ -14,7 +14,15 @@ import numpy as np
 
 from sizer.allocator.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
 from sizer.allocator.numba_functions import COMPILED, compiled
-from sizer.allocator.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
+from sizer.allocator.sorted_rows import (
+    by_size,
+    change_by_size,
+    delete_at,
+    delete_by_size,
+    find,
+    insert_at,
+    insert_by_size,
+)
 
 MIDDLE = 2**46  # where addresses begin, which are of 47 bits in a process
 ENDLESS = np.iinfo(np.int64).max
@@ -45,18 +53,23 @@ def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
 def merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
     """Add a free block to a pool of `count`, merged with adjacent ones (try_merge_blocks). Return the new number of blocks."""
     at = find(pool[2], count, start)
+    joins_before = at > 0 and pool[2, at - 1] + pool[3, at - 1] == start
     if at < count and pool[2, at] == start + size:
         after = pool[3, at]
-        delete_by_size(pool, count, by_size(pool, count, after, start + size))
-        delete_by_address(pool, count, at)
         size += after
+        place = by_size(pool, count, after, pool[2, at])
+        if not joins_before:
+            change_by_size(pool, count, place, size, start)
+            pool[2, at], pool[3, at] = start, size
+            return count
+        delete_by_size(pool, count, place)
+        delete_by_address(pool, count, at)
         count -= 1
-    if at > 0 and pool[2, at - 1] + pool[3, at - 1] == start:
+    if joins_before:
         start, before = pool[2, at - 1], pool[3, at - 1]
-        delete_by_size(pool, count, by_size(pool, count, before, start))
         size += before
+        change_by_size(pool, count, by_size(pool, count, before, start), size, start)
         pool[3, at - 1] = size
-        insert_by_size(pool, count - 1, size, start)
         return count
     insert_by_size(pool, count, size, start)
     insert_at(pool[2], count, at, start)
@@ -109,10 +122,10 @@ def run(
         if event < 0:
             counts[which] = merge(pool, count, addresses[block], size)
             continue
-        at = by_size(pool, count, size, 0)
-        if at < count:  # get_free_block
-            have, address = pool[0, at], pool[1, at]
-            delete_by_size(pool, count, at)
+        place = by_size(pool, count, size, 0)
+        found = place < count  # get_free_block
+        if found:
+            have, address = pool[0, place], pool[1, place]
             at = find(pool[2], count, address)
         else:
             have = _segment_size(size)
@@ -124,18 +137,23 @@ def run(
             made[0, number], made[1, number], made[2, number] = position, address, have
             state[MADE] += 1
             at = find(pool[2], count, address)
-            insert_at(pool[2], count, at, address)
-            insert_at(pool[3], count, at, have)
-            count += 1
         addresses[block] = address
         rest = have - size
         if rest > SMALL_SIZE or (which == 0 and rest > 0):  # should_split
-            insert_by_size(pool, count - 1, rest, address + size)
-            pool[2, at], pool[3, at] = address + size, rest
+            if found:
+                change_by_size(pool, count, place, rest, address + size)
+                pool[2, at], pool[3, at] = address + size, rest
+            else:
+                insert_by_size(pool, count, rest, address + size)
+                insert_at(pool[2], count, at, address + size)
+                insert_at(pool[3], count, at, rest)
+                count += 1
         else:
             block_bytes[block] = have
-            delete_by_address(pool, count, at)
-            count -= 1
+            if found:
+                delete_by_size(pool, count, place)
+                delete_by_address(pool, count, at)
+                count -= 1
         counts[which] = count
     return len(events)
 

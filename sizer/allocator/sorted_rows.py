@@ -73,3 +73,16 @@ def delete_by_size(pool: np.ndarray, count: int, at: int) -> None:
     """Take the block at a place out of two rows of `count`."""
     delete_at(pool[0], count, at)
     delete_at(pool[1], count, at)
+
+
+@compiled("void(int64[:, ::1], int64, int64, int64, int64)")
+def change_by_size(pool: np.ndarray, count: int, at: int, size: int, address: int) -> None:
+    """Replace the block at a place of two rows of `count` by another one; only blocks between both places move."""
+    to = by_size(pool, count, size, address)
+    if to > at:
+        delete_at(pool[0], to, at)
+        delete_at(pool[1], to, at)
+        pool[0, to - 1], pool[1, to - 1] = size, address
+    else:
+        insert_at(pool[0], at, to, size)
+        insert_at(pool[1], at, to, address)

@@ -13,7 +13,7 @@ from sizer.base.codec import Difference
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import FREED, KEPT
 from sizer.report.estimate import Estimate
-from sizer.report.replays import Replays, find_unbounded
+from sizer.report.replays import Replays, find_peak_reserved
 from sizer.tape.loop_choices import (
     float32_outputs,
     keep_gradients,
@@ -59,8 +59,7 @@ def loop_decisions(
     """
 
     def reserved(other: Tape) -> int:
-        found = find_unbounded(other, gpu.backend, expandable_segments=expandable_segments, replays=replays)
-        return found.timeline.peak_reserved_bytes
+        return find_peak_reserved(other, gpu.backend, expandable_segments=expandable_segments, replays=replays)
 
     own, base = with_outputs(tape, outputs)[0], estimate.peak_reserved_bytes
     if outputs == KEPT:

@@ -110,6 +110,12 @@ def find_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = 
     )
 
 
+def find_peak_reserved(tape: Tape, backend: Backend, *, expandable_segments: bool = False, replays: Replays) -> int:
+    """Return the result of `peak_reserved_bytes`; equal tapes are replayed once."""
+    key = f"peak {_digest(tape, backend, expandable_segments)}"
+    return replays.find(key, int, lambda: peak_reserved_bytes(tape, backend, expandable_segments))
+
+
 def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False) -> Unbounded:
     """Return the memory of a tape (bytes) if the allocator of `backend` is never refused memory."""
     timeline = replay(tape, backend=backend, expandable_segments=expandable_segments)
