@@ -421,7 +421,7 @@ class Recorder(TorchDispatchMode):
             raise sparse_refused(plan.name)
         if (on_cpu and tensor.device.type not in self._device_types) or tensor in self.storages:
             return
-        if is_traceable_wrapper_subclass_type(type(tensor)):
+        if type(tensor) is not Tensor and is_traceable_wrapper_subclass_type(type(tensor)):
             return  # its storage is no memory; the inner tensors were seen when they were made
         if (
             on_cpu

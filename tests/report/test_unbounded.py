@@ -12,7 +12,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.report import replays as replays_module
 from sizer.report.bounds import with_models_twice
 from sizer.report.fit import fits_in, surely_runs
-from sizer.report.replays import Replays, find_unbounded, replay_unbounded
+from sizer.report.replays import Replays, find_peak_reserved, find_unbounded, replay_unbounded
 from sizer.tape.loop_choices import keep_gradients
 from sizer.tape.tape import Tape
 from tests.tape.tapes import make_tape, random_tape
@@ -59,6 +59,16 @@ def test_each_peak_is_that_of_its_own_replay():
     assert found.kept_bytes == 122 * MIB  # the first activation's 30 serve again
     assert found.large_bytes == 134 * MIB
     assert found.engines_limit_bytes == 0
+
+
+def test_a_peak_alone_is_that_of_the_timeline_and_is_packed():
+    replays = Replays()
+    kept = gradients_kept(STEP)
+    for tape in (STEP, kept):
+        for backend in ("cuda", "mps", "cpu"):
+            found = find_peak_reserved(tape, backend, replays=replays)
+            assert found == replay_unbounded(tape, backend).timeline.peak_reserved_bytes
+    assert find_peak_reserved(STEP, "cuda", replays=Replays(replays.pack())) == 122 * MIB
 
 
 def test_equal_tapes_are_replayed_once(replayed):

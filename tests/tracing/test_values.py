@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 from sizer.tracing.values.known import LARGEST_FLOATS, LARGEST_INTEGERS, KnownValues
+from sizer.tracing.values.twins import Twin, layout_of
 from tests.tracing.known import known, under
 
 
@@ -285,6 +286,21 @@ def test_what_nobody_asks_for_is_not_computed_and_else_from_what_it_was_made_of(
     assert torch.equal(values.get(angles[:, 0]), 2 * torch.arange(4096.0) + 1)
     del angles, turned
     assert not values._twins and not values._waiting
+
+
+def test_a_twin_gives_the_same_view_until_somebody_changes_it() -> None:
+    twin = Twin(torch.arange(4.0).untyped_storage())
+    layout = layout_of(torch.empty(2, 2))
+    view = twin.view(layout)
+    assert twin.view(layout) is view
+    assert twin.view(layout_of(torch.empty(4))).tolist() == [0, 1, 2, 3]
+    twin.view(layout).t_()
+    assert twin.view(layout).tolist() == [[0, 1], [2, 3]]
+    twin.view(layout).set_(torch.zeros(2, 2))
+    assert twin.view(layout).tolist() == [[0, 1], [2, 3]]
+    with torch.inference_mode():
+        twin.view(layout_of(torch.empty(4)))
+    assert twin.view(layout_of(torch.empty(4))).add_(1).tolist() == [1, 2, 3, 4]
 
 
 def test_known_values_cost_the_traced_device_nothing(recorder: Recorder) -> None:

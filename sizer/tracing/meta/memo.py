@@ -42,7 +42,9 @@ class Memo:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the operator's result, or new tensors like those of an earlier equal call."""
         try:
-            key = (torch.get_default_dtype(), _traits(args), *kwargs, _traits(kwargs.values()))
+            key = torch.get_default_dtype(), _traits(args)
+            if kwargs:
+                key = (*key, *kwargs, _traits(kwargs.values()))
             maker = self._makers.get(key)
         except TypeError:
             return self._func(*args, **kwargs)
@@ -68,7 +70,7 @@ class InPlaceMemo:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the operator's result, which is its first argument. Raises the operator's errors."""
         try:
-            key = (_traits(args), *kwargs, _traits(kwargs.values()))
+            key = (_traits(args), *kwargs, _traits(kwargs.values())) if kwargs else (_traits(args),)
             if key in self._taken:
                 return args[0]
         except TypeError:

@@ -191,16 +191,16 @@ def _common_shape(args: tuple) -> torch.Size | None:
     first = args[0]
     if not isinstance(first, Tensor) or not (dtype := first.dtype).is_floating_point:
         return None
-    tensors = []
+    tensors, shape, alike = [], first.shape, True
     for arg in args:
         if isinstance(arg, Tensor):
             if not _is_plain(arg, dtype):
                 return None
             tensors.append(arg)
+            alike = alike and arg.shape == shape
         elif type(arg) is complex:
             return None
-    shape = first.shape
-    if any(tensor.shape != shape for tensor in tensors):
+    if not alike:
         shape = max(tensors, key=lambda tensor: (tensor.dim(), tensor.numel())).shape
         if not all(tensor.shape == shape or _fits_into(tensor.shape, shape) for tensor in tensors):
             return None

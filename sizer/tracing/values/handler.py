@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.values.known import KnownValues, tensors_of
+from sizer.tracing.values.known import KnownValues, is_meta, tensors_of
 
 
 class HandlerContext(AbstractContextManager, Protocol):
@@ -81,4 +81,4 @@ def note_assumption(recorder: HandlerContext, tensors: list[Tensor]) -> None:
 
 
 def involves_meta(args: tuple, kwargs: dict) -> bool:
-    return any(t.device.type == "meta" for t in tensors_of(args) + tensors_of(kwargs.values()))
+    return any(map(is_meta, tensors_of(args))) or any(map(is_meta, tensors_of(kwargs.values())))

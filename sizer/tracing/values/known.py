@@ -153,8 +153,8 @@ class KnownValues:
 
     def get(self, tensor: Tensor) -> Tensor | None:
         """Return a real CPU tensor with this tensor's values (sharing the twin's memory), or None if they are unknown."""
-        if tensor.device.type != "meta":
-            return tensor if tensor.device.type == "cpu" else None
+        if not is_meta(tensor):
+            return tensor if tensor.is_cpu else None
         twin = self._twins.get(tensor.untyped_storage()._cdata)
         return twin[0].view(layout_of(tensor)) if twin is not None else None
 
@@ -207,19 +207,19 @@ class KnownValues:
 
     def assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
         """Let a meta tensor of unknown values hold the values of `real`."""
-        if tensor.device.type == "meta" and not self.is_known(tensor) and tensor.numel() <= LARGEST_ASSUMED:
+        if is_meta(tensor) and not self.is_known(tensor) and tensor.numel() <= LARGEST_ASSUMED:
             self.assume(tensor, real.contiguous(), text)
 
     def assumption(self, tensors: list[Tensor]) -> str | None:
         """Return the text of an `assume` on which the values of one of the tensors depend, None if all values are true."""
         if not self._assumed:
             return None
-        texts = (self._assumed.get(t.untyped_storage()._cdata) for t in tensors if t.device.type == "meta")
+        texts = (self._assumed.get(t.untyped_storage()._cdata) for t in tensors if is_meta(t))
         return next((text for text in texts if text is not None), None)
 
     def forget(self, tensor: Tensor) -> None:
         """Note that the tensor's values are unknown from here on."""
-        if tensor.device.type == "meta":
+        if is_meta(tensor):
             self._drop(tensor.untyped_storage()._cdata)
 
     def _drop(self, key: int) -> None:
@@ -252,7 +252,7 @@ class KnownValues:
             self._follow_undefined(func, out)
             return
         if traits.permutes:
-            if out.device.type == "meta" and is_small(out):
+            if is_meta(out) and is_small(out):
                 self.remember(out, permutation(out.numel()).to(out.dtype))
             return
         if isinstance(out, Tensor):
@@ -274,7 +274,7 @@ class KnownValues:
         if traits.constant is not None and not inputs and self._follow_constant(traits.constant, args, kwargs, out):
             return
         outs = [out] if isinstance(out, Tensor) else tensors_of(out)
-        fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
+        fresh = [t for t in outs if is_meta(t) and t.untyped_storage()._cdata not in self._twins]
         if not fresh or not all(is_small(t) for t in outs):
             return
         text = self.assumption(inputs)
@@ -289,7 +289,7 @@ class KnownValues:
                 return  # the CPU has no such kernel, or does not support float32 statistics with bfloat16
             results = [results] if isinstance(results, Tensor) else tensors_of(results)
             for tensor, real in zip(outs, results, strict=True):
-                new = tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins
+                new = is_meta(tensor) and tensor.untyped_storage()._cdata not in self._twins
                 if new and tensor.shape == real.shape:  # some statistics and buffers have other shapes on the CPU
                     self.remember(tensor, real)
         if text is not None:
@@ -312,7 +312,7 @@ class KnownValues:
 
     def _follow_filled(self, fill: Fill, args: tuple, kwargs: dict, out: Any) -> None:
         """Remember the values of `full_like` and similar operators, which use only the shape of a tensor of unknown values."""
-        if out.device.type != "meta":
+        if not is_meta(out):
             return
         if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
             value = fill(args, kwargs)
@@ -329,7 +329,7 @@ class KnownValues:
 
     def _follow_undefined(self, func: Any, out: Any) -> None:
         """Remember integers of `empty` as zeros: code writes them element by element before it reads them."""
-        if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
+        if func in _UNDEFINED and isinstance(out, Tensor) and is_meta(out):
             fresh = out.untyped_storage()._cdata not in self._twins
             if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
                 self.remember(out, _filled(out.shape, out.dtype, 0))
@@ -351,7 +351,7 @@ class KnownValues:
         for tensor in written:
             self._adopt(tensor)
             self._compute_what_waits_for(tensor)
-            if text is not None and tensor.device.type == "meta":
+            if text is not None and is_meta(tensor):
                 self._assumed[tensor.untyped_storage()._cdata] = text
         self.run(func, args, kwargs)
 
@@ -379,7 +379,7 @@ class KnownValues:
             waiting.settle()
 
     def _adopt(self, tensor: Tensor) -> None:
-        if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+        if is_meta(tensor) and tensor.untyped_storage()._cdata not in self._twins:
             self.remember(tensor, unfilled(tensor))
 
     def _real(self, value: Any) -> Any:

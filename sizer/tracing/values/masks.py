@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sizer.base.versions import installed_version
 from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
-from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
+from sizer.tracing.values.known import LARGEST_ASSUMED, is_meta, tensors_of
 
 PASSED = "of the boxes of unknown scores {} were taken to pass the threshold, as many as the model goes on with"
 LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta tensors do not keep it"
@@ -84,13 +84,13 @@ def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
 
 def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Note tensors on meta that were made from data in C++ and have lost it, at the last step of their construction."""
-    if args[0].device.type == "meta" and args[0].dtype == torch.int64 and not recorder.values.is_known(args[0]):
+    if is_meta(args[0]) and args[0].dtype == torch.int64 and not recorder.values.is_known(args[0]):
         recorder.values.lost.add(args[0])
     return NotImplemented
 
 
 def _is_mask(index: Tensor | None) -> bool:
-    return index is not None and index.dtype in (torch.bool, torch.uint8) and index.device.type == "meta"
+    return index is not None and index.dtype in (torch.bool, torch.uint8) and is_meta(index)
 
 
 def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -129,7 +129,7 @@ def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict)
 def _rows(tensor: Tensor, indices: list[Tensor]) -> Tensor | None:
     """Return the rows [K, ..] of a contiguous tensor [N, ..] at indices [K], without the slow meta kernel; else None."""
     rows = indices[0]
-    if rows is None or rows.dim() != 1 or rows.dtype != torch.int64 or tensor.device.type != "meta":
+    if rows is None or rows.dim() != 1 or rows.dtype != torch.int64 or not is_meta(tensor):
         return None
     return (
         torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype, device="meta")

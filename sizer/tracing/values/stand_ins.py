@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
-from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of, unfilled
+from sizer.tracing.values.known import LARGEST_ASSUMED, is_meta, tensors_of, unfilled
 from sizer.tracing.values.masks import found_places
 
 NONZERO = "nonzero of unknown values was taken to find every element"
@@ -66,7 +66,7 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     """
     out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    unknown = out.device.type == "meta" and not recorder.values.is_known(out)
+    unknown = is_meta(out) and not recorder.values.is_known(out)
     if unknown and args[0] not in recorder.values.expected_false:
         recorder.values.expected_true.add(out)
     return out
@@ -76,7 +76,7 @@ def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     """Run `any()`; of unknown values it is False when it is read, and from then on `all()` of them too."""
     out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    if args[0].device.type == "meta" and not recorder.values.is_known(out):
+    if is_meta(args[0]) and not recorder.values.is_known(out):
         recorder.values.expected_false.add(args[0])
     return out
 
@@ -216,9 +216,9 @@ def infinite(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
 
 
 def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict, value: bool) -> Any:
-    out = func(*args, **kwargs)
+    out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    if out.device.type == "meta" and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
+    if is_meta(out) and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
         recorder.values.assume(out, torch.full(out.shape, value, device="cpu"), FINITE)
     return out
 
@@ -226,16 +226,16 @@ def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs
 def chosen(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run `where(mask, x, y)`; the result is known if the mask is known and selects known values only."""
     mask = recorder.values.get(args[0])
-    if mask is None or bool(mask.all()) is not bool(mask.any()):
+    if mask is None or (everywhere := bool(mask.all())) is not bool(mask.any()):
         return NotImplemented
-    taken, left = args[1:] if bool(mask.all()) else (args[2], args[1])
-    real = taken if taken.device.type == "cpu" else recorder.values.get(taken)
-    if real is None or left.device.type != "meta" or recorder.values.is_known(left):
+    taken, left = args[1:] if everywhere else (args[2], args[1])
+    real = taken if taken.is_cpu else recorder.values.get(taken)
+    if real is None or not is_meta(left) or recorder.values.is_known(left):
         return NotImplemented
     out = recorder.run_kernel(func, args, kwargs)
     if 0 < out.numel() <= LARGEST_ASSUMED:
         made = real.to(out.dtype).expand(out.shape).contiguous()
-        assumption = recorder.values.assumption([one for one in args if one.device.type == "meta"])
+        assumption = recorder.values.assumption([one for one in args if is_meta(one)])
         if assumption is None:
             recorder.values.remember(out, made)
         else:
@@ -264,7 +264,7 @@ def beyond(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
 def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run `masked_fill` with a CPU tensor as the number, which devices accept and the meta kernel refuses."""
     value = args[2]
-    if value.device.type != "cpu" or value.dim() or args[0].device.type != "meta":
+    if value.device.type != "cpu" or value.dim() or not is_meta(args[0]):
         return NotImplemented
     instead = _aten.masked_fill_.Scalar if func._schema.is_mutable else _aten.masked_fill.Scalar
     out = instead(args[0], args[1], value.item())
@@ -277,9 +277,9 @@ def absorbed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
 
     So `generate` ends at its length, whatever its check for EOS finds.
     """
-    out = func(*args, **kwargs)
+    out = recorder.run_kernel(func, args, kwargs)
     recorder.values.follow(func, args, kwargs, out)
-    if out.device.type == "meta" and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
+    if is_meta(out) and not recorder.values.is_known(out) and out.numel() <= LARGEST_ASSUMED:
         absorbing = func.overloadpacket in (_aten.bitwise_or, _aten.logical_or)
         operands = [recorder.values.get(tensor) for tensor in tensors_of(args)]
         whole = [real for real in operands if real is not None and real.numel()]
@@ -329,7 +329,7 @@ def spread_tokens(count: int, size: int) -> Tensor:
 def draw(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run `multinomial(weights [.., n], samples)` with draws spread over all n, as tokens of a vocabulary."""
     out = func(*args, **kwargs)
-    if out.device.type == "meta" and 0 < out.numel() <= LARGEST_ASSUMED:
+    if is_meta(out) and 0 < out.numel() <= LARGEST_ASSUMED:
         recorder.values.assume(out, spread_tokens(out.numel(), args[0].shape[-1]).view(out.shape), DRAWN)
     return out
 

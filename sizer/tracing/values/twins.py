@@ -35,7 +35,7 @@ class Twin:
     twins in a chain up to this one, 0 if it is computed.
     """
 
-    __slots__ = ("__weakref__", "_compute", "_storage", "depth", "sources")
+    __slots__ = ("__weakref__", "_compute", "_storage", "_view", "depth", "sources")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Twin:
         sources: Collection[Twin] = (),
     ) -> None:
         self._storage, self._compute, self.sources = storage, compute, sources
+        self._view: Tensor | None = None  # the latest
         self.depth: int = 0 if compute is None else 1 + max((one.depth for one in sources), default=0)
 
     @property
@@ -64,8 +65,12 @@ class Twin:
 
     def view(self, layout: Layout) -> Tensor:
         """Return a tensor over the storage with a layout."""
-        dtype, *places = layout
-        return torch.empty(0, dtype=dtype, device="cpu").set_(self.storage, *places)
+        view, storage = self._view, self.storage
+        if view is None or layout_of(view) != layout or view.untyped_storage()._cdata != storage._cdata:
+            dtype, *places = layout
+            view = torch.empty(0, dtype=dtype, device="cpu").set_(storage, *places)
+            self._view = None if view.is_inference() else view  # no operator may change one outside of inference mode
+        return view
 
 
 def layout_of(tensor: Tensor) -> Layout:
@@ -109,10 +114,10 @@ def on_cpu(value: Any) -> Any:
 def can_wait(func: Any, inputs: Collection[Tensor], out: Any) -> bool:
     """Return whether an operator's result may be computed later; all its inputs are known."""
     return (
-        func in _LATER
-        and isinstance(out, Tensor)
+        isinstance(out, Tensor)
         and out.numel() >= _FEWEST
+        and func in _LATER  # late, since its hash runs Python code
         and out.is_contiguous()
         and out.untyped_storage().nbytes() == out.numel() * out.itemsize
-        and all(tensor.device.type == "meta" and tensor.dtype in _DTYPES for tensor in (out, *inputs))
+        and all(tensor.is_meta and tensor.dtype in _DTYPES for tensor in (out, *inputs))
     )
