@@ -19,6 +19,7 @@ from sizer.tracing.cuda.by_hardware import ALWAYS, COUNT, EMBEDDING, FEW, SELECT
 from sizer.tracing.cuda.scans import scanned_elements, sorted_pairs, sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.meta.strides import common_shape
 
 _aten = torch.ops.aten
 _COUNT_BYTES = 4  # of the number of true elements
@@ -93,7 +94,9 @@ def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) 
     masks = [index for index in indices if _is_mask(index)]
     if not indices or (args[2].numel() == 1 and len(masks) == len(indices) == 1 and not accumulate):
         return
-    places = _selected_places(args[0], args[1], args[2]) if masks else prod(torch.broadcast_shapes(*[one.shape for one in indices]))
+    if not accumulate and not masks:
+        return
+    places = _selected_places(args[0], args[1], args[2]) if masks else prod(common_shape(indices))
     dims = sum(index.dim() if _is_mask(index) else 1 for index in args[1])
     if not accumulate:
         for mask in masks:
@@ -128,7 +131,8 @@ def copied_indices(given: Any) -> list[int]:
     indices = [index for index in given if index is not None]
     if len(indices) < 2 or any(map(_is_mask, indices)):
         return []
-    spread = torch.broadcast_tensors(*indices)
+    alike = all(index.shape == indices[0].shape for index in indices)
+    spread = indices if alike else torch.broadcast_tensors(*indices)
     if all(index.stride() == spread[0].stride() for index in spread):
         return []
     return [index.numel() * index.itemsize for index in spread if not index.is_contiguous()]

@@ -145,11 +145,17 @@ def indexed(args: tuple, out: Tensor) -> Tensor:
         others = [place for place in range(input.dim()) if place not in places]
         input, places = input.permute(*places, *others), list(range(len(places)))
     before, after = input.stride()[: places[0]], input.stride()[places[-1] + 1 :]
-    shape = torch.broadcast_shapes(*[index.shape for index in indices])
+    shape = common_shape(indices)
     source = input.as_strided(out.shape, (*before, *[0] * len(shape), *after))
     spread = [index.expand(shape).reshape(*[1] * len(before), *shape, *[1] * len(after)) for index in indices]
     wanted = iterated_strides(out.shape, [source, *spread])
     return out if wanted == out.stride() else _with_strides(out, wanted)
+
+
+def common_shape(tensors: Sequence[Tensor]) -> torch.Size:
+    """Return the shape to which tensors broadcast; PyTorch computes it in Python."""
+    shapes = {tensor.shape for tensor in tensors}
+    return shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
 
 
 def like_first(args: tuple, out: Any) -> Any:
@@ -257,7 +263,7 @@ def is_reduced(args: tuple, kwargs: dict, at: int) -> bool:
 
 def elements_of(args: tuple) -> torch.Size:
     """Return the shape of a loss's elements."""
-    return torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor)))
+    return common_shape([arg for arg in args if isinstance(arg, Tensor)])
 
 
 def over_elements(at: int) -> Any:
