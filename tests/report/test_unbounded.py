@@ -63,7 +63,7 @@ def test_each_peak_is_that_of_its_own_replay():
 
 def test_a_peak_alone_is_that_of_the_timeline_and_is_packed():
     replays = Replays()
-    kept = gradients_kept(STEP)
+    kept = keep_gradients(STEP)
     for tape in (STEP, kept):
         for backend in ("cuda", "mps", "cpu"):
             found = find_peak_reserved(tape, backend, replays=replays)
