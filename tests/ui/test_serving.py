@@ -14,7 +14,7 @@ from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm
-from sizer.ui.server_view import budget_parts
+from sizer.ui.server_view import PREFIX, budget_parts
 from tests.serving.models import decoder, flags, profiler
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install, markup, texts
@@ -166,3 +166,17 @@ def test_no_older_answer_stays_under_that_of_a_server(monkeypatch, open_page):
     page.run()
     assert "requests of" in page.title[0].value
     assert not any("The last answer" in text for text in texts(page))
+
+
+def test_a_layout_of_another_engine_does_not_stay(client, open_page):
+    page = open_page(**ADDRESS, weights="awq", kv="fp8")
+    page.segmented_control(key=f"{PREFIX}engine").set_value("llama.cpp").run()
+    assert not page.exception
+    assert page.selectbox(key=f"{PREFIX}weights").value == "checkpoint"
+    assert page.selectbox(key=f"{PREFIX}kv").value == "auto"
+    page.selectbox(key=f"{PREFIX}weights").set_value("q4_k_m").run()
+    page.selectbox(key=f"{PREFIX}kv").set_value("q8_0").run()
+    page.segmented_control(key=f"{PREFIX}engine").set_value("sglang").run()
+    assert not page.exception
+    assert page.selectbox(key=f"{PREFIX}weights").value == "checkpoint"
+    assert page.selectbox(key=f"{PREFIX}kv").value == "auto"
