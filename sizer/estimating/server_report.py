@@ -35,7 +35,7 @@ from sizer.serving.drafts import with_draft
 from sizer.serving.flags import Flags, resolve_flags
 from sizer.serving.llama_cpp import Layout, answer_llama, resolve_llama
 from sizer.serving.plan import Profile
-from sizer.serving.sglang import answer_sglang, resolve_sglang
+from sizer.serving.sglang import answer_sglang, resolve_sglang, with_drafter
 from sizer.serving.words import headline
 from sizer.tracing.device import Device
 
@@ -128,7 +128,9 @@ class Planner:
         asked: dict[str, Any] = {"model": model, "want": request.want, "with_levers": with_levers}
         auto = request.max_model_len == AUTO
         if request.engine == "sglang":
-            return answer_sglang(architecture, resolve_sglang(request, architecture, gpu), gpu, auto=auto, **asked)
+            resolved = resolve_sglang(request, architecture, gpu)
+            architecture = with_drafter(architecture, resolved, gpu, self._draft_model(request, gpu))
+            return answer_sglang(architecture, resolved, gpu, auto=auto, **asked)
         if request.engine == "llama.cpp":
             layout = Layout(architecture, shares_memory=gpu.backend != "cuda", copies_cache=gpu.backend == "cuda")
             return answer_llama(layout, resolve_llama(request, layout), gpu, auto=auto, **asked)

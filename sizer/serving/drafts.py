@@ -1,4 +1,4 @@
-"""Speculative decoding of vLLM: the weights and layers of a draft, and what it allocates in the profile run.
+"""Speculative decoding: the weights and layers of a draft, and what it allocates in vLLM's profile run.
 
 Source: vllm/config/speculative.py, v1/spec_decode/eagle.py (llm_base_proposer.py from 0.22 on), v1/worker/gpu/spec_decode,
 model_executor/models/llama_eagle.py, llama_eagle3.py, deepseek_mtp.py, glm4_moe_mtp.py and qwen3_5_mtp.py; vLLM 0.9 to 0.33.
@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import chain
 
 from sizer.base.errors import Refusal, RequestError
-from sizer.catalogue.serving import DRAFT_MODEL, EAGLE3, MTP, NGRAM, format_release
+from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE3, MTP, NGRAM, format_release
 from sizer.serving.architecture import ENCODER, FULL, LAYER, Architecture, Layer, Weight
 from sizer.serving.flags import Flags
-from sizer.serving.layout import allocated, tensors
+from sizer.serving.layout import allocated, is_vocabulary, tensors
 
 EAGLE3_VOCABULARY = 32_000  # draft_vocab_size of the heads that EAGLE-3's authors published
 EAGLE3_STATES = 3  # llama_eagle3.py, num_aux_hidden_states
@@ -159,6 +159,27 @@ def draft_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> int
         return 0
     weights = [*tensors(architecture, flags, stage)]
     return allocated(chain(weights, _tensors(draft, flags))) - allocated(weights)
+
+
+def unshared_bytes(architecture: Architecture, flags: Flags) -> int:
+    """Return the bytes of a draft's weights before it shares the model's embedding and head, as SGLang sizes its pool.
+
+    The draft model of a preset shares neither. Source: managers/scheduler.py, init_model_worker, and alloc_memory_pool in
+    speculative/eagle_worker_v2.py, of SGLang 0.5.14 and 0.5.23.
+    """
+    draft = architecture.draft
+    if draft is None:
+        return 0
+    has_head = any("lm_head" in weight.name for weight in draft.weights)
+    tables = [
+        weight
+        for weight in architecture.weights
+        if is_vocabulary(weight, architecture) and not (weight.name.endswith("per_layer.weight") or ENCODER.search(weight.name))
+    ]
+    copies = [weight for weight in tables if not (has_head and "lm_head" in weight.name)] if flags.draft in DRAFTS else []
+    weights = [*tensors(architecture, flags)]
+    more = [*tensors(replace(_part(architecture, copies, ()), latent=None), flags), *_tensors(draft, flags)]
+    return allocated(chain(weights, more)) - allocated(weights)
 
 
 def _tensors(draft: Architecture, flags: Flags) -> Iterator[int]:

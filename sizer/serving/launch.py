@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.serving import DRAFTS, ENGINES, FILE_TYPES, MAX_LAYERS
+from sizer.catalogue.serving import ENGINES, FILE_TYPES, MAX_LAYERS
 from sizer.catalogue.sources import arch_of
-from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, read_draft, unread_layout
+from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, read_draft, read_sglang_draft, unread_layout
 
 MAX_CHARACTERS = 64 * 1024
 SHORTEST_PREFIX = 8  # characters: a shorter prefix may belong to a flag that is not listed here
@@ -41,7 +41,15 @@ _HALVES = ("auto", "half", "float16", "bfloat16")
 LIMITS, ADAPTERS, DRAFTING = "limit-mm-per-prompt", "enable-lora", "speculative-config"
 # Flags that are one key of --speculative-config; arg_utils.py, create_speculative_config, 0.33.
 _DRAFT_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
-# Keys of it that do not change memory; any other one is named.
+# Flags of SGLang's speculative decoding.
+_SGLANG_DRAFT_FLAGS = {
+    **dict.fromkeys(("speculative-algorithm", "speculative-algo"), "algorithm"),
+    **dict.fromkeys(("speculative-draft-model-path", "speculative-draft"), "path"),
+    "speculative-num-steps": "steps",
+    "speculative-eagle-topk": "topk",
+    "speculative-num-draft-tokens": "tokens",
+}
+# Keys of --speculative-config that do not change memory; any other one is named.
 _DRAFT_KEYS = (
     *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "revision", "code_revision"),
     *("attention_backend", "moe_backend", "disable_padded_drafter_batch", "max_model_len"),
@@ -168,6 +176,7 @@ _IRRELEVANT_WORDS = """
     max-logprobs max-long-partial max-num-partial max-num-queued max-parallel-loading media-io multi-step-stream numa-bind
     per-request preemption-mode prefill-schedule profiler-config pt-load ray-workers reasoning-config renderer-num safetensors-
     scheduler- shutdown-timeout sse-keep tool-strict trust-request use-tqdm weight-transfer worker-cls worker-extension
+    speculative-accept speculative-attention speculative-draft-attention speculative-moe-runner
     disable-shared-experts-fusion disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
 """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
@@ -252,11 +261,7 @@ def with_command(log: StartupLog, text: str) -> StartupLog:
     found |= {"kv": "fp8"} if launch.items.get("kv") == "fp8" else {}
     found |= {"enforce_eager": "True"} if launch.items.get("enforce_eager") == "1" else {}
     found |= {"layout": launch.items["weights"]} if "weights" in launch.items else {}
-    if (draft := launch.items.get("speculative")) is not None:
-        method, _, tokens = draft.rpartition(":")
-        named = {"draft_method": method} if method in DRAFTS else {"draft_model": method}
-        found |= {"drafts": "{", **named, "draft_tokens": float(tokens)}
-    found |= {key: launch.items[key] for key in ("engine_version",) if key in launch.items}
+    found |= {key: launch.items[key] for key in ("engine_version", "speculative") if key in launch.items}
     return replace(log, figures=found | log.figures)
 
 
@@ -296,6 +301,9 @@ def read_launch(text: str) -> Launch:
         elif engine == "vllm" and (name.partition(".")[0] == DRAFTING or name in _DRAFT_FLAGS):
             draft |= _draft(name, value)
             drafting.append(given)
+        elif engine == "sglang" and name in _SGLANG_DRAFT_FLAGS:
+            draft[_SGLANG_DRAFT_FLAGS[name]] = value
+            drafting.append(given)
         elif engine == "vllm" and name.startswith(LIMITS):
             limits |= _limits(name, value)
             limited.append(given)
@@ -326,8 +334,13 @@ def read_launch(text: str) -> Launch:
     else:
         unmatched += [f"{one}: as many of the largest images as without it are encoded" for one in limited]
     if drafting:
-        method, drafter, tokens = (str(draft.get(key) or "") for key in ("method", "model", "num_speculative_tokens"))
-        if counted := read_draft(method, drafter, tokens):
+        if engine == "sglang":
+            algorithm, path, tokens, steps = (str(draft.get(key) or "") for key in ("algorithm", "path", "tokens", "steps"))
+            counted, draft = read_sglang_draft(algorithm, path, model, tokens, steps), {}
+        else:
+            method, drafter, tokens = (str(draft.get(key) or "") for key in ("method", "model", "num_speculative_tokens"))
+            counted = read_draft(method, drafter, tokens)
+        if counted:
             items["speculative"] = counted
             read.append((" ".join(drafting), f"speculative={counted}"))
             unmatched += [f"{key} of --{DRAFTING}" for key in draft if key not in _DRAFT_KEYS]

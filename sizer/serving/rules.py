@@ -288,6 +288,12 @@ class SglangRules:
     whether prefills have graphs, `prefill_stages` and `prefill_latent` whether this includes pipelines and MLA,
     `prefill_capped` whether the longest request bounds their sizes. `windowed` lists prefixes of model types with a separate
     pool for sliding windows; other models keep all tokens in each layer.
+
+    With speculative decoding, `draft_mib` is reserved for heads and layers for multi-token prediction, `draft_model_mib` for a
+    draft model. `draft_in_share` says whether weights and layers of a draft are part of the static share. `draft_headroom` says
+    whether the pool has room for the drafted tokens of all requests in addition, `draft_prefills` whether prefills have graphs.
+    `draft_windows` says which layers of a draft count in a model with a pool of windows: "none", those in "full", or each as its
+    "own" kind. `padded_states` is the number of states that pad the pool.
     """
 
     share: str
@@ -302,10 +308,18 @@ class SglangRules:
     prefill_latent: bool = True
     prefill_capped: bool = False
     windowed: tuple[str, ...] = ()
+    draft_mib: int = 2048
+    draft_model_mib: int = 6144
+    draft_in_share: bool = False
+    draft_headroom: bool = True
+    draft_prefills: bool = True
+    draft_windows: str = "none"
+    padded_states: int = 0
 
 
 _ARGS, _HOOK, _GRAPHS = "sglang/srt/server_args.py", "sglang/srt/arg_groups/memory_hook.py", "cuda_graph_hook.py"
 _CONFIG = "sglang/srt/configs/model_config.py"
+_POOL = "sglang/srt/model_executor/pool_configurator.py"
 _OLDEST, _TOKENS = (0, 4, 0), (0, 5, 3)
 _WINDOWED = ("gpt_oss", "llama4", "mimo_v2", "step3p5")
 
@@ -344,6 +358,22 @@ SGLANG_RULES: tuple[Rule, ...] = (
     _rule("windowed", (0, 5, 11), (*_WINDOWED, "gemma4"), f"{_CONFIG}, 0.5.11"),
     _rule("windowed", (0, 5, 12), (*_WINDOWED, "gemma4", "laguna"), f"{_CONFIG}, 0.5.12"),
     _rule("windowed", (0, 5, 18), (*_WINDOWED, "gemma4", "laguna", "muse_glimmer"), f"{_CONFIG}, 0.5.18"),
+    _rule("draft_mib", _TOKENS, 2048, f"{_ARGS}, _handle_gpu_memory_settings, 0.5.3"),
+    _rule("draft_mib", (0, 5, 10), 4096, f"{_ARGS}, _handle_gpu_memory_settings, 0.5.10"),
+    _rule("draft_mib", (0, 5, 14), 0, f"{_ARGS}, _handle_gpu_memory_settings, 0.5.14"),
+    _rule("draft_model_mib", _TOKENS, 6144, f"{_ARGS}, _handle_gpu_memory_settings, 0.5.3"),
+    _rule("draft_model_mib", (0, 5, 14), 0, f"{_ARGS}, _handle_gpu_memory_settings, 0.5.14"),
+    _rule("draft_in_share", _TOKENS, False, "sglang/srt/model_executor/model_runner.py, profile_max_num_token, 0.5.3"),
+    _rule("draft_in_share", (0, 5, 14), True, f"{_POOL}, and managers/scheduler.py, init_model_worker, 0.5.14"),
+    _rule("draft_headroom", _TOKENS, True, "sglang/srt/model_executor/model_runner.py, draft_runner_cache_size, 0.5.3"),
+    _rule("draft_headroom", (0, 5, 7), False, "sglang/srt/model_executor/model_runner_kv_cache_mixin.py, 0.5.7"),
+    _rule("draft_prefills", (0, 5, 10), False, f"{_ARGS}, _handle_piecewise_cuda_graph, 0.5.10"),
+    _rule("draft_prefills", (0, 5, 11), True, f"{_ARGS}, _handle_piecewise_cuda_graph, 0.5.11"),
+    _rule("draft_windows", (0, 5, 14), "none", f"{_POOL}, HybridSWAPoolConfigurator, 0.5.14"),
+    _rule("draft_windows", (0, 5, 15), "full", f"{_POOL}, _draft_full_layers_num, 0.5.15"),
+    _rule("draft_windows", (0, 5, 19), "own", f"{_POOL}, _draft_swa_layers_num, 0.5.19"),
+    _rule("padded_states", (0, 5, 14), 0, "sglang/srt/model_executor/model_runner_kv_cache_mixin.py, 0.5.14"),
+    _rule("padded_states", (0, 5, 17), 1, "sglang/srt/mem_cache/kv_cache_configurator.py, capped_reqs, 0.5.17"),
 )
 
 

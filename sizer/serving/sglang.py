@@ -6,7 +6,8 @@ mem_cache/kv_cache_configurator.py of 0.5.19 to 0.5.23. What versions do differe
 
 *Known limitations*: SGLANG_ENABLE_POST_CAPTURE_KV_SIZING, which is off by default from 0.5.16 on, sizes the cache after graphs are
 captured. From 0.5.16 on some models with an encoder keep graphs of prefills; here none does, and up to 0.5 GiB are not reserved.
-In 0.5.17 models with DSA have graphs of prefills; here they have none, and 1.5 GiB are not reserved.
+In 0.5.17 models with DSA have graphs of prefills; here they have none, and 1.5 GiB are not reserved. Speculative decoding is
+counted with a chain of drafted tokens (--speculative-eagle-topk 1). A tree has as many tokens in the pool from 0.5.7 on.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import Any
 
 from sizer.base.codec import Difference
 from sizer.base.errors import Refusal, RequestError
-from sizer.base.units import GIB, MIB
+from sizer.base.units import GIB, MIB, format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.serving import AUTO, format_release
+from sizer.catalogue.presets import find_preset
+from sizer.catalogue.serving import AUTO, DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, MTP, NGRAM, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import contexts_of
 from sizer.serving.architecture import SLIDING, STATE, Architecture, Layer
 from sizer.serving.cache import state_bytes, token_bytes
+from sizer.serving.drafts import JOINED, draft_bytes, unshared_bytes, with_draft
 from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_engine, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
@@ -44,6 +47,11 @@ IMAGES_SINCE, SPARSE_SINCE = (0, 5, 18), (0, 5, 5)
 BLACKWELL = (10, 0)
 IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_configurator.py, mm_runtime_reservation_gb
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
+DRAFTED_REQUESTS = 48  # server_args.py, max_running_requests with speculative decoding, 0.5.3; speculative_hook.py, 0.5.23
+DRAFTS_SINCE, STATES_DRAFTED_SINCE = (0, 5, 3), (0, 5, 14)
+STATES_OF_REQUEST = 5  # kv_cache_configurator.py, _calculate_mamba_ratio, with the default strategy extra_buffer
+UNSHARED, SHARED = (0, 15, 0), (0, 16, 0)  # releases of vLLM whose layers for multi-token prediction have a head or share it
+ALGORITHMS = {NGRAM: "NGRAM", MTP: "NEXTN", EAGLE: "EAGLE", EAGLE3: "EAGLE3", DRAFT_MODEL: "STANDALONE"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,9 @@ class SglangFlags:
     `asked_fraction` and `asked_length` are None if the server decides. `latent` says whether the model has MLA, `encodes`
     whether it reads more than text. `graphs_of_prefills` says whether model and device support prefill graphs: models with an
     encoder and devices other than NVIDIA's do not. `images` is the number of layers and the hidden size of the image encoder.
+
+    `draft` is the method of speculative decoding or the preset of a draft model, empty without; `draft_tokens` are the tokens that
+    it drafts at once.
     """
 
     release: Release
@@ -76,6 +87,18 @@ class SglangFlags:
     encodes: bool = False
     graphs_of_prefills: bool = True
     images: tuple[int, int] | None = None
+    draft: str = ""
+    draft_tokens: int = 0
+
+    @property
+    def draft_method(self) -> str:
+        """Return the method of speculative decoding, empty without."""
+        return self.draft if not self.draft or self.draft in DRAFTS else DRAFT_MODEL
+
+    @property
+    def requests(self) -> int | None:
+        """Return how many requests run at once in one copy, None if the tokens of the pool decide it."""
+        return self.running or (DRAFTED_REQUESTS if self.draft else None)
 
     def shown(self) -> dict[str, bool | int | float | str | None]:
         """Return the flags by SGLang's own names, and the longest request by the name that all servers share."""
@@ -84,12 +107,14 @@ class SglangFlags:
             "mem_fraction_static": self.fraction,
             "chunked_prefill_size": self.chunked_prefill_size,
             "cuda_graph_max_bs": self.graph_batch,
-            "max_running_requests": self.running,
+            "max_running_requests": self.requests,
             "kv_cache_dtype": self.kv,
             "tp_size": self.tp,
             "pp_size": self.pp,
             "dp_size": self.dp,
             "quantization": self.layout,
+            "speculative_algorithm": ALGORITHMS.get(self.draft_method),
+            "speculative_num_draft_tokens": self.draft_tokens + 1 if self.draft else None,
         }
 
 
@@ -127,6 +152,8 @@ def default_fraction(flags: SglangFlags, total_mib: float) -> float:
     reserved += _prefill_graphs_mib(rules, flags)
     if total_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
+    if flags.draft_method not in ("", NGRAM):
+        reserved += rules.draft_model_mib if flags.draft_method == DRAFT_MODEL else rules.draft_mib
     share = round((total_mib - reserved) / total_mib, 3)
     return share if flags.images is None else share * _images_factor(*flags.images)
 
@@ -135,6 +162,8 @@ def _prefill_graphs_mib(rules: SglangRules, flags: SglangFlags) -> float:
     """Return the MiB reserved for prefill graphs: 8 MiB for each captured size, a fixed amount with MLA."""
     off = flags.eager and not rules.eager_prefill
     if not rules.prefill_graphs or off or not flags.graphs_of_prefills or (flags.pp > 1 and not rules.prefill_stages):
+        return 0
+    if flags.draft and not rules.draft_prefills:
         return 0
     if flags.latent:
         return LATENT_GRAPHS_MIB if rules.prefill_latent else 0
@@ -199,8 +228,43 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         encodes=encodes,
         graphs_of_prefills=not encodes and gpu.maker in CUDA_MAKERS,
         images=architecture.vision if encodes else None,
+        draft=request.speculative[0] if request.speculative else "",
+        draft_tokens=request.speculative[1] if request.speculative else 0,
     )
+    _check_draft(flags, architecture)
     return with_fraction(flags)
+
+
+def _check_draft(flags: SglangFlags, architecture: Architecture) -> None:
+    """Raise RequestError for speculative decoding that this version refuses, or whose rules are not known."""
+    if not flags.draft:
+        return
+    since = STATES_DRAFTED_SINCE if any(layer.kind == STATE for layer in architecture.layers) else DRAFTS_SINCE
+    given, allowed, todo = "", "", ""
+    if flags.release < since:
+        given = f"{flags.draft} with {architecture.name} and engine_version={format_release(flags.release)}"
+        allowed, todo = f"SGLang {format_release(since)} or later for this model", "ask for a later version"
+    elif flags.pp > 1:
+        given, allowed, todo = f"{flags.draft} with pp={flags.pp}", "pp=1: SGLang refuses both by default", "ask for more tp"
+    if given:
+        raise RequestError(refusals=[Refusal(key="speculative", given=given, allowed=allowed, todo=todo)])
+
+
+def with_drafter(architecture: Architecture, flags: SglangFlags, gpu: Gpu, model: Architecture | None) -> Architecture:
+    """Return a model with the draft of its speculative decoding; `model` is the draft model if the flags name one.
+
+    Raises RequestError if the model does not take the draft.
+    """
+    found = with_draft(architecture, _layout_flags(architecture, flags, gpu), model)
+    draft = found.draft
+    if draft is None:
+        return found
+    # fc is a plain Linear in qwen3_5_mtp.py and qwen3_next_mtp.py: each rank has all of it
+    whole = (draft.hidden, 2 * draft.hidden)
+    weights = tuple(replace(one, shape=whole) if one.name == "mtp.fc.weight" else one for one in draft.weights)
+    # the draft follows --quantization: server_args.py, speculative_draft_model_quantization, 0.5.14
+    rounded = flags.layout == "fp8" and architecture.quantization is None
+    return replace(found, draft=replace(draft, weights=weights, quantization="fp8" if rounded else draft.quantization))
 
 
 def _has_fp8_by_default(architecture: Architecture, gpu: Gpu, release: Release) -> bool:
@@ -222,7 +286,10 @@ def with_fraction(flags: SglangFlags) -> SglangFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory of SGLang on one GPU, in bytes, the tokens of its pool, and the bytes of one token."""
+    """Memory of SGLang on one GPU, in bytes, the tokens of its pool, and the bytes of one token.
+
+    `draft_bytes` are weights of a draft in the static share, `outside_bytes` weights and cache of a draft outside of it.
+    """
 
     free_bytes: int
     static_bytes: int
@@ -231,15 +298,24 @@ class Pool:
     state_bytes: int
     token_bytes: int
     tokens: int
+    draft_bytes: int
+    outside_bytes: int
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Return whether a draft does not fit the memory outside of the static share."""
+        return self.outside_bytes > self.free_bytes - self.static_bytes
 
 
 def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: int = 0) -> Pool:
     """Return the pool of a server: free memory before loading × the static share, less the weights (profile_max_num_token)."""
     free = flags.total_bytes - flags.used_bytes - gpu.context_bytes
     static = round(free * flags.fraction)
-    weights = weights_bytes(architecture, _layout_flags(architecture, flags, gpu))
+    layout, rules = _layout_flags(architecture, flags, gpu), sglang_rules_of(flags.release)
+    weights = weights_bytes(architecture, layout)
+    draft = unshared_bytes(architecture, layout) if rules.draft_in_share else 0
     images = IMAGES_BYTES if flags.encodes and flags.release >= IMAGES_SINCE else 0
-    rest = static - weights - LOADED_BYTES - images + change
+    rest = static - weights - draft - LOADED_BYTES - images + change
     itemsize = 1 if flags.kv == "fp8" else 2
     layers = architecture.layers[: len(architecture.layers) - len(architecture.lent)] + architecture.lent
     layers = layers[: -(-len(layers) // flags.pp)]
@@ -247,9 +323,19 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     bytes_of = [token_bytes(one, flags.tp, itemsize) for one in layers]
     slides = sum(bytes_of[number] for number in windowed)
     full = sum(bytes_of) - slides
+    if rules.draft_in_share:
+        more = _draft_token_bytes(architecture, flags, bytes_of, windowed)
+        full, slides = full + more[0], slides + more[1]
     token = round(full + slides * SLIDING_RATIO) if full else slides
     state = sum(state_bytes(one, architecture, flags.tp) for one in layers if one.kind == STATE)
-    pool = round(rest / (1 + STATE_RATIO)) if state and token else rest
+    pool = _without_states(rest, state, flags) if state and token else rest
+    tokens = max(0, pool) // token if token else 0
+    outside = 0
+    if architecture.draft is not None and not rules.draft_in_share:
+        if rules.draft_headroom and tokens:
+            tokens += (flags.requests or 0) * (2 * flags.draft_tokens + 1) + 100
+        cache = sum(token_bytes(one, flags.tp, itemsize) for one in architecture.draft.layers)
+        outside = draft_bytes(architecture, layout) + tokens * cache
     return Pool(
         free_bytes=free,
         static_bytes=static,
@@ -257,8 +343,48 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
         pool_bytes=pool,
         state_bytes=state,
         token_bytes=token,
-        tokens=max(0, pool) // token if token else 0,
+        tokens=tokens,
+        draft_bytes=draft,
+        outside_bytes=outside,
     )
+
+
+def _draft_token_bytes(
+    architecture: Architecture, flags: SglangFlags, bytes_of: list[int], windowed: list[int]
+) -> tuple[int, int]:
+    """Return the bytes of a token that layers of a draft add: to those that keep all tokens, and to those with a window.
+
+    A layer of a draft counts as one of the model. Layers for multi-token prediction of Qwen add none: their config does not name
+    num_nextn_predict_layers. Source: pool_configurator.py, DefaultPoolConfigurator and HybridSWAPoolConfigurator, 0.5.14 to
+    0.5.23, and model_runner_components/spec_aux_hidden_state.py.
+    """
+    draft, rules = architecture.draft, sglang_rules_of(flags.release)
+    if draft is None or (flags.draft == MTP and architecture.model_type in JOINED):
+        return 0, 0
+    count, kept = len(draft.layers), [size for number, size in enumerate(bytes_of) if size and number not in windowed]
+    if not windowed:
+        return int(sum(kept) * count / len(kept)) if kept else 0, 0
+    if rules.draft_windows == "none":
+        return 0, 0
+    slides = 0
+    if rules.draft_windows == "own":
+        slides = sum(_has_window(number, layer, draft, flags) for number, layer in enumerate(draft.layers))
+    return (count - slides) * (kept[0] if kept else 0), slides * bytes_of[windowed[0]]
+
+
+def _without_states(rest: int, state: int, flags: SglangFlags) -> int:
+    """Return the bytes that are left for tokens in a model with states of `state` bytes for a request.
+
+    With speculative decoding, running requests keep a state for each token that is verified. Source: kv_cache_configurator.py,
+    _handle_max_mamba_cache, 0.5.23.
+    """
+    if not flags.draft:
+        return round(rest / (1 + STATE_RATIO))
+    verified, padded = flags.draft_tokens + 1, sglang_rules_of(flags.release).padded_states
+    budget = rest * STATE_RATIO / (1 + STATE_RATIO)
+    slots = int((budget - padded * state * (1 + verified)) // (state * (1 + verified / STATES_OF_REQUEST)))
+    running = min(flags.requests or 0, slots // STATES_OF_REQUEST)
+    return rest - state * (slots + padded + (running + padded) * verified)
 
 
 def _has_window(number: int, layer: Layer, architecture: Architecture, flags: SglangFlags) -> bool:
@@ -271,7 +397,7 @@ def _has_window(number: int, layer: Layer, architecture: Architecture, flags: Sg
 def _layout_flags(architecture: Architecture, flags: SglangFlags, gpu: Gpu) -> Flags:
     """Return flags of vLLM with the same layout of weights: SGLang's layers are derived from vLLM's."""
     return Flags(
-        release=(0, 12, 0),
+        release=(UNSHARED if sglang_rules_of(flags.release).draft_in_share else SHARED) if flags.draft else (0, 12, 0),
         total_bytes=flags.total_bytes,
         processors=1,
         util=1.0,
@@ -283,6 +409,9 @@ def _layout_flags(architecture: Architecture, flags: SglangFlags, gpu: Gpu) -> F
         pp=flags.pp,
         ep=flags.ep,
         marlin=flags.layout == "mxfp4" and (gpu.capability or HOPPER) < HOPPER,
+        vocabulary=architecture.vocabulary,
+        draft=flags.draft,
+        draft_tokens=flags.draft_tokens,
     )
 
 
@@ -324,6 +453,7 @@ def answer_sglang(
         gpus=flags.tp * flags.pp * flags.dp,
         budget_bytes=pool.static_bytes,
         weights_bytes=pool.weights_bytes,
+        draft_bytes=pool.draft_bytes,
         profile_peak_bytes=0,
         forward_bytes=0,
         sampler_bytes=0,
@@ -350,13 +480,28 @@ def answer_sglang(
         want=_wanted(pool, low, high, flags, want) if want is not None else None,
         levers=find_levers([*_changes(architecture, flags, want)] if with_levers else [], flags, outcome),
         contexts=tuple(_contexts(pool, flags, want)),
-        reasons=("up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build",),
+        reasons=tuple(_reasons(pool)),
     )
 
 
 def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
-    """Return whether there is room for a token: SGLang does not ask for one request of the longest length."""
+    """Return whether there is room for a token: SGLang does not ask for one request of the longest length.
+
+    A draft outside of the static share has to fit the rest of the memory.
+    """
+    if low.is_exhausted:
+        return False
+    if high.is_exhausted and pool.tokens:
+        return "uncertain"
     return True if low.tokens > 0 else "uncertain" if high.tokens > 0 and pool.pool_bytes > 0 else False
+
+
+def _reasons(pool: Pool) -> Iterator[str]:
+    """Yield why the range is as wide, and which memory of a draft is outside of the static share."""
+    yield "up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build"
+    if pool.outside_bytes:
+        rest = format_bytes(pool.free_bytes - pool.static_bytes)
+        yield f"the draft takes {format_bytes(pool.outside_bytes)} of the {rest} outside of the static share"
 
 
 def _message(pool: Pool, flags: SglangFlags) -> str:
@@ -364,10 +509,12 @@ def _message(pool: Pool, flags: SglangFlags) -> str:
 
     Source: model_runner.py, init_memory_pool, 0.5.3; model_runner_kv_cache_mixin.py, _profile_available_bytes, 0.5.14.
     """
+    if pool.is_exhausted:
+        return "torch.OutOfMemoryError: CUDA out of memory"
     if pool.tokens:
         return ""
     if flags.release >= (0, 5, 14) and pool.pool_bytes <= 0:
-        least = (pool.weights_bytes + LOADED_BYTES) / pool.free_bytes
+        least = (pool.weights_bytes + pool.draft_bytes + LOADED_BYTES) / pool.free_bytes
         return (
             f"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={flags.fraction:g}. Raise "
             f"--mem-fraction-static above {ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
@@ -378,7 +525,7 @@ def _message(pool: Pool, flags: SglangFlags) -> str:
 def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[int, int]) -> Want:
     requests, tokens = want
     needed = -(-requests // flags.dp) * tokens
-    allowed = tokens <= flags.context_length and (flags.running is None or requests <= flags.running * flags.dp)
+    allowed = tokens <= flags.context_length and (flags.requests is None or requests <= flags.requests * flags.dp)
     fits: Starts = allowed and needed <= low.tokens
     if not fits and allowed and needed <= high.tokens:
         fits = "uncertain"
@@ -389,13 +536,13 @@ def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[i
 def _contexts(pool: Pool, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[ContextRow]:
     for context in contexts_of(CONTEXTS, flags.context_length, want):
         held = pool.tokens // context * flags.dp
-        yield ContextRow(context=context, requests=min(held, flags.running * flags.dp) if flags.running else held)
+        yield ContextRow(context=context, requests=min(held, flags.requests * flags.dp) if flags.requests else held)
 
 
 def _changes(architecture: Architecture, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[Change]:
     requests, tokens = want or (0, 0)
     here = -(-requests // flags.dp)
-    if flags.running is not None and flags.running < here:
+    if flags.requests is not None and flags.requests < here:
         yield Change(
             flag=f"--max-running-requests {here}",
             query=f"max_num_seqs={here}",
@@ -435,9 +582,22 @@ def sglang_command(model: str, flags: SglangFlags) -> str:
         *("--chunked-prefill-size", str(flags.chunked_prefill_size)),
     ]
     words += ["--disable-cuda-graph"] if flags.eager else ["--cuda-graph-max-bs", str(flags.graph_batch)]
-    words += ["--max-running-requests", str(flags.running)] if flags.running else []
+    words += ["--max-running-requests", str(flags.requests)] if flags.requests else []
     for name, value in (("--tp", flags.tp), ("--pp-size", flags.pp), ("--dp", flags.dp)):
         words += [name, str(value)] if value > 1 else []
     words += ["--kv-cache-dtype", "fp8_e4m3"] if flags.kv == "fp8" else []
     words += ["--quantization", "fp8"] if flags.layout == "fp8" else []
-    return shlex.join(words)
+    return shlex.join([*words, *_draft_words(flags)])
+
+
+def _draft_words(flags: SglangFlags) -> Iterator[str]:
+    """Yield the flags of speculative decoding. The query does not name the repository of an EAGLE head."""
+    if not flags.draft:
+        return
+    yield from ("--speculative-algorithm", ALGORITHMS[flags.draft_method])
+    if flags.draft_method not in (NGRAM, MTP):
+        path = find_preset(flags.draft).hub_id if flags.draft_method == DRAFT_MODEL else "HEAD"
+        yield from ("--speculative-draft-model-path", path)
+    if flags.draft_method != NGRAM:
+        yield from ("--speculative-num-steps", str(flags.draft_tokens), "--speculative-eagle-topk", "1")
+    yield from ("--speculative-num-draft-tokens", str(flags.draft_tokens + 1))

@@ -118,6 +118,11 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "enforce_eager": (r"disable_cuda_graph=(True|False)",),
     "max_num_seqs": (r"max_running_requests=([0-9]+)(?![0-9]|, context_len)",),
     "max_num_batched_tokens": (r"chunked_prefill_size=([0-9]+)",),
+    "drafts": (r"(speculative_algorithm)='\w",),
+    "draft_method": (r"speculative_algorithm='(\w{1,40})'",),
+    "draft_model": (r"speculative_draft_model_path='([^']{1,300})'",),
+    "draft_tokens": (r"speculative_num_draft_tokens=([0-9]{1,4})\b",),
+    "draft_steps": (r"speculative_num_steps=([0-9]{1,4})\b",),
     "weights_gib": (r"Load weight end\..{0,300}?mem usage=(-?[0-9.]+) GB",),
     "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..{0,100}?#tokens: ([0-9]+)"),
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
@@ -125,7 +130,6 @@ _SGLANG: dict[str, tuple[str, ...]] = {
 }
 # Facts in a log that no plan counts: a pattern and the words.
 _UNCOUNTED = (
-    (r"speculative_algorithm='", "speculative decoding: a draft model and its cache"),  # of SGLang
     (r"lora_paths=[\[{]|enable_lora=True, (?:enable_lora_overlap_loading=\w{1,8}, )?max_lora_rank=", "LoRA adapters: their slots"),
     (
         r"cpu_offload_gb=[1-9][0-9]{0,4}, (?:offload_|hicache|enable_|disable_)|offload_group_size'?[=:] ?[1-9]",  # of SGLang
@@ -247,9 +251,14 @@ class StartupLog:
 
     @property
     def draft(self) -> str:
-        """Return the speculative decoding of vLLM's log as a query has it, empty without, or if no query has it."""
+        """Return the speculative decoding of a log as a query has it, empty without, or if no query has it."""
+        if "drafts" not in self.figures:
+            return str(self.figures.get("speculative", ""))  # of the command that the log begins with
         method, model, tokens = (str(self.figures.get(f"draft_{name}", "")) for name in ("method", "model", "tokens"))
-        return read_draft(method, model, tokens.partition(".")[0]) if "drafts" in self.figures else ""
+        if self.engine == "sglang":
+            steps, served = (str(self.figures.get(name, "")).partition(".")[0] for name in ("draft_steps", "model"))
+            return read_sglang_draft(method, model, served, tokens.partition(".")[0], steps)
+        return read_draft(method, model, tokens.partition(".")[0])
 
     @property
     def total_bytes(self) -> int | None:
@@ -325,6 +334,38 @@ def read_draft(method: str, model: str, tokens: str) -> str:
     tokens = tokens or ("1" if method == MTP else "")
     counted = tokens.isdecimal() and len(tokens) < 4 and 1 <= int(tokens) <= MAX_DRAFTED
     return f"{method}:{int(tokens)}" if method and counted else ""
+
+
+def read_sglang_draft(algorithm: str, path: str, model: str, tokens: str, steps: str = "") -> str:
+    """Return SGLang's algorithm, draft model and verified tokens as a query has them, empty if no query has them.
+
+    A draft is a tree or a chain; the last token that is verified is not drafted. Without numbers, Llama verifies 8 tokens with a
+    head, other models 4, and ngram 12. A tree of 0.5.3 to 0.5.6 verifies 8 with more models, which a pool does not depend on.
+
+    Source: sglang/srt/arg_groups/speculative_hook.py, _handle_eagle_family and _auto_choose_speculative_params, 0.5.23.
+
+    Args:
+        algorithm: Value of --speculative-algorithm.
+        path: Value of --speculative-draft-model-path, empty without.
+        model: The model that is served.
+        tokens: Value of --speculative-num-draft-tokens, empty without.
+        steps: Value of --speculative-num-steps, empty without.
+    """
+    algorithm, named = algorithm.upper(), path.lower()
+    own = not path or path == model or "nextn" in named or "mtp" in named
+    if algorithm in ("EAGLE", "NEXTN"):
+        method = MTP if own else "" if algorithm == "NEXTN" or "assistant" in named else EAGLE
+    elif algorithm == "STANDALONE":
+        arch = arch_of(path) or ""
+        method = arch.removeprefix("hf:") if arch.startswith("hf:") else ""
+    else:
+        method = {"EAGLE3": EAGLE3, "NGRAM": NGRAM}.get(algorithm, "")
+    if not tokens and steps.isdecimal() and len(steps) < 4:
+        tokens = str(int(steps) + 1)
+    tree = method in (EAGLE, EAGLE3) and "llama" in model.lower()
+    tokens = tokens or ("12" if method == NGRAM else "8" if tree else "4")
+    counted = tokens.isdecimal() and len(tokens) < 4 and 1 < int(tokens) <= MAX_DRAFTED + 1
+    return f"{method}:{int(tokens) - 1}" if method and counted else ""
 
 
 def unread_layout(layout: str) -> str:

@@ -71,6 +71,13 @@ SGLANG_WORDS = {
     "prefill_latent": "models with MLA have graphs of prefills",
     "prefill_capped": "max_model_len bounds graphs of prefills",
     "windowed": "types of models whose sliding windows have a pool of their own",
+    "draft_mib": "MiB that speculative decoding reserves, except with ngram and draft models",
+    "draft_model_mib": "MiB that a draft model reserves",
+    "draft_in_share": "weights and layers of a draft are in the static share",
+    "draft_headroom": "the pool has room for drafted tokens in addition",
+    "draft_prefills": "prefills have graphs with speculative decoding",
+    "draft_windows": "layers of a draft that count in a pool with windows",
+    "padded_states": "states that pad the pool with speculative decoding",
 }
 
 

@@ -190,7 +190,7 @@ def test_buffers_of_a_draft_reduce_the_cache_from_0_27_on():
         ("speculative=eagle3", "speculative: given 'eagle3', allowed a method or a preset, a colon, and 1 to 128 drafted tokens"),
         ("speculative=eagle3:0", "1 to 128 drafted tokens; write for example speculative=eagle3:3"),
         ("speculative=medusa:3", "given 'medusa:3', allowed ngram, mtp, eagle, eagle3, or the preset of a draft model"),
-        ("speculative=ngram:3&engine=sglang", "speculative: given 'ngram:3' without engine=vllm"),
+        ("speculative=ngram:3&engine=llama.cpp", "speculative: given 'ngram:3' without engine=vllm or sglang"),
         ("speculative=mtp:1", "speculative: given mtp with smollm2-135m of type llama, allowed a checkpoint with layers for"),
         ("speculative=smollm2-360m:3&engine_version=0.14.0", "allowed ngram, mtp, eagle or eagle3 before 0.15.0"),
         ("speculative=qwen3-0.6b:3", "given qwen3-0.6b with 49,152 tokens of vocabulary in smollm2-135m, allowed a draft model"),

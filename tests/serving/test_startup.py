@@ -237,7 +237,6 @@ def test_what_neither_log_nor_query_says_is_named():
 
 UNCOUNTED = {
     "speculative_config=SpeculativeConfig(method='suffix', model=None, num_spec_tokens=24)": "speculative decoding",
-    "ServerArgs(model_path='a', speculative_algorithm='EAGLE')": "speculative decoding",
     "ServerArgs(model_path='a', lora_paths=['b'])": "LoRA adapters",
     "ServerArgs(enable_lora=True, max_lora_rank=None)": "LoRA adapters",
     "cpu_offload_gb=4, offload_group_size=-1": "offloaded to the CPU",
