@@ -288,7 +288,7 @@ def with_fraction(flags: SglangFlags) -> SglangFlags:
 class Pool:
     """Memory of SGLang on one GPU, in bytes, the tokens of its pool, and the bytes of one token.
 
-    `draft_bytes` are weights of a draft in the static share, `outside_bytes` weights and cache of a draft outside of it.
+    `draft_bytes` are weights of a draft in the static share, `outside_bytes` its weights and cache outside of it.
     """
 
     free_bytes: int
@@ -323,19 +323,18 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     bytes_of = [token_bytes(one, flags.tp, itemsize) for one in layers]
     slides = sum(bytes_of[number] for number in windowed)
     full = sum(bytes_of) - slides
-    if rules.draft_in_share:
-        more = _draft_token_bytes(architecture, flags, bytes_of, windowed)
-        full, slides = full + more[0], slides + more[1]
+    more = _draft_token_bytes(architecture, flags, bytes_of, windowed)
+    full, slides = full + more[0], slides + more[1]
     token = round(full + slides * SLIDING_RATIO) if full else slides
     state = sum(state_bytes(one, architecture, flags.tp) for one in layers if one.kind == STATE)
     pool = _without_states(rest, state, flags) if state and token else rest
     tokens = max(0, pool) // token if token else 0
     outside = 0
-    if architecture.draft is not None and not rules.draft_in_share:
+    if architecture.draft is not None:
         if rules.draft_headroom and tokens:
             tokens += (flags.requests or 0) * (2 * flags.draft_tokens + 1) + 100
-        cache = sum(token_bytes(one, flags.tp, itemsize) for one in architecture.draft.layers)
-        outside = draft_bytes(architecture, layout) + tokens * cache
+        own = sum(token_bytes(one, flags.tp, itemsize) for one in architecture.draft.layers)
+        outside = (0 if rules.draft_in_share else draft_bytes(architecture, layout)) + tokens * max(0, own - sum(more))
     return Pool(
         free_bytes=free,
         static_bytes=static,
@@ -359,7 +358,7 @@ def _draft_token_bytes(
     0.5.23, and model_runner_components/spec_aux_hidden_state.py.
     """
     draft, rules = architecture.draft, sglang_rules_of(flags.release)
-    if draft is None or (flags.draft == MTP and architecture.model_type in JOINED):
+    if draft is None or not rules.draft_in_share or (flags.draft == MTP and architecture.model_type in JOINED):
         return 0, 0
     count, kept = len(draft.layers), [size for number, size in enumerate(bytes_of) if size and number not in windowed]
     if not windowed:

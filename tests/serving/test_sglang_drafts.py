@@ -115,6 +115,8 @@ def test_a_head_has_an_embedding_and_logits_of_its_own_until_the_pool_is_sized()
     found = plan_pool(with_drafter(architecture, flags, GPU, None), flags, GPU)
     assert found.draft_bytes / GIB == pytest.approx(5.18, abs=0.01)
     assert found.weights_bytes / GIB == pytest.approx(28.39, rel=0.005)
+    # 4 heads of 256 elements; spec_aux_hidden_state.py finds no num_nextn_predict_layers, so that no token pays for the layer
+    assert found.outside_bytes == found.tokens * 2 * 4 * 256 * 2
     split = with_drafter(architecture, replace(flags, tp=2), GPU, None).draft
     assert next(weight.shape for weight in split.weights if weight.name == "mtp.fc.weight") == (5120, 2 * 5120)
 
@@ -128,7 +130,7 @@ def test_a_draft_is_in_the_share_from_0_5_14_on():
         assert plain.pool_bytes - pools[patch].pool_bytes == pools[patch].draft_bytes
     assert (pools[13].draft_bytes, pools[14].outside_bytes) == (0, 0) < (pools[14].draft_bytes, pools[13].outside_bytes)
     assert (pools[13].token_bytes, pools[14].token_bytes) == (4 * 2048, 5 * 2048)
-    # layers of the head and of the cache: without an embedding of its own, which is shared before the draft's pool is made
+    # the head's weights, without an embedding of its own, which is shared before the draft's pool is made
     copies = pools[14].draft_bytes - (pools[13].outside_bytes - pools[13].tokens * 2048)
     assert copies == pytest.approx(2 * 1024 * HIDDEN, abs=MIB)
 
