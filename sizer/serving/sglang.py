@@ -382,6 +382,8 @@ def _without_states(rest: int, state: int, flags: SglangFlags) -> int:
     verified, padded = flags.draft_tokens + 1, sglang_rules_of(flags.release).padded_states
     budget = rest * STATE_RATIO / (1 + STATE_RATIO)
     slots = int((budget - padded * state * (1 + verified)) // (state * (1 + verified / STATES_OF_REQUEST)))
+    if slots <= 0:  # "Not enough GPU memory for hybrid (mamba/linear-attention) state cache"
+        return min(rest, 0)
     running = min(flags.requests or 0, slots // STATES_OF_REQUEST)
     return rest - state * (slots + padded + (running + padded) * verified)
 

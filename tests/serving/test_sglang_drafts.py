@@ -109,6 +109,14 @@ def test_the_states_of_drafted_tokens_are_sglangs_own(
     assert plan_pool(hybrid, replace(flags, fraction=0.0), GPU, change=rest * GIB + weights).pool_bytes == left
 
 
+def test_no_tokens_are_left_if_no_state_fits():
+    hybrid = decoder(layers=(*attention(1), *states(1, 75 * MIB)))
+    flags = replace(resolved(hybrid, "ngram:3"), fraction=0.0)
+    held = plan_pool(hybrid, flags, GPU).weights_bytes + GIB // 20
+    sizes = [plan_pool(hybrid, flags, GPU, change=held + rest * MIB).pool_bytes for rest in (-100, 100, 10_000)]
+    assert sizes[0] < 0 == sizes[1] < sizes[2]
+
+
 def test_a_head_has_an_embedding_and_logits_of_its_own_until_the_pool_is_sized():
     # sgl-project/sglang, pull request 35996: "type=Qwen3_5ForCausalLMMTP, mem usage=5.18 GB" of a model of 27B in FP8
     flags = resolved(architecture := architecture_of("qwen3.6-27b"), "mtp:3", more="&weights=fp8")
