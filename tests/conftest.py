@@ -13,7 +13,7 @@ import torch
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import FOLDER_VARIABLE
 from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent

@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 import sizer
-from sizer.service.tapes import FOLDER_VARIABLE
-from sizer.service.variables import BROKER_VARIABLE, LIMITS
+from sizer.service.variables import BROKER_VARIABLE, FOLDER_VARIABLE, LIMITS
 from sizer.ui import hosting
 from tests.test_project import requirements
 

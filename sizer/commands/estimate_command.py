@@ -15,7 +15,7 @@ from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import terminal_width
 from sizer.commands.waiting import MakeClient, answers_alone, raise_ended, shown_progress, wait
 from sizer.service.stored_reports import REPORT, StoredReports, is_whole
-from sizer.service.tapes import default_folder
+from sizer.service.variables import default_folder
 
 if TYPE_CHECKING:
     from sizer.report.report import Report

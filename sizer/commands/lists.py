@@ -18,7 +18,7 @@ from sizer.commands.waiting import MakeClient, wait
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.service.stored_reports import StoredReports
-from sizer.service.tapes import FOLDER_VARIABLE, default_folder
+from sizer.service.variables import FOLDER_VARIABLE, default_folder
 
 
 def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,7 @@ from sizer.query.request import check_traced
 from sizer.query.text import format_query, parse_query
 from sizer.service.settings import Settings
 from sizer.service.stored_reports import StoredReports
-from sizer.service.tapes import default_folder
-from sizer.service.variables import JOB_SECONDS
+from sizer.service.variables import JOB_SECONDS, default_folder
 
 if TYPE_CHECKING:
     from sizer.service.client import JobClient

@@ -15,8 +15,7 @@ from sizer.base.units import GIB, MIB
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
 from sizer.service.job_memory import budget_bytes
-from sizer.service.tapes import default_folder
-from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
+from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, default_folder, read_limit
 
 # Imports of an estimate, including late ones: a confined job should find all of them imported
 TRACING = (

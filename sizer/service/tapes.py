@@ -25,7 +25,6 @@ from pathlib import Path
 
 from sizer.base.units import MIB
 
-FOLDER_VARIABLE = "SIZER_TAPES"  # the folder of tapes; empty for none
 LONGEST_NAME = 1_000
 DISK_BYTES = 1024 * MIB
 ITEM_BYTES = 8 * MIB
@@ -35,15 +34,6 @@ FILE_BYTES = 2 * ARCHITECTURE_BYTES  # above which a file is rewritten, without 
 BLOCK_BYTES = 4096  # minimum size of a file: an empty value is charged as much
 _SUFFIX = ".tapes"
 _LONGEST_HEADER = 12 * LONGEST_NAME + 100  # a character is at most 12 as \\uXXXX\\uXXXX
-
-
-def default_folder() -> str:
-    """Return the folder of this user's tapes, empty if tapes are not stored."""
-    if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
-        return given
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.path.expanduser(cache)
-    return os.path.join(folder, "sizer") if os.path.isabs(folder) else ""  # tapes are not stored for a user without a home
 
 
 class TapeFolder:

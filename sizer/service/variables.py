@@ -14,6 +14,17 @@ BROKER_VARIABLE = (
     "SIZER_BROKER"  # address of the broker, for apps and workers; without it each app has its own job server
 )
 
+FOLDER_VARIABLE = "SIZER_TAPES"  # the folder of tapes; empty for none
+
+
+def default_folder() -> str:
+    """Return the folder of this user's tapes, empty if tapes are not stored."""
+    if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
+        return given
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.path.expanduser(cache)
+    return os.path.join(folder, "sizer") if os.path.isabs(folder) else ""  # tapes are not stored for a user without a home
+
 
 def broker_url() -> str | None:
     """Return the URL of the broker, or None without a broker.

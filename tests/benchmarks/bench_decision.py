@@ -27,7 +27,7 @@ from sizer.decision.levers import levers
 from sizer.estimating.estimator import Estimator
 from sizer.query.text import parse_query
 from sizer.service.client import PROBE, JobClient
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import FOLDER_VARIABLE
 
 # By name: the view, and the cell whose levers and devices are asked for, None where that takes minutes.
 QUESTIONS = {

@@ -34,7 +34,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.service.client import PROBE, JobClient
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import FOLDER_VARIABLE
 from sizer.ui.defaults import sizes_for, targets_for, task_for, with_default_sizes
 
 IMPORT = [sys.executable, "-c", "import torch"]

@@ -81,7 +81,7 @@ def test_a_ledger_on_a_full_disk_says_so_and_loses_no_row(tmp_path: Path):
 
 
 HOME = """
-from sizer.service.tapes import default_folder
+from sizer.service.variables import default_folder
 from sizer.service.tapes import TapeStore
 from sizer.device.ledger.ledger import Ledger, ledger_path
 from sizer.base.errors import JobError

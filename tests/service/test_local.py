@@ -21,7 +21,7 @@ from sizer.estimating.estimator import estimate
 from sizer.processes.wire import error_to_wire
 from sizer.query.text import parse_query
 from sizer.service.settings import PUBLIC_VARIABLE
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import FOLDER_VARIABLE
 from tests.processes.running import TESTS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

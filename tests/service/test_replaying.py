@@ -11,7 +11,7 @@ from sizer.commands.estimate_command import WORKER
 from sizer.estimating.estimator import Estimator
 from sizer.query.text import parse_query
 from sizer.service.local.asking import ask
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import FOLDER_VARIABLE
 from tests.service.test_local import run_python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

@@ -20,7 +20,7 @@ from sizer.query.text import parse_query
 from sizer.service import edition, stored_reports
 from sizer.service.edition import code_digest, stored_digest
 from sizer.service.stored_reports import StoredReports
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import FOLDER_VARIABLE
 from tests.ui.reports import report_for
 
 QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"

@@ -11,7 +11,8 @@ import pytest
 
 from sizer.base.units import MIB
 from sizer.service import tapes
-from sizer.service.tapes import TapeStore, default_folder
+from sizer.service.tapes import TapeStore
+from sizer.service.variables import default_folder
 
 A, B = "a" * 64, "b" * 64
 
