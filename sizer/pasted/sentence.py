@@ -194,7 +194,7 @@ def _take_sizes(draft: Draft, text: str) -> None:
     serves = draft.items.get("mode") == "serve"
     tokens = next(((found[0], found[1] or found[2]) for found in _TOKENS.finditer(text)), None)
     users = _USERS.search(text)
-    if users is not None and serves and draft.items.get("engine") != "llama.cpp":
+    if users is not None and serves:
         draft.take(f"{users[0]}{f', {tokens[0]}' if tokens else ''}", want=f"{users[1]}x{tokens[1] if tokens else '4k'}")
     elif tokens is not None:
         draft.take(tokens[0], **{"max_model_len" if serves else "seq": tokens[1]})

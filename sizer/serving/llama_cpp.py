@@ -73,7 +73,11 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
     """Return the flags for a request. Raises RequestError for a value that the model does not take."""
     architecture = layout.architecture
     check_engine("llama.cpp", architecture)
-    length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
+    slots, length = request.want or (1, architecture.positions)  # wanted requests have a slot each, unless flags say otherwise
+    if isinstance(request.max_model_len, int):
+        length = request.max_model_len
+    elif architecture.positions:
+        length = min(length, architecture.positions)
     if not length or (architecture.positions and length > architecture.positions):
         known = bool(architecture.positions)
         allowed = f"at most the config's {architecture.positions:,} tokens" if known else "tokens: the config names no length"
@@ -86,7 +90,7 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
     every = layout.layers + 1
     return LlamaFlags(
         max_model_len=length,
-        slots=request.max_num_seqs or 1,
+        slots=request.max_num_seqs or slots,
         file_type=file_type_of(request, architecture),
         layers=every if request.gpu_layers is None else min(request.gpu_layers, every),
         kv="f16" if request.kv == "auto" else request.kv,

@@ -32,6 +32,9 @@ QUESTIONS = {
     "Qwen/Qwen3-4B-Instruct-2507 on rtx 4060 laptop": (
         "arch=hub:qwen/qwen3-4b-instruct-2507&mode=generate&batch=1&gpu=rtx-4060-laptop&dtype=bfloat16"
     ),
+    "serve qwen3 8b q8_0 gguf to 4 users with 8k tokens on a 3090": (
+        "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q8_0&gpu=rtx-3090&want=4x8k"
+    ),
     "ollama run llama3.1:8b": "arch=hf:llama-3.1-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=4096",
     "$ ollama pull qwen3:30b-a3b-q8_0": "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q8_0&max_model_len=4096",
     "ollama run gpt-oss:20b": "arch=hf:gpt-oss-20b&mode=serve&engine=llama.cpp&max_model_len=4096",

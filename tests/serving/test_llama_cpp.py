@@ -168,8 +168,12 @@ def test_a_cache_of_eight_bits_holds_longer_requests():
 
 
 def test_wanted_requests_have_a_slot_each():
-    yes, no = (sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&max_model_len=8k&want={want}").serve for want in ("2x8k", "8x8k"))
-    assert (yes.want.fits, no.want.fits) == (True, False)
+    yes, no = (sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&want={want}").serve for want in ("2x8k", "8x8k"))
+    assert (yes.want.fits, no.want.fits) == (yes.starts, no.starts) == (True, False)
+    assert (yes.requests_at_once, yes.flags["max_model_len"]) == (2.0, 8192)
+    assert "-c 16384 -np 2" in yes.command
+    own = sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&want=8x8k&max_num_seqs=1&max_model_len=4k").serve
+    assert (own.starts, own.want.fits, own.requests_at_once) == (True, False, 1.0)
     assert 3 * GIB < no.want.missing_bytes < 6 * GIB
 
 
