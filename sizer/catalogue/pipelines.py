@@ -49,8 +49,15 @@ def pipeline_preset_of(repository: str) -> str | None:
 @functools.cache
 def _repositories() -> dict[str, str]:
     """Return the preset of each repository, in lower case."""
-    files = sorted(PRESETS.glob("*.json"), key=lambda file: len(file.name), reverse=True)
-    return {json.loads(file.read_text(encoding="utf-8"))["repository"].lower(): file.name.removesuffix(".json") for file in files}
+    named = sorted(pipeline_names().items(), key=lambda item: len(item[0]), reverse=True)
+    return {repository.lower(): preset for preset, (_, repository) in named}
+
+
+@functools.cache
+def pipeline_names() -> dict[str, tuple[str, str]]:
+    """Return the title and the repository of each preset."""
+    files = {file.name.removesuffix(".json"): json.loads(file.read_text(encoding="utf-8")) for file in PRESETS.glob("*.json")}
+    return {preset: (found["title"], found["repository"]) for preset, found in files.items()}
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from functools import cache
 
 from sizer.base.errors import letters
 from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.pipelines import pipeline_names
 from sizer.catalogue.presets import find_preset, list_presets
 from sizer.catalogue.serving import FILE_TYPES
 from sizer.catalogue.sources import arch_of, resolve
@@ -19,6 +20,8 @@ from sizer.pasted.question import Draft, Question
 
 MAX_CHARACTERS = 400
 LONGEST_NAME, LONGEST_VISION = 7, 3  # words of a model's or a device's name, of torchvision's models
+SERVED = {"nf4": "awq", "int8": "fp8"}  # layouts of servers with as many bits
+ANSWERING = ("text", "multimodal")  # modalities of models that generate text
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+/_-]*[a-z0-9+]|[a-z0-9]")
 _OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(\S+)", re.IGNORECASE)
@@ -40,6 +43,7 @@ _TOKENS = re.compile(
 )
 _BATCH = re.compile(r"\bbatch(?:es)?(?:[\s-]?size)?\s*(?:of|is|:)?\s*([0-9]{1,5})\b")
 _USERS = re.compile(r"\b([0-9]{1,5})\s*(?:concurrent\s*)?(?:users?|requests?|people)\b")
+_IMAGE = re.compile(r"\b([0-9]{2,4})\s?x\s?([0-9]{2,4})\b")  # width x height, as people say it
 _MEMORY = re.compile(r"\b([0-9]{1,3})\s*(?:gb|gib|g)\b(?:\s*(?:of\s*)?v?ram)?")
 
 
@@ -78,7 +82,7 @@ def _words(text: str) -> list[str]:
 def _model_in(words: list[str]) -> tuple[int, int, str] | None:
     """Return the first word and the number of words of a model's name, and the architecture; None without one."""
     if (found := _longest(words, _models())) is not None:
-        return (*found, f"hf:{_models()[_plain(''.join(words[found[0] : sum(found)]))][0]}")
+        return (*found, _models()[_plain("".join(words[found[0] : sum(found)]))])
     for start, word in enumerate(words):
         if "/" in word and (arch := arch_of(word)) is not None:
             return start, 1, arch
@@ -90,7 +94,7 @@ def _model_in(words: list[str]) -> tuple[int, int, str] | None:
     return None
 
 
-def _longest(words: list[str], names: Mapping[str, list[str]]) -> tuple[int, int] | None:
+def _longest(words: list[str], names: Mapping[str, object]) -> tuple[int, int] | None:
     """Return the first word and the number of words of the longest known name, None without one."""
     found = [
         (len(name), start, count)
@@ -105,12 +109,15 @@ def _longest(words: list[str], names: Mapping[str, list[str]]) -> tuple[int, int
 
 
 @cache
-def _models() -> Mapping[str, list[str]]:
-    """Return the presets by the letters of their keys, titles and repositories."""
-    found: dict[str, list[str]] = {}
+def _models() -> Mapping[str, str]:
+    """Return the architectures of presets by the letters of their keys, titles and repositories."""
+    found: dict[str, str] = {}
     for preset in list_presets():
         for name in (preset.key, preset.title, preset.hub_id.rpartition("/")[2]):
-            found.setdefault(_plain(name), []).append(preset.key)
+            found.setdefault(_plain(name), f"hf:{preset.key}")
+    for key, (title, repository) in sorted(pipeline_names().items(), key=lambda item: len(item[0])):
+        for name in (key, title, repository.rpartition("/")[2]):
+            found.setdefault(_plain(name), f"diffusers:{key}")
     return found
 
 
@@ -144,7 +151,8 @@ def _take_task(draft: Draft, task: dict[str, str] | None, text: str, *, ollama: 
         task = {"mode": "serve", "engine": "llama.cpp"}
     if not task:
         arch = draft.items["arch"]
-        answers = "/" in arch or (arch.startswith("hf:") and find_preset(arch[3:]).head.endswith(GENERATING))
+        preset = find_preset(arch[3:]) if arch.startswith("hf:") else None
+        answers = "/" in arch or (preset is not None and preset.head.endswith(GENERATING) and preset.modality in ANSWERING)
         task = {"mode": "generate" if answers else "inference"}
         draft.assume("the model runs in PyTorch, one input at once", mode=task["mode"], batch=1)
     else:
@@ -185,8 +193,14 @@ def _take_device(draft: Draft, words: list[str], named: tuple[int, int]) -> None
         draft.take(f"{number} × {given}", tp=number)
     elif draft.items.get("mode") == "training":
         draft.take(f"{number} × {given}", parallel="fsdp", ranks=number)
+    elif draft.items.get("mode") == "generate":
+        weights = draft.items.get("weights")
+        draft.drop("mode", "batch", "weights")
+        draft.assume("several devices run a server of vLLM", mode="serve", tp=number)
+        if weights in SERVED:
+            draft.assume(f"a server's layout in place of {weights}", weights=SERVED[weights])
     else:
-        draft.unmatched.append(f"{number} × {given}: one device is counted; a server of vLLM counts several")
+        draft.unmatched.append(f"{number} × {given}: one device is counted")
 
 
 def _take_sizes(draft: Draft, text: str) -> None:
@@ -200,6 +214,8 @@ def _take_sizes(draft: Draft, text: str) -> None:
         draft.take(tokens[0], **{"max_model_len" if serves else "seq": tokens[1]})
     if (batch := _BATCH.search(text)) is not None and not serves:
         draft.take(batch[0], batch=batch[1])
+    if (size := _IMAGE.search(text)) is not None and draft.items["arch"].startswith(("diffusers:", "torchvision:")):
+        draft.take(size[0], image=f"{size[2]}x{size[1]}")
     for dtype, names in (("bfloat16", r"bf16|bfloat16"), ("float16", r"fp16|float16"), ("float32", r"fp32|float32")):
         if not serves and (found := re.search(rf"\b(?:{names})\b", text)):
             draft.take(found[0], dtype=dtype)

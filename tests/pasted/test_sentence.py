@@ -32,6 +32,13 @@ QUESTIONS = {
     "Qwen/Qwen3-4B-Instruct-2507 on rtx 4060 laptop": (
         "arch=hub:qwen/qwen3-4b-instruct-2507&mode=generate&batch=1&gpu=rtx-4060-laptop&dtype=bfloat16"
     ),
+    "can 8 h200 run deepseek r1": "arch=hf:deepseek-r1&gpu=h200&mode=serve&tp=8",
+    "mixtral 8x7b 4bit on two 3090s": "arch=hf:mixtral-8x7b&gpu=rtx-3090&mode=serve&tp=2&weights=awq",
+    "whisper large v3 inference on t4": "arch=hf:whisper-large-v3&mode=inference&batch=1&gpu=t4&dtype=bfloat16",
+    "run sdxl at 1024x768 on 8gb": (
+        "arch=diffusers:sdxl&mode=inference&batch=1&gpu=custom:8GiB@8.9&image=768x1024&dtype=bfloat16"
+    ),
+    "train a lora of FLUX.1-dev on a 4090": "arch=diffusers:flux.1-dev&mode=training&train=adapter&gpu=rtx-4090&dtype=bfloat16",
     "serve qwen3 8b q8_0 gguf to 4 users with 8k tokens on a 3090": (
         "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q8_0&gpu=rtx-3090&want=4x8k"
     ),
@@ -66,8 +73,8 @@ def test_of_several_sizes_one_is_assumed_by_name():
 
 
 def test_devices_that_are_not_counted_are_named():
-    question = read_sentence("can I run llama 3.3 70b on two 3090s")
-    assert "2 × 3090" in question.unmatched[0]
+    assert "2 × 3090" in read_sentence("run resnet50 on two 3090s").unmatched[0]
+    assert read_sentence("can I run llama 3.3 70b on two 3090s").items["tp"] == "2"
 
 
 @pytest.mark.parametrize(
