@@ -21,6 +21,7 @@ from sizer.pasted.question import Draft, Question
 MAX_CHARACTERS = 400
 LONGEST_NAME, LONGEST_VISION = 7, 3  # words of a model's or a device's name, of torchvision's models
 SERVED = {"nf4": "awq", "int8": "fp8"}  # layouts of servers with as many bits
+FILES = {"nf4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
 ANSWERING = ("text", "multimodal")  # modalities of models that generate text
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+/_-]*[a-z0-9+]|[a-z0-9]")
@@ -184,6 +185,12 @@ def _take_device(draft: Draft, words: list[str], named: tuple[int, int]) -> None
     draft.take(given, gpu=keys[0])
     if len(keys) > 1:
         draft.assume(f"{given} is taken to be {keys[0]}; there are {', '.join(keys[1:])}")
+    weights = draft.items.get("weights")
+    if GPUS[keys[0]].backend == "mps" and draft.items.get("engine") != "llama.cpp" and draft.items["mode"] != "training":
+        if draft.items["mode"] == "serve" or weights in FILES:
+            draft.drop("mode", "batch", "weights", "engine")
+            file_type = FILES.get(weights or "", "q4_k_m")
+            draft.assume("llama.cpp, which runs on a Mac", mode="serve", engine="llama.cpp", weights=file_type)
     before = words[start - 1].rstrip("x") if start else ""
     number = _NUMBERS.get(before) or (int(before) if before.isdecimal() and len(before) < 4 else 1)
     if number < 2:

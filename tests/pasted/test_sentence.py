@@ -34,6 +34,9 @@ QUESTIONS = {
     ),
     "can 8 h200 run deepseek r1": "arch=hf:deepseek-r1&gpu=h200&mode=serve&tp=8",
     "mixtral 8x7b 4bit on two 3090s": "arch=hf:mixtral-8x7b&gpu=rtx-3090&mode=serve&tp=2&weights=awq",
+    "serve llama 3.3 70b in 4 bits on an m4 max 64gb": (
+        "arch=hf:llama-3.3-70b&gpu=m4-max-64gb&mode=serve&engine=llama.cpp&weights=q4_k_m"
+    ),
     "whisper large v3 inference on t4": "arch=hf:whisper-large-v3&mode=inference&batch=1&gpu=t4&dtype=bfloat16",
     "run sdxl at 1024x768 on 8gb": (
         "arch=diffusers:sdxl&mode=inference&batch=1&gpu=custom:8GiB@8.9&image=768x1024&dtype=bfloat16"
