@@ -185,12 +185,12 @@ def _take_device(draft: Draft, words: list[str], named: tuple[int, int]) -> None
     draft.take(given, gpu=keys[0])
     if len(keys) > 1:
         draft.assume(f"{given} is taken to be {keys[0]}; there are {', '.join(keys[1:])}")
-    weights = draft.items.get("weights")
-    if GPUS[keys[0]].backend == "mps" and draft.items.get("engine") != "llama.cpp" and draft.items["mode"] != "training":
-        if draft.items["mode"] == "serve" or weights in FILES:
-            draft.drop("mode", "batch", "weights", "engine")
-            file_type = FILES.get(weights or "", "q4_k_m")
-            draft.assume("llama.cpp, which runs on a Mac", mode="serve", engine="llama.cpp", weights=file_type)
+    weights, mode = draft.items.get("weights"), draft.items["mode"]
+    asks = mode == "serve" or (mode == "generate" and weights in FILES)
+    if GPUS[keys[0]].backend == "mps" and asks and draft.items.get("engine") != "llama.cpp":
+        draft.drop("mode", "batch", "weights", "engine")
+        file_type = FILES.get(weights or "", "q4_k_m")
+        draft.assume("llama.cpp, which runs on a Mac", mode="serve", engine="llama.cpp", weights=file_type)
     before = words[start - 1].rstrip("x") if start else ""
     number = _NUMBERS.get(before) or (int(before) if before.isdecimal() and len(before) < 4 else 1)
     if number < 2:
