@@ -84,6 +84,11 @@ _ROWS = (
 ENGINES: dict[str, Engine] = {row.key: row for row in _ROWS}
 
 
+def draft_method_of(draft: str) -> str:
+    """Return the method of speculative decoding that a request's `speculative` names, DRAFT_MODEL for a preset, "" without one."""
+    return draft if not draft or draft in DRAFTS else DRAFT_MODEL
+
+
 def format_release(release: tuple[int, int, int]) -> str:
     """Return a version of an engine as text: (0, 9, 2) is "0.9.2"."""
     return ".".join(map(str, release))

@@ -17,6 +17,7 @@ from sizer.catalogue.serving import (
     LORA_RANK,
     LORA_RANKS,
     NGRAM,
+    draft_method_of,
     format_release,
 )
 from sizer.query.request import Request
@@ -97,7 +98,7 @@ class Flags:
     @property
     def draft_method(self) -> str:
         """Return vLLM's name of the method of speculative decoding, empty without."""
-        return self.draft if not self.draft or self.draft in DRAFTS else DRAFT_MODEL
+        return draft_method_of(self.draft)
 
     @property
     def keeps_chunks(self) -> bool:

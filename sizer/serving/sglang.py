@@ -23,7 +23,7 @@ from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB, MIB, format_bytes
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.presets import find_preset
-from sizer.catalogue.serving import AUTO, DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, MTP, NGRAM, format_release
+from sizer.catalogue.serving import AUTO, DRAFT_MODEL, EAGLE, EAGLE3, MTP, NGRAM, draft_method_of, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import contexts_of
 from sizer.serving.architecture import SLIDING, STATE, Architecture, Layer
@@ -93,7 +93,7 @@ class SglangFlags:
     @property
     def draft_method(self) -> str:
         """Return the method of speculative decoding, empty without."""
-        return self.draft if not self.draft or self.draft in DRAFTS else DRAFT_MODEL
+        return draft_method_of(self.draft)
 
     @property
     def requests(self) -> int | None:

@@ -218,7 +218,7 @@ def test_chunks_are_kept_whole_with_a_head():
 
 def test_the_answer_counts_a_draft_model():
     plain, drafted = (sizer.estimate(f"{SMALL}&engine_version=0.19.0{more}").serve for more in ("", "&speculative=smollm2-135m:4"))
-    # its own weights once more, but for the table of rotations, and layers that take as much cache
+    # the weights twice, except the table of rotations; its layers need as much cache
     assert 0.98 < drafted.draft_bytes / plain.weights_bytes <= 1
     assert drafted.sampler_bytes > plain.sampler_bytes
     spent = ("weights_bytes", "draft_bytes", "profile_peak_bytes", "outside_torch_bytes", "kv_cache_bytes")
