@@ -11,7 +11,6 @@ from sizer.catalogue.modes import TEXT
 from sizer.catalogue.serving import (
     AUTO,
     DRAFT_MODEL,
-    DRAFTS,
     EAGLE3,
     ENGINES,
     LORA_RANK,
@@ -329,7 +328,7 @@ def runs_second(rules: Rules, architecture: Architecture) -> bool:
 
 def _drafts_second(rules: Rules, draft: str, pp: int) -> bool:
     """Return whether the second model runner has a method of speculative decoding; the first one runs otherwise."""
-    method = draft if draft in DRAFTS else DRAFT_MODEL
+    method = draft_method_of(draft)
     return not draft or (method in rules.second_drafts.split(", ") and (method != EAGLE3 or pp == 1 or rules.second_stages))
 
 
