@@ -66,6 +66,16 @@ OUTPUTS_OF_EIGHT = dict.fromkeys(
 )
 FIRST_DOWNS = {"q2_k": "q3_k", "q2_k_s": "q4_k", "iq3_m": "q4_k", "q4_k_s": "q5_k"}  # with a matrix for i-quants
 
+# Types of models whose files were compared with llama.cpp's (tests/measured/llama_cpp).
+COMPARED = frozenset(
+    (
+        *("bloom", "deepseek_v3", "falcon", "gemma2", "gemma3_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_oss"),
+        *("granitemoehybrid", "lfm2", "lfm2_moe", "llama", "llama4_text", "mamba", "mistral", "mixtral", "nemotron_h", "olmo2"),
+        *("olmo3", "phi", "phi3", "qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
+        *("qwen3_next", "qwen3_vl_text", "smollm3", "starcoder2"),
+    )
+)
+
 _PROJECTOR = re.compile(r"(?:^|\.)(?:embed_vision|embed_audio|connector|mm_projector|multi_modal_projector)\.")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _LEAVES = {

@@ -22,7 +22,7 @@ from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import CONTEXTS, contexts_of
 from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture
 from sizer.serving.flags import check_engine
-from sizer.serving.gguf import BLOCKS, WHOLE_GATES, Tensor, tensors_of, types_of
+from sizer.serving.gguf import BLOCKS, COMPARED, WHOLE_GATES, Tensor, tensors_of, types_of
 from sizer.serving.levers import Change, Outcome, find_levers
 
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)
@@ -300,8 +300,15 @@ def answer_llama(
         contexts=tuple(
             ContextRow(context=one, requests=flags.slots if one <= longest else 0) for one in rows
         ),
-        reasons=(f"the file's tensors, cells and buffers as llama.cpp allocates them; not counted: {NOT_COUNTED}",),
+        reasons=tuple(_reasons(layout.architecture)),
     )
+
+
+def _reasons(architecture: Architecture) -> Iterator[str]:
+    """Yield what is counted, and a warning for a model whose file was not compared with llama.cpp's."""
+    yield f"the file's tensors, cells and buffers as llama.cpp allocates them; not counted: {NOT_COUNTED}"
+    if architecture.model_type not in COMPARED:
+        yield f"files of models of type {architecture.model_type} were not compared with llama.cpp, which may not run them"
 
 
 def _wanted(layout: Layout, flags: LlamaFlags, want: tuple[int, int], budget: int) -> Want:

@@ -14,10 +14,11 @@ import pytest
 import sizer
 from sizer.base.errors import RequestError
 from sizer.base.units import GIB, MIB
+from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import FILE_TYPES
 from sizer.query.text import format_query, parse_query
 from sizer.serving.architecture import Weight
-from sizer.serving.gguf import USUAL
+from sizer.serving.gguf import COMPARED, USUAL
 from sizer.serving.llama_cpp import Layout, LlamaFlags
 from tests.serving.logs import architecture_of
 from tests.serving.models import decoder
@@ -83,6 +84,16 @@ def test_weights_and_cells_equal_and_buffers_are_near_those_of_llama_fit_params(
         off = parts.compute / int(row["compute_bytes"]) - 1
         split = asked.layers <= layout.layers or asked.host_experts
         assert (-0.5 if split else -0.18) < off < (0.15 if split else 0.09), (row, off)
+
+
+def test_types_of_models_that_were_not_compared_are_said():
+    configs = (find_preset(model).config for model in FILES)
+    assert {config.get("text_config", config)["model_type"].removesuffix("_text") for config in configs} == {
+        name.removesuffix("_text") for name in COMPARED
+    }
+    served = sizer.estimate("arch=hf:opt-125m&mode=serve&engine=llama.cpp&gpu=t4").serve
+    assert "of type opt were not compared with llama.cpp" in served.reasons[1]
+    assert len(sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&max_model_len=8k").serve.reasons) == 1
 
 
 def test_a_smaller_type_makes_a_smaller_file():
