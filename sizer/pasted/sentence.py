@@ -22,6 +22,7 @@ MAX_CHARACTERS = 400
 LONGEST_NAME, LONGEST_VISION = 7, 3  # words of a model's or a device's name, of torchvision's models
 SERVED = {"nf4": "awq", "int8": "fp8"}  # layouts of servers with as many bits
 FILES = {"nf4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
+WHOLE_NAMES = {"q4": "q4_k_m", "q5": "q5_k_m", "q8": "q8_0", "fp16": "f16"}
 ANSWERING = ("text", "multimodal")  # modalities of models that generate text
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+/_-]*[a-z0-9+]|[a-z0-9]")
@@ -37,7 +38,9 @@ _USES: tuple[tuple[str, dict[str, str]], ...] = (  # the first that matches is t
     (r"\b(?:vllm|serv\w+|users?|concurrent)\b", {"mode": "serve"}),
     (r"\b(?:run\w*|inference|infer|generat\w+|chat\w*|use|host|load|fits?|needs?|v?ram|memory|requires?)\b", {}),
 )
-_FILES = re.compile(rf"\b({'|'.join(sorted(FILE_TYPES, key=len, reverse=True))}|q[458])\b")
+_QUANTIZED = sorted((name for name in FILE_TYPES if name.startswith(("q", "iq"))), key=len, reverse=True)
+_FILES = re.compile(rf"\b({'|'.join(_QUANTIZED)}|q[458])\b")
+_WHOLE_FILES = re.compile(r"\b(bf16|f16|fp16|mxfp4)\b")  # files of llama.cpp only if the text names it
 _TOKENS = re.compile(
     r"\b([0-9]{1,4}k|[0-9]{3,7})\s*(?:tokens?|context|ctx)\b|"
     r"\b(?:context|ctx|seq(?:uence)?|max)(?:[\s-]?(?:length|len|size|window))?\s*(?:of|is|:)?\s*([0-9]{1,4}k|[0-9]{3,7})\b"
@@ -159,18 +162,19 @@ def _take_task(draft: Draft, task: dict[str, str] | None, text: str, *, ollama: 
     else:
         named = next((found[0] for pattern, _ in _USES if (found := re.search(pattern, text))), draft.title)
         draft.take(named, **task)
-    in_file = task.get("engine") == "llama.cpp"
-    if in_file:
-        name = file_type[1] if file_type else {"4": "q4", "8": "q8"}.get((bits and (bits[1] or bits[2])) or "", "")
-        whole = {"q4": "q4_k_m", "q5": "q5_k_m", "q8": "q8_0"}.get(name, name)
-        if whole:
-            draft.take(file_type[0] if file_type else str(bits and bits[0]), weights=whole)
+    number = (bits[1] or bits[2]) if bits else ""
+    if task.get("engine") == "llama.cpp":
+        file_type = file_type or _WHOLE_FILES.search(text)
+        named, given = (file_type[1], file_type[0]) if file_type else (f"q{number}", bits[0] if bits else "")
+        if given:
+            draft.take(given, weights=WHOLE_NAMES.get(named, named))
         elif "gpt-oss" not in draft.items["arch"]:
             draft.assume("the file that Ollama takes by default" if ollama else "the file that most people take", weights="q4_k_m")
+    elif file_type is not None:
+        draft.unmatched.append(f"{file_type[0]}: only llama.cpp runs such a file")
     elif bits is not None and task.get("weights") is None:
-        four = "4" in (bits[1], bits[2])
-        served = task["mode"] == "serve"
-        draft.take(bits[0], weights=("awq" if four else "fp8") if served else ("nf4" if four else "int8"))
+        layout = {"4": "nf4", "8": "int8"}[number]
+        draft.take(bits[0], weights=SERVED[layout] if task["mode"] == "serve" else layout)
         if task["mode"] == "training":
             draft.take(bits[0], train="adapter")
     if ollama:
@@ -211,20 +215,31 @@ def _take_device(draft: Draft, words: list[str], named: tuple[int, int]) -> None
 
 
 def _take_sizes(draft: Draft, text: str) -> None:
-    """Note the tokens, the batch, the number of users and the dtype."""
+    """Note the tokens, the batch, the number of users, the image and the dtype, or that the task has no such key."""
     serves = draft.items.get("mode") == "serve"
     tokens = next(((found[0], found[1] or found[2]) for found in _TOKENS.finditer(text)), None)
     users = _USERS.search(text)
+    if users is not None and not serves:
+        draft.unmatched.append(f"{users[0]}: only a server has users")
     if users is not None and serves:
         draft.take(f"{users[0]}{f', {tokens[0]}' if tokens else ''}", want=f"{users[1]}x{tokens[1] if tokens else '4k'}")
     elif tokens is not None:
         draft.take(tokens[0], **{"max_model_len" if serves else "seq": tokens[1]})
-    if (batch := _BATCH.search(text)) is not None and not serves:
+    if (batch := _BATCH.search(text)) is not None and serves:
+        draft.unmatched.append(f"{batch[0]}: a server chooses its batches")
+    elif batch is not None:
         draft.take(batch[0], batch=batch[1])
     if (size := _IMAGE.search(text)) is not None and draft.items["arch"].startswith(("diffusers:", "torchvision:")):
         draft.take(size[0], image=f"{size[2]}x{size[1]}")
+    elif size is not None:
+        draft.unmatched.append(f"{size[0]}: the model's own size of images is taken")
     for dtype, names in (("bfloat16", r"bf16|bfloat16"), ("float16", r"fp16|float16"), ("float32", r"fp32|float32")):
-        if not serves and (found := re.search(rf"\b(?:{names})\b", text)):
+        found = re.search(rf"\b(?:{names})\b", text)
+        if found is not None and draft.items.get("engine") == "llama.cpp":
+            continue  # the type of the file
+        if found is not None and serves:
+            draft.unmatched.append(f"{found[0]}: a server takes the dtype of the config")
+        elif found is not None and not serves:
             draft.take(found[0], dtype=dtype)
     if not serves and not draft.items["arch"].startswith("torchvision:"):
         draft.assume("the usual dtype of such models", dtype="bfloat16")

@@ -204,7 +204,13 @@ def _role(parts: list[str], leaf: str, architecture: Architecture) -> str:
 
 
 def types_of(tensors: tuple[Tensor, ...], name: str, architecture: Architecture) -> tuple[str, ...]:
-    """Return the type of each tensor in a file of a type such as "q4_k_m" (llama_tensor_get_type)."""
+    """Return the type of each tensor in a file (llama_tensor_get_type).
+
+    Args:
+        tensors: The file's tensors in order.
+        name: The type of the file, such as "q4_k_m".
+        architecture: The model.
+    """
     rules = _Rules(tensors, name, architecture)
     return tuple(_fitting(tensor, rules.type_of(tensor)) for tensor in tensors)
 

@@ -236,7 +236,17 @@ def answer_llama(
     auto: bool,
     with_levers: bool = True,
 ) -> Served:
-    """Return the estimate in bytes of a llama.cpp server on one device; with `auto`, use the longest request that fits."""
+    """Return the estimate of a llama.cpp server on one device.
+
+    Args:
+        layout: The model's files.
+        flags: The server's flags.
+        gpu: The device.
+        model: The repository of the model, for the command.
+        want: (concurrent requests, tokens of each) to check, or None.
+        auto: True to use the longest request that fits.
+        with_levers: False to skip the suggested changes, each of which needs a plan.
+    """
     budget = gpu.total_bytes - flags.used_bytes - gpu.context_bytes
     longest = layout.longest(flags, budget)
     if auto and longest:

@@ -40,7 +40,7 @@ OFFLOADED_CASES = [
     ("MistralForCausalLM", "offloaded", "bfloat16", 4, 118, 24),
 ]
 
-# Held in 4 bits but for the last tokens, quantized anew after each 20.
+# In 4 bits except for the last tokens; quantized again after each 20.
 QUANTIZED_CASES = [
     ("LlamaForCausalLM", "quantized", "bfloat16", 2, 24, 44),
     ("GPT2LMHeadModel", "quantized", "float16", 16, 64, 44),

@@ -37,6 +37,8 @@ QUESTIONS = {
     "serve llama 3.3 70b in 4 bits on an m4 max 64gb": (
         "arch=hf:llama-3.3-70b&gpu=m4-max-64gb&mode=serve&engine=llama.cpp&weights=q4_k_m"
     ),
+    "can I run qwen3 8b in bf16 on a 3090": "arch=hf:qwen3-8b&mode=generate&batch=1&gpu=rtx-3090&dtype=bfloat16",
+    "run qwen3 8b gguf fp16 on a 3090": "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=f16&gpu=rtx-3090",
     "whisper large v3 inference on t4": "arch=hf:whisper-large-v3&mode=inference&batch=1&gpu=t4&dtype=bfloat16",
     "run sdxl at 1024x768 on 8gb": (
         "arch=diffusers:sdxl&mode=inference&batch=1&gpu=custom:8GiB@8.9&image=768x1024&dtype=bfloat16"
@@ -57,6 +59,7 @@ def test_a_question_in_words_is_read(text):
     assert question.kind == "words"
     assert "&".join(f"{key}={value}" for key, value in question.items.items()) == QUESTIONS[text]
     parse_query(QUESTIONS[text])
+    assert question.unmatched == ()
     shown = "&".join([*(line.means for line in question.read), *question.assumed])
     assert all(f"{key}={value}" in shown for key, value in question.items.items())  # nothing is taken in silence
 
@@ -73,6 +76,20 @@ def test_of_several_sizes_one_is_assumed_by_name():
     question = read_sentence("train gpt2 on an a100")
     assert question.items["gpu"].startswith("a100")
     assert any("a100 is taken to be" in line for line in question.assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("serve qwen3 8b with batch size 8 on an l4", "batch size 8: a server chooses its batches"),
+        ("serve qwen3 8b in bfloat16 on an l4", "bfloat16: a server takes the dtype of the config"),
+        ("fine tune qwen3 8b for 10 users on an l4", "10 users: only a server has users"),
+        ("train qwen3 8b q4_k_m on an l4", "q4_k_m: only llama.cpp runs such a file"),
+        ("run qwen2.5-vl-7b with 1024x768 on an l4", "1024x768: the model's own size of images is taken"),
+    ],
+)
+def test_what_the_task_has_no_key_for_is_said(text, words):
+    assert read_sentence(text).unmatched == (words,)
 
 
 def test_devices_that_are_not_counted_are_named():
