@@ -180,7 +180,8 @@ def compiled_calls(
             if fn is None:
                 return lambda fn: disable_with_modes(fn, recursive, **kwargs)
             if recursive and isinstance(fn, FunctionType):  # otherwise Dynamo would compile the functions that it calls
-                fn = functools.wraps(fn)(eagerly(fn))
+                eager = eagerly(fn)
+                fn = fn if eager is fn else functools.wraps(fn)(eager)  # a function that wraps itself cannot be unwrapped
             return disable(fn, recursive, **kwargs)
 
         def watch() -> None:
