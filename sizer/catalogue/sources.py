@@ -162,6 +162,22 @@ def offered_sources() -> tuple[Source, ...]:
     return tuple(row for row in SOURCES.values() if row.required or find_spec(row.package))
 
 
+# Further packages whose versions answers depend on: the module of each, and its distribution.
+_ALSO_CALLED = {
+    **{name: name for name in ("peft", "bitsandbytes", "torchao", "trl")},
+    "liger_kernel": "liger-kernel",
+    "cut_cross_entropy": "cut-cross-entropy",
+    "sentence_transformers": "sentence-transformers",
+    "fla": "fla-core",
+}
+
+
+def called_packages() -> tuple[str, ...]:
+    """Return the distributions of the installed packages that answers depend on."""
+    also = (distribution for module, distribution in _ALSO_CALLED.items() if find_spec(module))
+    return ("torch", *(source.package for source in offered_sources()), *also)
+
+
 def import_function(path: str) -> Callable[..., Any]:
     """Return the function that MODULE:FUNCTION names. Raises ImportError."""
     module, function = path.split(":")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 
 from sizer.base import versions as pytorch
 from sizer.base.units import format_bytes, format_range
-from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.recipes import server_share
-from sizer.catalogue.sources import offered_sources
+from sizer.catalogue.sources import called_packages
 from sizer.query.request import Request, nccl_of, served_bytes
 from sizer.report.kv_cache import KvCache
 from sizer.tracing.cuda import builds
@@ -27,9 +24,7 @@ def versions() -> dict[str, str]:
 
 @cache  # a job server reads them before it forks
 def _read_versions() -> dict[str, str]:
-    extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
-    packages = ("torch", *(source.package for source in offered_sources()), *extras)
-    return {"sizer": pytorch.SIZER, **{name: pytorch.installed(name) for name in packages}}
+    return {"sizer": pytorch.SIZER, **{name: pytorch.installed(name) for name in called_packages()}}
 
 
 def target(device: Device) -> dict[str, str]:

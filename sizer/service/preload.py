@@ -11,15 +11,12 @@ import importlib.metadata
 import sys
 import tempfile
 from contextlib import suppress
-from importlib.util import find_spec
 
 from sizer.base.errors import JobError, SizerError
 from sizer.base.frozen import freeze
 from sizer.base.versions import installed
-from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
+from sizer.catalogue.sources import called_packages
 from sizer.query.text import parse_query
-
-IMPORTED_LATER = (BITSANDBYTES, TORCHAO)  # imported on demand; the answer depends on their versions
 
 
 def preload(names: tuple[str, ...]) -> dict[str, str]:
@@ -44,7 +41,7 @@ def preload(names: tuple[str, ...]) -> dict[str, str]:
     gc.collect()
     freeze()  # keeps the collector from touching, and so copying, pages shared with the children
     gc.enable()
-    later = (name for name in IMPORTED_LATER if "torch" in names and find_spec(name))
+    later = (name for name in called_packages() if name not in names) if "torch" in names else ()
     return {
         **{name: _version(name) for name in ("sizer", *names) if name.isidentifier()},
         **{name: _installed(name) for name in later},

@@ -18,8 +18,7 @@ from sizer.base.errors import JobError, SizerError
 from sizer.base.frozen import freeze
 from sizer.base.versions import installed
 from sizer.catalogue.adapters import IMPORT, PACKAGE
-from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
-from sizer.catalogue.sources import SOURCES, offered_sources
+from sizer.catalogue.sources import SOURCES, called_packages
 from sizer.processes.process import kill_group
 from sizer.processes.wire import error_from_wire, from_line
 from sizer.query.request import Request, gpu_of
@@ -242,8 +241,7 @@ def _is_short(request: Request, task: str) -> bool:
 
 def _versions() -> dict[str, str]:
     """Return the versions of all packages that answers depend on."""
-    extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
-    return {name: installed(name) for name in ("torch", *(source.package for source in offered_sources()), *extras)}
+    return {name: installed(name) for name in called_packages()}
 
 
 def _keep(folder: TapeFolder, access: Access, kept: dict) -> None:
