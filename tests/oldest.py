@@ -16,6 +16,7 @@ DEPENDED_ON = (
     "transformers",
     "peft",
     "bitsandbytes",
+    "fla-core",
 )  # sizer.estimating.cautions.versions, where all are installed
 
 _FLOOR = re.compile(r"^([A-Za-z0-9_-]+)>=([0-9]+)\.([0-9]+)(?:\.([0-9]+))?,", re.MULTILINE)

@@ -20,7 +20,7 @@ TEXT = REQUIREMENTS.read_text(encoding="utf-8")
 def test_constraints_are_the_floors() -> None:
     text = (
         "# torch>=1.0,<2 was long ago\ntorch>=2.11,<3\ntorchvision>=0.26.1,<1\ntimm>=1.0.25,<2\ntransformers>=5.17,<6\n"
-        "pandas>=2.2,<4\npeft>=0.21,<1\nbitsandbytes>=0.50,<1\n"
+        "pandas>=2.2,<4\npeft>=0.21,<1\nbitsandbytes>=0.50,<1\nfla-core>=0.6,<1\n"
     )
     assert constraints(text) == [
         *(
@@ -30,6 +30,7 @@ def test_constraints_are_the_floors() -> None:
             "transformers==5.17.0",
             "peft==0.21.0",
             "bitsandbytes==0.50.0",
+            "fla-core==0.6.0",
         )
     ]
     with pytest.raises(KeyError, match="torchvision"):
@@ -42,7 +43,7 @@ def test_rules_of_the_oldest_pytorch_that_is_installed_were_read() -> None:
 
 def test_every_version_that_answers_depend_on_is_held() -> None:
     required = {source.package for source in SOURCES.values()} & set(floors(TEXT))  # diffusers is an extra
-    assert set(DEPENDED_ON) == {"torch", *required, PACKAGE, BITSANDBYTES}
+    assert set(DEPENDED_ON) == {"torch", *required, PACKAGE, BITSANDBYTES, "fla-core"}
     assert {"sizer", "torch", "torchvision", "transformers"} <= set(versions()) <= {*DEPENDED_ON, *EXTRAS, "sizer"}
 
 

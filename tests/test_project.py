@@ -39,7 +39,8 @@ def third_party(*folders: str) -> set[str]:
 
 
 IMPORTED_AS = {"PIL": "pillow", "yaml": "pyyaml"}  # packages whose modules have another name
-NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
+# its detection losses ask for scipy by name when they run, its models with linear attention for flash-linear-attention
+NEEDED_BY_TRANSFORMERS = {"scipy", "fla-core"}
 
 # the errors and docs say how to install these
 OF_AN_EXTRA = {"accelerate", "cut_cross_entropy", "diffusers", "liger_kernel", "sentence_transformers", "torchao", "triton", "trl"}

@@ -335,6 +335,11 @@ LEVERS = (
         "_apply_liger_kernel_to_instance(model, fused_linear_cross_entropy=False)  # use_liger_kernel=True of TRL's trainers",
         lambda request, known: replace(request, liger=True) if known.has_liger else None,
     ),
+    row_of(
+        "fla", "fla", 1, "flash-linear-attention's kernels for linear attention", "needs flash-linear-attention; it is faster",
+        "import fla  # pip install flash-linear-attention: transformers' models use it where it is installed",
+        lambda request, known: replace(request, fla=True) if known.has_linear_attention else None,
+    ),
     # last of its group, which all changes together have: it goes with offloaded activations
     row_of(
         "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl; its trainer uses it by default",

@@ -62,6 +62,8 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
     limited = training_lines(request, module, quantized=quantized)
     imports = training_imports(request, quantized=quantized)
     imports = (*parts.imports, *imports, *(rank_imports(request, module) if _spread(request) else ()))
+    if request.fla:
+        imports = (*imports, "import fla  # transformers' models use flash-linear-attention where it is installed")
     parts = replace(parts, imports=imports, build=f"{parts.build}{limited}")
     placed = "" if quantized else ".to(dtype).to(device)"
     if MODES[request.mode].generates:

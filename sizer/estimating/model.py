@@ -13,6 +13,7 @@ from sizer.architecture.frozen_parts import policy_of
 from sizer.architecture.loading import ResolvedWeights
 from sizer.architecture.module_census import take_census
 from sizer.base.errors import RequestError, TraceError
+from sizer.catalogue.linear_attention import is_installed
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.recipes import LM
@@ -25,6 +26,7 @@ from sizer.estimating.work import blueprint_of, plan_of
 from sizer.query.request import Request
 from sizer.recipes.evaluation import check_evaluation
 from sizer.recipes.liger import check_liger, has_layers
+from sizer.recipes.linear_attention import check_linear_attention, has_linear_attention, notes_on
 from sizer.recipes.losses import change_of, check_loss, losses_beside, vocabulary_of
 from sizer.recipes.offloading import check_offloading
 from sizer.recipes.preferences import check_objective
@@ -101,6 +103,7 @@ class Model:
         check_loss(request.loss, module)
         check_objective(request.objective, module)
         check_liger(request.liger, module)
+        check_linear_attention(request.fla, module)
         check_offloading(request.activations, of_optimizer=request.optimizer_offload)
         check_evaluation(request.evaluate, module)
         vocabulary = vocabulary_of(module) if _is_fine_tuning(request) and request.objective == LM else None
@@ -108,11 +111,15 @@ class Model:
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
             image_size=blueprint.image_size,
-            notes=(*blueprint.notes, *blueprint.describe(whole), *losses_beside(request.loss, vocabulary)),
+            notes=(
+                *(*blueprint.notes, *blueprint.describe(whole)),
+                *(*losses_beside(request.loss, vocabulary), *notes_on(request.fla, module)),
+            ),
             uncounted=blueprint.uncounted,
             vocabulary=vocabulary,
             changes_logits=vocabulary is not None and change_of(module) is not None,
             has_liger=_is_fine_tuning(request) and has_layers(module),
+            has_linear_attention=is_installed() and has_linear_attention(module),
             smallest=request.batch_step,
         )
         try:

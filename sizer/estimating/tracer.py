@@ -124,7 +124,7 @@ class Tracer:
     def device(self, *, shared: bool = False) -> Device:
         """Return the facts of the device, for the traces of one dtype; devices of other capabilities may share them."""
         version = None if self.request.torch is None else parse_version(self.request.torch)
-        answers_for = self.gpu if self.request.compile is not None or self.request.liger else None
+        answers_for = self.gpu if self.request.compile is not None or self.request.liger or self.request.fla else None
         # stages are compared by their bytes, and packages read the capability by themselves
         shared = shared and not self._compares_stages and answers_for is None
         shared = shared and not self._calls_library
@@ -392,7 +392,7 @@ class Tracer:
     def _calls_library(self) -> bool:
         from sizer.estimating.work import work_of
 
-        return is_library(work_of(self.request, "").library)
+        return self.request.fla or is_library(work_of(self.request, "").library)
 
     @property
     def _compares_stages(self) -> bool:

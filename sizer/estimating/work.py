@@ -13,6 +13,7 @@ from sizer.catalogue.recipes import ACCELERATED, AUTO, LM, is_contrastive, is_li
 from sizer.distributed.parallel_plan import Plan
 from sizer.query.keys import KEYS
 from sizer.query.request import Request, scope_of
+from sizer.recipes.linear_attention import kernel_packages_hidden
 from sizer.recipes.preferences import with_objective
 from sizer.tracing.steps import Work
 
@@ -25,7 +26,8 @@ def blueprint_of(request: Request, config: dict | None, loaded: ResolvedWeights)
     """
     if is_contrastive(request.objective) and loaded.request.head is None:
         loaded = replace(loaded, request=replace(loaded.request, head=AUTO))  # as sentence-transformers loads it
-    blueprint = make_blueprint(request, config, loaded)
+    with kernel_packages_hidden():
+        blueprint = make_blueprint(request, config, loaded)
     return with_objective(blueprint, request.objective, reference_of(request.objective, request.train, request.reference))
 
 
@@ -55,6 +57,7 @@ def work_of(request: Request, dtype: str) -> Work:
         step=request.step,
         evaluate=request.evaluate,
         liger=request.liger,
+        fla=request.fla,
         autocasts=request.autocast or (request.is_of_pipeline and request.train == "adapter"),
     )
 

@@ -77,7 +77,7 @@ def conflicts(request: Request) -> Iterator[Refusal]:
         yield from _refused_in_parallel(request, gpu)
 
 
-_NOT_COMPILED = ("cudnn_benchmark", "outputs", "modules_to_save", *RECIPE_KEYS)
+_NOT_COMPILED = ("cudnn_benchmark", "outputs", "modules_to_save", "fla", *RECIPE_KEYS)
 
 
 def _refused_in_compiled_code(request: Request, gpu: Gpu) -> Iterator[Refusal]:
@@ -166,6 +166,9 @@ def _refused_in_recipe(request: Request, gpu: Gpu) -> Iterator[Refusal]:
         )
     if request.liger:
         yield from _refused_with_liger(request, gpu)
+    if request.fla and gpu.backend != "cuda":
+        given, todo = f"1 with gpu={request.gpu}", "choose a CUDA device"
+        yield Refusal(key="fla", given=given, allowed="0; 1 with a CUDA device, for which its kernels are written", todo=todo)
     if not request.prepare and is_made_by_trl(request.objective, request.loss):
         yield Refusal(
             key="prepare",

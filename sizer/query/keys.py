@@ -94,6 +94,7 @@ from sizer.query.needs import (
     of_saved_modules,
     of_split,
     of_targets,
+    of_transformers,
     of_weights,
     once_passed,
     one_stage,
@@ -718,6 +719,17 @@ KEYS: dict[str, Key] = {
         "loss use loss=liger",
         label="Liger's layers",
         needs=of_language_models,
+        otherwise="0",
+    ),
+    "fla": _recipe(
+        "fla",
+        read_switch,
+        False,
+        format_switch,
+        allowed=f"{_SWITCH}: flash-linear-attention's kernels for linear attention, which transformers uses where the package is "
+        "installed",
+        label="flash-linear-attention",
+        needs=unserved(of_transformers),
         otherwise="0",
     ),
     "parallel": Key(

@@ -203,9 +203,13 @@ def of_autocast(request: Request) -> str:
 
 def of_language_models(request: Request) -> str:
     """Require a language model of transformers."""
+    return of_replicas(request) or ("a language model of transformers" if of_transformers(request) else "")
+
+
+def of_transformers(request: Request) -> str:
+    """Require a model of transformers."""
     source = SOURCES.get(request.source)
-    known = source is None or source.package == "transformers"
-    return of_replicas(request) or ("" if known else "a language model of transformers")
+    return "" if source is None or source.package == "transformers" else "a model of transformers"
 
 
 def of_preferences(request: Request) -> str:

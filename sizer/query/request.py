@@ -54,6 +54,7 @@ class Request:
         outputs: One of OUTPUTS; None if the question leaves open whether the loop keeps the model's outputs.
         loss, step, evaluate, objective, reference, group, rollout, activations, optimizer_offload, autocast, liger: Fields of
             training recipes (sizer.catalogue.recipes).
+        fla: Whether flash-linear-attention runs the linear attention of the model.
 
     Device:
         gpu: A key that `find_gpu` knows.
@@ -179,6 +180,7 @@ class Request:
     optimizer_offload: bool = False
     autocast: bool = False
     liger: bool = False
+    fla: bool = False
 
     @property
     def is_fetched(self) -> bool:

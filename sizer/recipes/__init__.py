@@ -7,6 +7,7 @@ Traced steps and measured steps (sizer.tracing.steps) call the same functions of
 - `grpo`: groups of completions that the model makes, by TRL's trainer (`objective=grpo`, `group`, `rollout`);
 - `contrastive`: embeddings of pairs of texts, by sentence-transformers' losses (`objective=contrastive`);
 - `liger`: Liger's layers in the model (`liger`);
+- `linear_attention`: linear attention by flash-linear-attention (`fla`), not only in training;
 - `offloading`: activations offloaded to the host, by TRL's hooks (`activations`);
 - `in_backward`: an optimizer for each parameter, which steps as soon as its gradient is computed (`step=in_backward`);
 - `evaluation`: batches without gradients after the steps, and the tensors that transformers' Trainer keeps of them

@@ -70,8 +70,8 @@ class ArchitectureCounts:
     `frames` are those of a pipeline's video. `smallest` is the smallest batch size that the architecture accepts, `refusal` the
     reason if that is not 1. `vocabulary` is the number of logits of a token, if the step is a training step and its loss can be
     computed without all logits (sizer.recipes.losses). With `changes_logits` the model scales or caps its logits, which only
-    TRL's loss supports among these. With `has_liger` the step can have Liger's layers (sizer.recipes.liger). The other fields
-    are the Blueprint's.
+    TRL's loss supports among these. With `has_liger` the step can have Liger's layers (sizer.recipes.liger), with
+    `has_linear_attention` flash-linear-attention's kernels (sizer.recipes.linear_attention). The other fields are the Blueprint's.
     """
 
     census: Census
@@ -85,3 +85,4 @@ class ArchitectureCounts:
     vocabulary: int | None = None
     changes_logits: bool = False
     has_liger: bool = False
+    has_linear_attention: bool = False

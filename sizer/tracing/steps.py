@@ -39,6 +39,7 @@ from sizer.distributed.sharding import tell_whether_last
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.liger import liger_layers
+from sizer.recipes.linear_attention import linear_attention
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
 from sizer.recipes.preferences import loss_under
@@ -70,6 +71,7 @@ class Work:
       these keys (sizer.catalogue.recipes).
     - `autocasts`: whether a step with weights in 16 bits runs under autocast, as accelerate's mixed precision.
     - `liger`: whether the model has Liger's layers.
+    - `fla`: whether flash-linear-attention runs its linear attention.
     """
 
     mode: str
@@ -98,6 +100,7 @@ class Work:
     evaluate: str = NONE
     autocasts: bool = False
     liger: bool = False
+    fla: bool = False
 
     @property
     def computed_in(self) -> str:
@@ -283,6 +286,7 @@ class Steps:
         self.on_backward: Callable[[], None] = lambda: None
         self.on_gradient: Callable[[Tensor], None] = lambda gradient: None
         self.on_token: Callable[[int, object], bool] = lambda number, cache: number < work.new
+        self._hooks.enter_context(linear_attention(module, by_package=work.fla))
         if work.liger:
             self._hooks.enter_context(liger_layers(policy_of(module)))
         self.loss: Tensor | None = None

@@ -218,7 +218,7 @@ def _trace(
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
                     called = stack.enter_context(module_compiled(module, work.compile_scope, work.compile_mode))
-                    stack.enter_context(libraries_called(work.library, recorder))
+                    stack.enter_context(libraries_called(work.library, recorder, fla=work.fla))
                     steps = make_steps(
                         *(blueprint, called, example, work),
                         device=_META,

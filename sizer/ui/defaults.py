@@ -14,6 +14,7 @@ import streamlit as st
 
 from sizer.catalogue.adapters import ATTENTION
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.linear_attention import calls_package, is_installed
 from sizer.catalogue.modes import MODES, Task
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
@@ -35,7 +36,7 @@ INFERENCE_ALONE = ("sam2_video",)
 # Model types whose layers loop over patches of a series, or over chunks of a text. Their traces take long.
 LOOPING = ("granitemoehybrid", "timesfm2_5")
 # Session state: the page's choice for the last state of the form
-TASK, SIZES, TARGETS = "default_task", "default_sizes", "default_targets"
+TASK, SIZES, TARGETS, FLA = "default_task", "default_sizes", "default_targets", "default_fla"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,12 @@ def targets_for(source: Source, name: str) -> str:
     return ATTENTION if preset is not None and preset.config.get("model_type") in ATTENTION_ALONE else ""
 
 
+def fla_for(source: Source, name: str, gpu: Gpu) -> bool:
+    """Return True if the page runs linear attention by flash-linear-attention by default: where the package is installed."""
+    preset = PRESETS.get(name) if source.entry == "presets" else None
+    return preset is not None and gpu.backend == "cuda" and is_installed() and calls_package(preset.config["model_type"])
+
+
 def with_default_sizes(request: Request, sizes: Sizes) -> Request:
     """Return the request with the page's dtypes and batch sizes, in the query's order."""
     return replace(request, dtypes=tuple(one for one in DTYPES if one in sizes.dtypes), batches=sizes.batches)
@@ -105,17 +112,21 @@ def with_default_sizes(request: Request, sizes: Sizes) -> Request:
 
 def forget() -> None:
     """Note that a link has filled the form. Its values stay until the reader chooses another model, device or task."""
-    for key in (TASK, SIZES, TARGETS):
+    for key in (TASK, SIZES, TARGETS, FLA):
         st.session_state.pop(key, None)
 
 
 def follow_task(source: Source, name: str, gpu: Gpu) -> None:
-    """Adapt the form's task and adapted layers to the model and the device, if the page chose the current values.
+    """Adapt the form's task, adapted layers and kernels to the model and the device, if the page chose the current values.
 
     Call it before the widgets.
     """
     state = st.session_state
-    for key, chosen, now in (("mode", TASK, task_for(source, name, gpu)), ("targets", TARGETS, targets_for(source, name))):
+    for key, chosen, now in (
+        ("mode", TASK, task_for(source, name, gpu)),
+        ("targets", TARGETS, targets_for(source, name)),
+        ("fla", FLA, fla_for(source, name, gpu)),
+    ):
         before = state.get(chosen, now)
         if before != now and state[key] == before:
             state[key] = now

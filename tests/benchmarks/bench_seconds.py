@@ -35,7 +35,7 @@ from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.service.client import PROBE, JobClient
 from sizer.service.variables import FOLDER_VARIABLE
-from sizer.ui.defaults import sizes_for, targets_for, task_for, with_default_sizes
+from sizer.ui.defaults import fla_for, sizes_for, targets_for, task_for, with_default_sizes
 
 IMPORT = [sys.executable, "-c", "import torch"]
 ONE_CELL = ("--dtype", "bfloat16", "--batch", "1")
@@ -144,7 +144,8 @@ def default_question(name: str) -> Request:
     task = TASKS[task_for(source, name, gpu)]
     train = task.trains[0] if task.trains else ""
     targets = f"&targets={found}" if train == "adapter" and (found := targets_for(source, name)) else ""
-    given = parse_query(f"arch=hf:{name}&mode={task.mode}{train and f'&train={train}'}{targets}")
+    fla = "&fla=1" if fla_for(source, name, gpu) else ""
+    given = parse_query(f"arch=hf:{name}&mode={task.mode}{train and f'&train={train}'}{targets}{fla}")
     return with_default_sizes(given, sizes_for(source, name, gpu, task))
 
 

@@ -104,7 +104,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
 # Keys that need an optional package, a mixture of experts, an encoder or a compiler: other tests ask such questions with a cache.
 ELSEWHERE = {
     *("arch", "inputs", "compile", "compile_scope", "budget", "objective", "reference", "group", "rollout", "activations"),
-    *("optimizer_offload", "autocast", "liger", "frames", "stream", "vae", "guidance", "output", "without", "cached", "ep"),
+    *("optimizer_offload", "autocast", "liger", "fla", "frames", "stream", "vae", "guidance", "output", "without", "cached", "ep"),
 }
 
 

@@ -403,7 +403,7 @@ def test_the_complete_form_writes_defaults_too():
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
     asked.append(f"{LLAMA}&loss=torch&step=in_backward&evaluate=loss")
     asked.append(f"{LLAMA}&objective=dpo&reference=precomputed&activations=offload&optimizer_offload=1")
-    asked.append(f"{LLAMA}&dtype=bfloat16&autocast=1&liger=1")
+    asked.append(f"{LLAMA}&dtype=bfloat16&autocast=1&liger=1&fla=1")
     asked.append(f"{LLAMA}&objective=grpo&group=4&rollout=colocated:0.3")
     asked.append(f"{LLAMA}&train=adapter&modules_to_save=lm_head")
     asked.append(f"{LLAMA}&compile=default&compile_scope=model&budget=0.5")

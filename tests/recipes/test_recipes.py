@@ -36,9 +36,10 @@ from tests.null_driver.recipes import APART, GATED, PACKAGES, QUERIES, RECORDED
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
 OF_EACH_CHANGE = (
     *("rtx-4090/in-backward", "rtx-4090/torch", "rtx-4090/chunked", "rtx-4090/evaluate-logits"),
-    *("rtx-4090/ranks-amp-evaluate-logits-zero1", "rtx-4090/ranks-evaluate-logits-fsdp"),
+    *("rtx-4090/ranks-amp-evaluate-logits-zero1", "rtx-4090/ranks-evaluate-logits-fsdp", "rtx-4090/fla", "rtx-4090/fla-kimi"),
 )
 MARKS = (pytest.mark.exhaustive, pytest.mark.full)  # full: with packages that requirements.txt does not name
+REQUIRED = "fla-core"  # requirements.txt brings it
 GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090"
 
 
@@ -53,7 +54,7 @@ def _estimate(query: str) -> Estimate:
     [
         pytest.param(
             name,
-            marks=() if name in OF_EACH_CHANGE else MARKS[name.partition("/")[2] in PACKAGES],
+            marks=() if name in OF_EACH_CHANGE else MARKS[PACKAGES.get(name.partition("/")[2], REQUIRED) != REQUIRED],
         )
         for name in ROWS
     ],

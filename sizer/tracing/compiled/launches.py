@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor
 from sizer.catalogue.hardware import Hardware
 from sizer.catalogue.recipes import is_library
 from sizer.distributed.described_gpus import Accelerator, accelerator_of, devices_answer, properties_of
+from sizer.recipes.linear_attention import imported_for
 from sizer.tracing.compiled.install import hardware_like, hardware_of_capability
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.recorder import Recorder
@@ -61,7 +62,7 @@ class Launches:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
             name = str(_function_of(kernel).__name__)
             self._names[name] = None
-            if isinstance(kernel, tunes) and len(kernel.configs) > 1:
+            if any(isinstance(layer, tunes) and len(layer.configs) > 1 for layer in _layers_of(kernel)):
                 self._tuned[name] = None
             written = self._written(kernel)
             for argument, value in (*zip(kernel.arg_names, args, strict=False), *kwargs.items()):
@@ -158,11 +159,18 @@ def _names(*nodes: ast.AST) -> set[str]:
     return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def _function_of(kernel: Any) -> Any:
-    """Return the function that heuristics and autotuning wrap."""
+def _layers_of(kernel: Any) -> Iterator[Any]:
+    """Yield a kernel's heuristics and autotuning, and the function that they wrap."""
+    yield kernel
     while not hasattr(kernel, "parse"):
         kernel = kernel.fn
-    return kernel
+        yield kernel
+
+
+def _function_of(kernel: Any) -> Any:
+    """Return the function that heuristics and autotuning wrap."""
+    *_, function = _layers_of(kernel)
+    return function
 
 
 def _listed(names: dict[str, None]) -> str:
@@ -179,10 +187,13 @@ def compiled_code_run_eagerly() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def libraries_called(loss: str, recorder: Recorder) -> Iterator[None]:
-    """Show a loss's package its tensors on CUDA within the context; its kernels launch nothing."""
+def libraries_called(loss: str, recorder: Recorder, *, fla: bool = False) -> Iterator[None]:
+    """Show a loss's package its tensors on CUDA within the context; its kernels launch nothing.
+
+    With `fla` the kernels of flash-linear-attention launch nothing, too. It needs the described GPU, and no tensors on CUDA.
+    """
     device = recorder.device
-    if not is_library(loss) or device.kind != "cuda":
+    if not (is_library(loss) or fla) or device.kind != "cuda":
         yield
         return
     capability, gpu = device.capability.plain, device.answers_for
@@ -191,13 +202,16 @@ def libraries_called(loss: str, recorder: Recorder) -> Iterator[None]:
     if gpu is not None and hardware is not None:
         accelerator = replace(accelerator_of(gpu), processors=hardware.processors)
     launches = Launches(hardware, recorder.values.forget)
-    with (
-        compiled_code_run_eagerly() if loss == "cce" else nullcontext(),
-        launches.seen(),
-        devices_answer(accelerator, count=1),
-        OnMeta(recorder.host, recorder.deferred) as mode,
-        modes_in_callbacks(mode),
-        devices_told(recorder.host, recorder.deferred),
-    ):
+    with ExitStack() as stack:
+        if loss == "cce":
+            stack.enter_context(compiled_code_run_eagerly())
+        stack.enter_context(launches.seen())
+        stack.enter_context(devices_answer(accelerator, count=1))
+        if fla:
+            stack.enter_context(imported_for(None if gpu is None else gpu.key))
+        if is_library(loss):
+            mode = stack.enter_context(OnMeta(recorder.host, recorder.deferred))
+            stack.enter_context(modes_in_callbacks(mode))
+            stack.enter_context(devices_told(recorder.host, recorder.deferred))
         yield
     recorder.notes.update(dict.fromkeys(launches.notes()))
