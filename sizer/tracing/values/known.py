@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.tracing.values.twins import DEEPEST, Held, Twin, can_wait, hold, layout_of, on_cpu, run_on_held
+from sizer.tracing.values.twins import DEEPEST, Held, Twin, can_wait, hold, is_whole, layout_of, on_cpu, run_on_held
 
 # Elements of the largest followed integer or boolean tensor: for each of 4096 tokens and 768 experts, whether it is chosen.
 LARGEST_INTEGERS = 2**26
@@ -205,6 +205,17 @@ class KnownValues:
             self.remember(tensor, real)
         self._assumed[tensor.untyped_storage()._cdata] = text
 
+    def assume_later(self, tensor: Tensor, compute: Callable[[], Tensor], text: str) -> None:
+        """Do the same with the values that `compute` returns at their first use.
+
+        It must hold no meta tensor, which it would keep alive.
+        """
+        if not is_whole(tensor):
+            self.assume(tensor, compute(), text)
+            return
+        self._pair(tensor.untyped_storage(), Twin(compute=lambda: compute().contiguous().untyped_storage()))
+        self._assumed[tensor.untyped_storage()._cdata] = text
+
     def assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
         """Let a meta tensor of unknown values hold the values of `real`."""
         if is_meta(tensor) and not self.is_known(tensor) and tensor.numel() <= LARGEST_ASSUMED:
@@ -273,6 +284,8 @@ class KnownValues:
             return
         if traits.constant is not None and not inputs and self._follow_constant(traits.constant, args, kwargs, out):
             return
+        if traits.fill is not None and not kwargs.get("pin_memory") and self._follow_filled(traits.fill, args, kwargs, out):
+            return
         outs = [out] if isinstance(out, Tensor) else tensors_of(out)
         fresh = [t for t in outs if is_meta(t) and t.untyped_storage()._cdata not in self._twins]
         if not fresh or not all(is_small(t) for t in outs):
@@ -310,14 +323,16 @@ class KnownValues:
         self._waiting.add(twin)
         return twin
 
-    def _follow_filled(self, fill: Fill, args: tuple, kwargs: dict, out: Any) -> None:
-        """Remember the values of `full_like` and similar operators, which use only the shape of a tensor of unknown values."""
-        if not is_meta(out):
-            return
-        if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
-            value = fill(args, kwargs)
-            if not isinstance(value, Tensor):
-                self.remember(out, _filled(out.shape, out.dtype, value))
+    def _follow_filled(self, fill: Fill, args: tuple, kwargs: dict, out: Any) -> bool:
+        """Remember the values of `full_like` and similar operators, which use only a tensor's shape. Return False for others."""
+        largest = LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS
+        if not is_meta(out) or out.numel() > largest or isinstance(value := fill(args, kwargs), Tensor):
+            return False
+        if is_whole(out):
+            self._pair(out.untyped_storage(), Twin(compute=partial(_filled_storage, out.shape, out.dtype, value)))
+        else:
+            self.remember(out, _filled(out.shape, out.dtype, value))
+        return True
 
     def _follow_constant(self, fill: Fill, args: tuple, kwargs: dict, out: Tensor) -> bool:
         """Remember the values of `zeros` and similar operators, computed at their first use. Return False if they must run."""

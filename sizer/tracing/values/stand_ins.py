@@ -17,6 +17,7 @@ generation does not end early.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -225,12 +226,15 @@ def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs
 
 def chosen(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run `where(mask, x, y)`; the result is known if the mask is known and selects known values only."""
-    mask = recorder.values.get(args[0])
-    if mask is None or (everywhere := bool(mask.all())) is not bool(mask.any()):
+    first, second = map(recorder.values.is_known, args[1:])
+    if first is second or (mask := recorder.values.get(args[0])) is None or not mask.numel():
         return NotImplemented
-    taken, left = args[1:] if everywhere else (args[2], args[1])
-    real = taken if taken.is_cpu else recorder.values.get(taken)
-    if real is None or not is_meta(left) or recorder.values.is_known(left):
+    if bool(mask[(0,) * mask.dim()]) is not first:  # before all elements of a large mask are read
+        return NotImplemented
+    if bool(mask.all() if first else mask.any()) is not first:
+        return NotImplemented
+    real = recorder.values.get(args[1] if first else args[2])
+    if real is None:
         return NotImplemented
     out = recorder.run_kernel(func, args, kwargs)
     if 0 < out.numel() <= LARGEST_ASSUMED:
@@ -311,6 +315,10 @@ def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
     return places.view(*rest, chosen).movedim(-1, dim).contiguous()
 
 
+def _spread_as(wanted: torch.Size, *args: Any) -> Tensor:
+    return spread(*args).view(wanted)
+
+
 CHOICES = 4096  # experts, codes or classes to choose from: vocabularies are larger
 DRAWN = "choices among more than 4,096 places, such as tokens, were taken to be spread evenly, so that no sequence ends early"
 _FROM_VOCABULARY = (_aten.argmax, _aten.topk)  # greedy and beam search
@@ -358,8 +366,8 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
         return out
     shape = [*values.shape]
     shape[dim] = places.numel() * size // values.numel()
-    real = spread(torch.Size(shape), dim, size, recorder.batch_size)
-    recorder.values.assume(places, real.view(places.shape), EVENLY)
+    compute = partial(_spread_as, places.shape, torch.Size(shape), dim, size, recorder.batch_size)
+    recorder.values.assume_later(places, compute, EVENLY)
     return out
 
 

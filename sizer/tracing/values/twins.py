@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 _aten = torch.ops.aten
 # Operators that the CPU supports for all these dtypes, so that their later computation cannot fail
 _LATER = {
-    *(_aten.cos.default, _aten.sin.default, _aten.mul.Tensor, _aten.cat.default, _aten._to_copy.default),
+    *(_aten.cos.default, _aten.sin.default, _aten.mul.Tensor, _aten.cat.default, _aten._to_copy.default, _aten.clone.default),
+    *(_aten.add.Tensor, _aten.sub.Tensor, _aten.neg.default, _aten.where.self),
     *(_aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.bitwise_not.default),
     *(_aten.logical_and.default, _aten.logical_or.default, _aten.logical_not.default),
     *(getattr(_aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")),
@@ -111,13 +112,17 @@ def on_cpu(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
 
+def is_whole(tensor: Tensor) -> bool:
+    """Return whether a tensor is contiguous and its storage has no other elements."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+
+
 def can_wait(func: Any, inputs: Collection[Tensor], out: Any) -> bool:
     """Return whether an operator's result may be computed later; all its inputs are known."""
     return (
         isinstance(out, Tensor)
         and out.numel() >= _FEWEST
         and func in _LATER  # late, since its hash runs Python code
-        and out.is_contiguous()
-        and out.untyped_storage().nbytes() == out.numel() * out.itemsize
+        and is_whole(out)
         and all(tensor.is_meta and tensor.dtype in _DTYPES for tensor in (out, *inputs))
     )
