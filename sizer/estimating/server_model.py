@@ -90,7 +90,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         weights=weights,
         layers=layers,
         experts=experts,
-        experts_per_token=_first(facts, "num_experts_per_tok", "experts_per_token") or (2 if experts else 0),
+        experts_per_token=_first(facts, "num_experts_per_tok", "experts_per_token", "top_k_experts") or (2 if experts else 0),
         expert_width=width,
         state_itemsize=_state_itemsize(facts, model_type),
         latent=latent,
