@@ -323,6 +323,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "errors of servers": (DOCS / "serving.md", log_table.summary),
     "ranges of servers": (DOCS / "serving.md", log_table.bands),
     "figures of llama.cpp": (DOCS / "serving.md", log_table.llama_files),
+    "published logs of llama.cpp": (DOCS / "serving.md", log_table.llama_logs),
     "rules of vLLM": (DOCS / "serving.md", partial(log_table.rules, "vllm")),
     "rules of SGLang": (DOCS / "serving.md", partial(log_table.rules, "sglang")),
     "the service": (DOCS / "hosting.md", _service),

@@ -20,6 +20,7 @@ FILE_TYPES = (
     *("iq1_m", "iq1_s", "mxfp4"),
 )
 MAX_LAYERS = 1000
+NEWEST_BUILD = 11_549  # of llama.cpp, October 2026
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
 # Methods of speculative decoding by vLLM's names. A preset's key in their place is a draft model.
@@ -75,7 +76,7 @@ _ROWS = (
         key="llama.cpp",
         title="llama.cpp",
         backends=("cuda", "mps", "cpu"),
-        takes=("max_num_seqs", "max_num_batched_tokens", "kv", "weights", "gpu_layers", "cpu_moe"),
+        takes=("engine_version", "max_num_seqs", "max_num_batched_tokens", "kv", "weights", "gpu_layers", "cpu_moe"),
         layouts=FILE_TYPES,
         kv=(AUTO, *CACHE_TYPES),
     ),

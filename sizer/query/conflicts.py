@@ -37,7 +37,7 @@ from sizer.catalogue.recipes import (
     is_library,
     is_made_by_trl,
 )
-from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
+from sizer.catalogue.serving import ENGINES, LAYOUTS, NEWEST_BUILD, Engine, format_release
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
@@ -355,6 +355,31 @@ def _refused_in_groups(request: Request) -> Iterator[Refusal]:
         )
 
 
+def _refused_version(request: Request, engine: Engine) -> Iterator[Refusal]:
+    """Yield a refusal for a version that the requested server does not have, or whose rules are not known."""
+    version = request.engine_version
+    if version is None:
+        return
+    if engine.oldest is None or engine.newest is None:
+        if not version.startswith("b") or int(version[1:]) > NEWEST_BUILD:
+            yield Refusal(
+                key="engine_version",
+                given=f"{version!r} with engine={engine.key}",
+                allowed=f"the number of a build, up to b{NEWEST_BUILD}",
+                todo="write the build that the server's log names, or leave it out for the newest known",
+            )
+        return
+    release = (0, 0, 0) if version.startswith("b") else tuple(map(int, version.split(".")))
+    if not engine.oldest <= release <= engine.newest:
+        age = "older" if release < engine.oldest else "newer"
+        yield Refusal(
+            key="engine_version",
+            given=f"{version!r}, {age} than the supported versions of {engine.title}",
+            allowed=f"{format_release(engine.oldest)} to {format_release(engine.newest)}",
+            todo="write the server's version, or leave it out for the newest known",
+        )
+
+
 def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
     """Yield a refusal for each value that the requested server does not support."""
     engine = ENGINES[request.engine]
@@ -365,16 +390,7 @@ def _refused_by_server(request: Request, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"a device of {' or '.join(engine.backends)}",
             todo="choose another gpu, or engine=llama.cpp",
         )
-    if request.engine_version is not None and engine.oldest is not None and engine.newest is not None:
-        release = tuple(map(int, request.engine_version.split(".")))
-        if not engine.oldest <= release <= engine.newest:
-            age = "older" if release < engine.oldest else "newer"
-            yield Refusal(
-                key="engine_version",
-                given=f"{request.engine_version!r}, {age} than the supported versions of {engine.title}",
-                allowed=f"{format_release(engine.oldest)} to {format_release(engine.newest)}",
-                todo="write the server's version, or leave it out for the newest known",
-            )
+    yield from _refused_version(request, engine)
     asked = request.server_weights or request.weights
     if asked not in ("checkpoint", "full", *engine.layouts):
         files = engine.layouts is not LAYOUTS

@@ -877,7 +877,7 @@ KEYS: dict[str, Key] = {
     "engine_version": _field(
         "engine_version",
         read_release,
-        allowed="the server's version, such as 0.11.2, with mode=serve",
+        allowed="the server's version, such as 0.11.2, or llama.cpp's build, such as b9467, with mode=serve",
         otherwise="the newest known version",
         needs=of_engines("engine_version"),
     ),

@@ -382,7 +382,12 @@ def read_engine(text: str) -> str:
 
 
 def read_release(text: str) -> str:
-    """Return a version of an engine as "0.9.2"; a leading v and all after the third number are dropped."""
+    """Return a version of an engine as "0.9.2"; a leading v and all after the third number are dropped.
+
+    llama.cpp has the number of a build, such as "b9467".
+    """
+    if re.fullmatch(r"[bB][0-9]{1,6}", text, re.ASCII):
+        return text.lower()
     found = re.fullmatch(
         r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:[.+a-z][0-9A-Za-z.+]{0,40})?", text, re.ASCII
     )

@@ -18,19 +18,28 @@ from sizer.base.codec import Difference
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import MIB
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.serving import NEWEST_BUILD
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import CONTEXTS, contexts_of
-from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture
+from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture, Layer
 from sizer.serving.flags import check_engine
 from sizer.serving.gguf import BLOCKS, COMPARED, WHOLE_GATES, Tensor, tensors_of, types_of
 from sizer.serving.levers import Change, Outcome, find_levers
+from sizer.serving.llama_graph import Batch, Block
+from sizer.serving.llama_graph import compute_bytes as graph_bytes
 
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)
 MICRO_BATCH = 512  # common/common.h, n_ubatch
 INDEX_HEAD = 128  # llama-kv-cache-dsa.cpp, elements of an indexer's key
-INPUT_BYTES = 24  # of each token: position, output number, and the cells of its key and value
+INPUT_BYTES = 20  # of each token: position, and the cells of its key and value
+TURNED = 64  # elements of a head that a matrix rotates at least: src/llama-kv-cache.cpp, build_input_k_rot and build_input_v_rot
+REPEATS = 4  # equal layers in a graph, after which the places of tensors come again
+# Build from which the server keeps the logits of one token for each slot (de6f727 of 2026-06-01, llama.cpp's pull request 23861).
+FEW_OUTPUTS = 9467
 # Models whose window llama.cpp ignores: all tokens are kept (src/models/phi3.cpp, llama.cpp, qwen2.cpp and starcoder2.cpp).
 WITHOUT_WINDOW = ("phi3", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2")
+PARALLEL = ("phi", "falcon", "gptj", "gpt_neox")  # attention and feed-forward part read the same hidden states
+UNROTATED = ("gpt2", "bloom", "opt", "mpt")  # positions are embeddings, or in the mask
 NOT_COUNTED = "pools of llama.cpp's CUDA kernels"
 SMALLER_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "iq2_m")
 
@@ -41,7 +50,7 @@ class LlamaFlags:
 
     Each of `slots` requests has up to `max_model_len` tokens. `file_type` is the type of the GGUF file, `kv` that of the cache.
     `layers` is the number of layers on the device, counted from the last; the head is one of them. The experts of the first
-    `host_experts` layers stay on the host. `used_bytes` is the device memory of other processes.
+    `host_experts` layers stay on the host. `used_bytes` is the device memory of other processes. `build` is llama.cpp's version.
     """
 
     max_model_len: int
@@ -52,6 +61,7 @@ class LlamaFlags:
     host_experts: int = 0
     micro_batch: int = MICRO_BATCH
     used_bytes: int = 0
+    build: int = NEWEST_BUILD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,7 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
         host_experts=request.cpu_moe,
         micro_batch=request.max_num_batched_tokens or MICRO_BATCH,
         used_bytes=request.used,
+        build=int(request.engine_version[1:]) if request.engine_version else NEWEST_BUILD,
     )
 
 
@@ -123,6 +134,10 @@ class Layout:
         self.layers = max((tensor.layer for tensor in self.tensors), default=-1) + 1
         self.gated = any(tensor.role == "ffn_gate" for tensor in self.tensors) or architecture.model_type in WHOLE_GATES
         self._sizes: dict[str, tuple[int, ...]] = {}
+        self._layers: dict[int, list[int]] = {}  # the numbers of each layer's tensors
+        for number, tensor in enumerate(self.tensors):
+            self._layers.setdefault(tensor.layer, []).append(number)
+        self._graphs: dict[tuple[Any, ...], int] = {}
 
     def sizes(self, file_type: str) -> tuple[int, ...]:
         """Return the bytes of each tensor in a file of a type."""
@@ -144,12 +159,13 @@ class Layout:
                 host += size
                 if tied and tensor.role == "token_embd":
                     device += size if flags.layers else 0
-                    largest = largest if flags.layers else size
+                    largest = largest if flags.layers or flags.build >= FEW_OUTPUTS else size
             elif self.shares_memory or _is_on_device(tensor, first, flags):
                 device += size
             else:
                 host += size
-                largest = max(largest, size)
+                # a head for few tokens is multiplied on the host: ggml_backend_cuda_device_offload_op
+                largest = max(largest, size if tensor.layer >= 0 or flags.build < FEW_OUTPUTS else 0)
         return Parts(
             weights=device,
             host_weights=host,
@@ -161,49 +177,134 @@ class Layout:
         """Return the bytes of all cells and states of the layers on the device."""
         layers, total = self.architecture.layers, 0
         block, size = BLOCKS[flags.kv]
-        cells = _cells(flags.max_model_len)
         first = 0 if self.shares_memory else max(0, self.layers + 1 - flags.layers) * len(layers) // max(1, self.layers)
         for layer in layers[first:]:
             if layer.kind == STATE:
                 total += (layer.state_elements + layer.conv_elements) * 4 * flags.slots
                 continue
-            own = cells
-            if layer.kind == CHUNKED or (layer.kind == SLIDING and self.architecture.model_type not in WITHOUT_WINDOW):
-                own = min(cells, _cells(layer.window + flags.micro_batch))
             elements = layer.elements + (INDEX_HEAD if layer.index_bytes else 0)
-            total += elements // block * size * own * flags.slots
+            total += elements // block * size * self._own_cells(layer, flags) * flags.slots
         return total
+
+    def _own_cells(self, layer: Layer, flags: LlamaFlags) -> int:
+        """Return the cells of one slot in a layer with a cache: all tokens, or a window and a micro-batch."""
+        cells = _cells(flags.max_model_len)
+        if layer.kind == CHUNKED or (layer.kind == SLIDING and self.architecture.model_type not in WITHOUT_WINDOW):
+            return min(cells, _cells(layer.window + flags.micro_batch))
+        return cells
 
     def compute_bytes(self, flags: LlamaFlags, *, copied_bytes: int = 0) -> int:
         """Return the bytes of the compute buffer: the largest sum of tensors that one micro-batch has at once.
 
-        These are the logits with the last hidden states, or in a layer the three tensors of the feed-forward part with three
-        hidden states, the mask and the inputs. A matrix of `copied_bytes` on the host is copied for the layer that multiplies it.
-        CUDA's attention has queries, its result and a quantized cache of the layer in 16 bits.
+        A model of attention is planned as ggml places its graph (sizer.serving.llama_graph). With MLA, and for states alone, this
+        is the larger of two sums: the logits with the last hidden states, or in a layer the three tensors of the feed-forward
+        part with three hidden states, the mask and the inputs. A matrix of `copied_bytes` on the host is copied.
 
-        Source: src/llama-graph.cpp, build_ffn, build_moe_ffn and build_attn_mha; ggml/src/ggml-alloc.c and ggml-backend.cpp,
-        ggml_backend_sched_split_graph; ggml/src/ggml-cuda/fattn.cu, ggml_cuda_flash_attn_ext_get_alloc_size.
+        Source: llama.cpp b11549, tools/server/server-context.cpp, server_output_limits, for the logits that are kept.
         """
         model, cells = self.architecture, _cells(flags.max_model_len)
+        attends = any(layer.elements for layer in model.layers)
         tokens = min(flags.micro_batch, cells * flags.slots)
+        outputs = min(tokens, flags.slots) if flags.build >= FEW_OUTPUTS else tokens
         rows = next((tensor.rows for tensor in self.tensors if tensor.role == "token_embd"), model.vocabulary)
+        if attends and not model.latent:
+            return self._graph_bytes(flags, tokens, outputs, rows)
         products = 3 if self.gated else 1  # gate, up and their product; an activation alone overwrites its input
         layer = products * max(model.intermediate, model.expert_width * model.experts_per_token) + 3 * model.hidden
+        if not attends:  # src/models/mamba-base.cpp: both halves of the projection, the convolution, steps and the scan's result
+            layer = 5 * model.intermediate + 2 * model.hidden
         if model.latent:
             rank, keys, _ = model.latent
             layer = max(layer, model.heads * (2 * rank + keys + 2 * model.rotary) + 4 * model.hidden + 2 * rank)
-        layer_bytes, inputs = layer * 4 * tokens, (INPUT_BYTES + 2 * cells) * tokens
+        layer_bytes, inputs = layer * 4 * tokens, INPUT_BYTES * tokens + 4 * outputs + (2 * cells * tokens if attends else 0)
         if self.copies_cache and flags.kv not in ("f16", "f32"):
             widest = max((one.elements for one in model.layers if one.kind != STATE), default=0)
             attention = 2 * model.heads * model.head_size + 3 * model.hidden
             layer_bytes = max(layer_bytes, attention * 4 * tokens + widest * 2 * cells)
-        head = (rows + model.hidden) * 4 * tokens
+        head = (rows + model.hidden) * 4 * outputs
         return max(head if flags.layers else head + copied_bytes, layer_bytes + inputs + copied_bytes)
+
+    def _graph_bytes(self, flags: LlamaFlags, tokens: int, outputs: int, rows: int) -> int:
+        """Return the bytes of the graph of a model of attention."""
+        key = (flags.file_type, flags.kv, flags.layers, flags.host_experts, flags.max_model_len, tokens, outputs)
+        if key not in self._graphs:
+            self._graphs[key] = graph_bytes(self._blocks(flags), self._batch(flags, tokens, outputs, rows))
+        return self._graphs[key]
+
+    def _batch(self, flags: LlamaFlags, tokens: int, outputs: int, rows: int) -> Batch:
+        """Return a micro-batch in a graph."""
+        windows = {layer.kind: self._own_cells(layer, flags) for layer in self.architecture.layers if layer.elements}
+        block, size = BLOCKS[flags.kv]
+        quantized = block > 1
+        return Batch(
+            tokens=tokens,
+            cells=tuple(sorted(windows.values(), reverse=True)),
+            outputs=outputs,
+            hidden=self.architecture.hidden,
+            vocabulary=rows,
+            item=(size, block),
+            turns=_turns(self.architecture.head_size) if quantized else (),
+            inputs=sum(tensor.columns for tensor in self.tensors if tensor.role == "per_layer_token_embd"),
+            copies=quantized and self.copies_cache,
+        )
+
+    def _blocks(self, flags: LlamaFlags) -> list[Block]:
+        """Return the layers as blocks of a graph; of equal neighbours a few."""
+        first = 0 if self.shares_memory else self.layers + 1 - flags.layers
+        found: list[Block] = []
+        for number in range(self.layers):
+            block = self._block(number, flags, number < first)
+            if found[-REPEATS:] != [block] * REPEATS:
+                found.append(block)
+        return found
+
+    def _block(self, number: int, flags: LlamaFlags, on_host: bool) -> Block:
+        """Return one layer as a block of a graph."""
+        model, sizes = self.architecture, self.sizes(flags.file_type)
+        own = [(self.tensors[one], sizes[one]) for one in self._layers.get(number, ())]
+        rows = {tensor.role: tensor.rows for tensor, _ in own if tensor.matrices == 1 and tensor.role}
+        experts = [tensor for tensor, _ in own if tensor.is_of_experts]
+        layer = model.layers[number * len(model.layers) // self.layers]
+        attends = layer.kind != STATE
+        query = rows.get("attn_q") or (model.heads * model.head_size if attends else 0)
+        key = rows.get("attn_k") or layer.elements // 2
+        whole = model.model_type in WHOLE_GATES
+        on_host = on_host and not self.shares_memory
+        moved = not self.shares_memory and number < flags.host_experts
+        weights = {
+            f"{tensor.role}_exps" if tensor.is_of_experts else tensor.role: size
+            for tensor, size in own
+            if tensor.role and (on_host or (moved and tensor.is_of_experts))
+        }
+        weights |= {"norm": 4 * model.hidden} if on_host else {}
+        return Block(
+            query=query,
+            key=key,
+            value=rows.get("attn_v") or layer.elements - key,
+            feed=rows.get("ffn_up", 0) // (2 if whole and "ffn_gate" not in rows else 1),
+            gate="split" if "ffn_gate" in rows else "whole" if whole else "",
+            expert_gate="split" if any(one.role == "ffn_gate" for one in experts) else "whole" if whole else "",
+            experts=model.experts if experts else 0,
+            used=model.experts_per_token,
+            width=model.expert_width,
+            fused="attn_qkv" in rows and attends,
+            parallel=model.model_type in PARALLEL,
+            rotated=model.model_type not in UNROTATED,
+            weights=weights,
+            cached=on_host,
+        )
 
     def longest(self, flags: LlamaFlags, budget: int) -> int:
         """Return the longest request in tokens of each slot for which `budget` bytes are enough, 0 if none is."""
         limit = self.architecture.positions or flags.max_model_len
         return _largest(limit, lambda length: self.parts(replace(flags, max_model_len=length)).total <= budget)
+
+
+def _turns(head_size: int) -> tuple[int, ...]:
+    """Return the bytes of the matrices that rotate keys and values of a quantized cache."""
+    if head_size % TURNED:
+        return ()
+    return 4 * (head_size & -head_size) ** 2, 4 * TURNED**2
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -268,7 +369,7 @@ def answer_llama(
     rows = contexts_of(CONTEXTS, flags.max_model_len, want)
     return Served(
         engine="llama.cpp",
-        engine_version="",
+        engine_version="" if flags.build == NEWEST_BUILD else f"b{flags.build}",
         flags={
             "max_model_len": flags.max_model_len,
             "parallel": flags.slots,

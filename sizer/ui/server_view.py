@@ -53,7 +53,7 @@ FLAGS = {
         "max_num_batched_tokens, SGLang's chunked_prefill_size, llama.cpp's -ub.",
         "the server's own",
     ),
-    "engine_version": ("Version", "Version of the server, such as 0.11.2.", "the newest known"),
+    "engine_version": ("Version", "Version of the server, such as 0.11.2 or llama.cpp's b9467.", "the newest known"),
     "used": ("Memory in use", "Device memory that other programs hold, such as 2GiB.", "nothing"),
     "outside": ("Memory outside of PyTorch", "Measured from a log of your machine, such as 0.5GiB.", "fitted"),
     "graphs": ("Memory of CUDA graphs", "Measured from a log of your machine, such as 1.2GiB.", "fitted"),

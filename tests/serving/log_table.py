@@ -12,6 +12,7 @@ from sizer.serving.plan import COMPRESSED_BAND, DENSE_BAND, OTHER_BAND, VISION_B
 from sizer.serving.rules import RULES, SGLANG_RULES
 
 ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
+LLAMA_LOGS = ROWS.with_name("llama_cpp_logs.csv")
 ERRORS = ("weights_off", "tokens_off", "planned_off")  # columns, in percent
 TITLES = {
     "weights_off": "weights",
@@ -150,6 +151,24 @@ def _read_llama(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def read_llama_logs() -> list[dict[str, str]]:
+    """Return the published logs of llama.cpp."""
+    with LLAMA_LOGS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def llama_logs() -> Iterator[str]:
+    """Yield the logs of llama.cpp as lines of a table: the errors in percent, source and reason."""
+    yield "| model | version | device | file | weights | cells and states | compute buffer | source | why |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for cells in read_llama_logs():
+        words = " ".join(cells["source"].removeprefix("file: ").split())
+        source = f"[log]({words})" if words.startswith("https") else f"`{words}`"
+        shown = [f"{float(cells[name]) + 0.0:.2f} %" if cells[name] else "" for name in ("weights_off", "cache_off", "compute_off")]
+        named = (cells["model"], cells["version"], cells["device"], cells["file_type"].upper())
+        yield f"| {' | '.join([*named, *shown, source, cells['reason']])} |"
+
+
 def llama_files() -> Iterator[str]:
     """Yield a table of what was compared with llama.cpp's own programs; tests/serving/test_llama_cpp.py compares each row."""
     files, memory = _read_llama("files.csv"), _read_llama("memory.csv")
@@ -168,6 +187,6 @@ def llama_files() -> Iterator[str]:
     yield f"| cells and states, {len(most)} models | {remote} | {all_memory} of {all_memory} equal |"
     yield "| weights on the device | the same | equal, except for 24 kB of alignment at most |"
     for name, offs in (("all layers on the device", whole), ("layers or experts on the host", split)):
-        equal = sum(one == 0 for one in offs)
-        result = f"{equal} of {len(offs)} equal, median {median(offs):+.1f} %, from {min(offs):+.0f} to {max(offs):+.0f} %"
+        equal = sum(abs(one) < 0.01 for one in offs)
+        result = f"{equal} of {len(offs)} within 0.01 %, median {median(offs):+.1f} %, from {min(offs):+.0f} to {max(offs):+.0f} %"
         yield f"| compute buffer, {name} | the same | {result.replace('-', '−')} |"

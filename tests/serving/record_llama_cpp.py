@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import torch
 import transformers
 
 from sizer.catalogue.presets import find_preset
-from sizer.catalogue.serving import FILE_TYPES
+from sizer.catalogue.serving import FILE_TYPES, NEWEST_BUILD
 from sizer.serving.gguf import BLOCKS
 from sizer.serving.llama_cpp import Layout
 from tests.serving.logs import architecture_of
@@ -41,6 +42,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"-c": 8192, "-ctk": "q8_0", "-ctv": "q8_0"},
     {"-c": 8192, "-ngl": 0},
 )
+OLD_BUILD = 9000  # keeps logits of all tokens, as llama-fit-params does by itself; recorded for the first of SETTINGS
 _ROW = re.compile(
     r"\] (\S+)\s+- \[\s*(\d+),\s*(\d+),\s*(\d+),\s*(\d+)\], type =\s*(\S+), size =\s*[\d.]+ MiB(?: ->\s*[\d.]+ MiB \((\S+)\))?"
 )
@@ -125,21 +127,24 @@ def file_rows(model: str, path: Path, matrix: Path, build: Path) -> Iterator[tup
         yield model, file_type, total
 
 
-def memory_rows(model: str, path: Path, build: Path) -> Iterator[tuple[object, ...]]:
+def memory_rows(model: str, path: Path, program: Path) -> Iterator[tuple[object, ...]]:
     """Yield the bytes of a server on the remote device and on the host, for each of SETTINGS."""
     layout = Layout(architecture_of(model))
-    for setting in SETTINGS:
+    for build, setting in [(OLD_BUILD, SETTINGS[0]), *((NEWEST_BUILD, one) for one in SETTINGS)]:
         if "--n-cpu-moe" in setting and not layout.architecture.experts:
             continue
         flags = {"-ngl": 999, "-np": 1, **setting}
         words = [str(word) for item in flags.items() for word in item]
-        call = [build / "llama-fit-params", "--rpc", ADDRESS, "--fit-print", "on", "-m", path, "-fa", "on", *words]
-        done = subprocess.run(call, capture_output=True, text=True, check=True, cwd=build)
+        call = [program / "llama-fit-params", "--rpc", ADDRESS, "--fit-print", "on", "-m", path, "-fa", "on", *words]
+        kept = {"LLAMA_OUTPUTS": str(flags["-np"])} if build == NEWEST_BUILD else {}
+        done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=program, env={**os.environ, **kept})
+        if done.returncode:  # such as heads of 80 elements with a quantized cache
+            continue
         found = {line.split()[0]: [int(word) for word in line.split()[1:4]] for line in done.stdout.splitlines() if line}
         (weights, cells, compute), (on_host, *_) = found["RPC0"], found["Host"]
         slots, layers = flags["-np"], min(flags["-ngl"], layout.layers + 1)
-        asked = flags["-c"] // slots, slots, flags.get("-ub", 512), layers, flags.get("--n-cpu-moe", 0), flags.get("-ctk", "f16")
-        row = tuple(map(str, asked))
+        batch, experts, kv = (flags.get(name, usual) for name, usual in (("-ub", 512), ("--n-cpu-moe", 0), ("-ctk", "f16")))
+        row = tuple(map(str, (flags["-c"] // slots, slots, batch, layers, experts, build, kv)))
         estimated = layout.parts(flags_of(layout, dict(zip(COLUMNS, row, strict=True)))).compute
         yield model, *row, weights, on_host, cells, compute, estimated
 

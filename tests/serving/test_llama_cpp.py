@@ -51,7 +51,7 @@ def layout_of(model: str, *, shares_memory: bool = False) -> Layout:
     return Layout(architecture_of(model), shares_memory=shares_memory)
 
 
-COLUMNS = ("max_model_len", "slots", "micro_batch", "layers", "host_experts", "kv")
+COLUMNS = ("max_model_len", "slots", "micro_batch", "layers", "host_experts", "build", "kv")
 
 
 def flags_of(layout: Layout, row: dict[str, str]) -> LlamaFlags:
@@ -83,7 +83,7 @@ def test_weights_and_cells_equal_and_buffers_are_near_those_of_llama_fit_params(
         assert parts.cells == int(row["cells_bytes"]), row
         off = parts.compute / int(row["compute_bytes"]) - 1
         split = asked.layers <= layout.layers or asked.host_experts
-        assert (-0.5 if split else -0.18) < off < (0.15 if split else 0.09), (row, off)
+        assert (-0.45 if split else -0.18) < off < (0.37 if split else 0.26), (row, off)
 
 
 def test_types_of_models_that_were_not_compared_are_said():
@@ -140,7 +140,7 @@ ON_A_LAPTOP = "arch=hf:llama-3.1-8b&mode=serve&engine=llama.cpp&gpu=rtx-4060-8gb
 
 
 def test_an_answer_names_the_parts_and_the_command():
-    served = sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&max_model_len=8k").serve
+    served = sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&max_model_len=8k&engine_version=b6000").serve
     assert served.starts is True
     # published logs of this file: "CUDA0 model buffer size = 4403.49 MiB", "KV buffer size = 1024.00 MiB",
     # "CUDA0 compute buffer size = 258.50 MiB", "CPU_Mapped model buffer size = 281.81 MiB"
