@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.serving import ENGINES, FILE_TYPES, MAX_LAYERS
+from sizer.catalogue.serving import ENGINES, MAX_LAYERS
 from sizer.catalogue.sources import arch_of
+from sizer.serving.llama_log import arch_of_file, file_type_of
 from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, read_draft, read_sglang_draft, unread_layout
 
 MAX_CHARACTERS = 64 * 1024
@@ -243,15 +244,23 @@ def _is_yaml(text: str) -> bool:
 
 
 def with_command(log: StartupLog, text: str) -> StartupLog:
-    """Return a log with the flags of the command that its text begins with, if the log itself names no model."""
+    """Return a log with the flags of the command that its text begins with, if the log itself names no model.
+
+    A log of llama.cpp does not have all flags; those that it lacks are the command's.
+    """
     joined = re.sub(r"[\\^`][ \t]*\r?\n", " ", text[:MAX_CHARACTERS])
-    line = next((line for line in joined.splitlines() if re.search(f"{_PROGRAM}|{_SGLANG_PROGRAM}", line)), None)
-    if "model" in log.figures or line is None:
+    programs = _LLAMA_SIGN if log.engine == "llama.cpp" else f"{_PROGRAM}|{_SGLANG_PROGRAM}"
+    line = next((line for line in joined.splitlines() if re.search(programs, line)), None)
+    if line is None or ("model" in log.figures and log.engine != "llama.cpp"):
         return log
     try:
         launch = read_launch(line)
     except RequestError:
         return log
+    if log.engine == "llama.cpp":
+        named = {} if launch.arch is None else {"arch": launch.arch}
+        own = {key: value for key, value in (named | dict(launch.items)).items() if key not in ("mode", "engine")}
+        return replace(log, figures={**own, **log.figures})
     found: dict[str, float | str] = {"model": launch.model} if launch.model else {}
     for key, value in launch.items.items():
         if key in _NUMBERS and re.fullmatch(r"[0-9]{1,12}(?:\.[0-9]{1,6})?", value):
@@ -396,10 +405,6 @@ _LLAMA_UNCOUNTED = {
     **dict.fromkeys(("mm", "mmproj"), "the projector of images is not counted"),
 }
 _ALL_LAYERS = 99  # what people write for -ngl
-_FILE_TYPE = re.compile(rf"[-_.:](?:ud-)?({'|'.join(sorted(FILE_TYPES, key=len, reverse=True))})(?:_(xl|l))?(?=[-_.]|$)")
-_FILE_NAMES = {"fp16": "f16", "q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
-_GGUF = re.compile(r"[-_.](?:i?q[0-9]\w{0,8}|bf16|f16|fp16|f32|mxfp4|ud|gguf)$")
-_LONGEST_NAME = 200
 
 
 def _read_llama(text: str) -> Launch:
@@ -421,10 +426,10 @@ def _read_llama(text: str) -> Launch:
         else:
             irrelevant += 1
     given, model = found.get("model", ("", ""))
-    arch = _arch_of_gguf(model)
+    arch = arch_of_file(model)
     if arch is not None:
         read.append((given, f"arch={arch}"))
-    file_type, exact = _file_type_of(model)
+    file_type, exact = file_type_of(model)
     if file_type is not None:
         items["weights"] = file_type
         read.append((given, f"weights={file_type}"))
@@ -455,26 +460,6 @@ def _read_llama(text: str) -> Launch:
     return Launch(
         engine="llama.cpp", model=model, arch=arch, items=items, read=tuple(read), unmatched=tuple(unmatched), irrelevant=irrelevant
     )
-
-
-def _file_type_of(model: str) -> tuple[str | None, bool]:
-    """Return the type of a GGUF file by its name or tag, and whether all of its tensors follow llama.cpp's own rules."""
-    text = model[-_LONGEST_NAME:].lower().replace("fp16", "f16")
-    found = list(_FILE_TYPE.finditer(text))
-    if found:
-        own = found[-1][2] is None and "ud-" not in found[-1][0]
-        return found[-1][1], own
-    named = re.search(r"[-_.:](q[345]_k)(_x?l)?(?=[-_.]|$)", text)
-    return (_FILE_NAMES[named[1]], False) if named else (None, False)
-
-
-def _arch_of_gguf(model: str) -> str | None:
-    """Return the preset of a GGUF file or repository, by its name without the layout; None without a preset."""
-    name = re.split(r"[/\\]", model.partition(":")[0])[-1].lower().removesuffix(".gguf")
-    for _ in range(3):  # gemma-3-4b-it-UD-Q4_K_XL-GGUF
-        name = _GGUF.sub("", name[:_LONGEST_NAME])
-    found = arch_of(f"/{name}") if name else None
-    return found if found is not None and found.startswith("hf:") else None
 
 
 def _draft(name: str, value: str) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """A server's startup log or error as figures, and how they differ from the plan for the same flags.
 
 Read: vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5, as they print it; colours, process names and wrapped lines do not matter.
+sizer.serving.llama_log reads llama.cpp's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sizer.catalogue.gpu_keys import key_of_driver, keys_of_memory
 from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, ENGINES, MAX_DRAFTED, MTP, NGRAM
 from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
+from sizer.serving import llama_log
 from sizer.serving.rules import rules_of
 
 MAX_CHARACTERS = 4_000_000
@@ -171,11 +173,13 @@ _SIGNS = (
 # Other servers, by a text of their logs.
 _OTHERS = (
     ("Ollama", r"source=\w{1,40}\.go:[0-9]|ollama (?:runner|serve)"),
-    ("llama.cpp", r"llama_(?:model_loader|kv_cache|context|new_context)|ggml_cuda_init|llm_load_(?:print_meta|tensors)"),
     ("Text Generation Inference", r"text_generation_(?:launcher|router|server)"),
     ("TensorRT-LLM", r"\[(?:TensorRT-LLM|TRT-LLM)\]"),
     ("LMDeploy", r"lmdeploy - (?:INFO|WARNING|ERROR)|\[TM\]\["),
     ("MLC LLM", r"mlc_llm"),
+)
+_LLAMA_KEYS = (
+    *("engine_version", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "weights", "kv", "gpu_layers", "cpu_moe"),
 )
 LAYOUTS_OF_FLAGS = {
     **{"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "mxfp4": "mxfp4", "w8a8_int8": "w8a8"},
@@ -209,6 +213,9 @@ class StartupLog:
     def query(self) -> str:
         """Return the query keys of the log's own flags, without the model and the device."""
         keys = ["mode=serve", f"engine={self.engine}"] if self.engine != "vllm" else ["mode=serve"]
+        if self.engine == "llama.cpp":
+            found = ((name, self.figures[name]) for name in _LLAMA_KEYS if name in self.figures)
+            return "&".join([*keys, *(f"{name}={value if isinstance(value, str) else int(value)}" for name, value in found)])
         for name in ("engine_version", "tp", "pp", "dp", "dcp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
             value = self.figures.get(name)
             if name == "dp" and any("DP attention" in words for words in self.uncounted):
@@ -280,6 +287,8 @@ class StartupLog:
     @property
     def arch(self) -> str | None:
         """Return the architecture of the log's model as a query names it; None for a folder that no preset is named after."""
+        if self.engine == "llama.cpp":
+            return str(self.figures["arch"]) if "arch" in self.figures else None
         return arch_of(str(self.figures.get("model", "")))
 
     def missing(self, asked: Collection[str]) -> list[str]:
@@ -302,6 +311,8 @@ class StartupLog:
     def remarks(self) -> list[str]:
         """Return a line for each thing that the log says and the plan does not count."""
         said = [f"not counted: {words}" for words in self.uncounted]
+        if self.engine == "llama.cpp":
+            return said
         if "drafts" in self.figures and not self.draft:
             said.append("not counted: speculative decoding: a draft model and its cache")
         layout, kv = str(self.figures.get("layout", "")), str(self.figures.get("kv", "auto"))
@@ -375,7 +386,7 @@ def unread_layout(layout: str) -> str:
 
 def is_startup(text: str) -> bool:
     """Return True for the startup log or error of a server, including servers that `read_startup` refuses by name."""
-    return any(re.search(pattern, text) for pattern in _SIGNS) or _other_server(text) is not None
+    return any(re.search(pattern, text) for pattern in _SIGNS) or _other_server(text) is not None or llama_log.is_log(text)
 
 
 def _other_server(text: str) -> str | None:
@@ -396,11 +407,15 @@ def read_startup(text: str) -> StartupLog:
             todo="paste its beginning, up to the first request",
         )
     text = _COLOURS.sub("", text)
+    if llama_log.is_log(text):
+        figures, failure, uncounted = llama_log.read_log(text)
+        if failure or {"weights_gib", "cache_gib", "compute_gib"} & figures.keys():
+            return StartupLog(engine="llama.cpp", figures=figures, failure=failure, uncounted=uncounted)
     engine = next((name for name, pattern in _SERVERS if re.search(pattern, text)), None)
     failure = next((said for said, pattern in _FAILURES if re.search(pattern, text)), "")
     if engine is None and failure and failure != "out of memory":
         engine = "sglang" if "pool" in failure or "graphs" in failure else "vllm"
-    figures: dict[str, float | str] = {}
+    figures = {}
     for name, patterns in (_SGLANG if engine == "sglang" else _VLLM).items():
         for pattern in patterns:
             if (found := re.search(pattern, text)) and (value := _value(name, found[1])) is not None:
@@ -411,11 +426,11 @@ def read_startup(text: str) -> StartupLog:
             raise RequestError(
                 f"this is a log of {other}",
                 given=f"{len(text):,} characters",
-                allowed="the startup log or error of vLLM or SGLang",
-                todo="ask for the model and its flags in a query" if other != "llama.cpp" else "ask with engine=llama.cpp",
+                allowed="the startup log or error of vLLM, SGLang or llama.cpp",
+                todo="ask for the model and its flags in a query",
             )
         raise RequestError(
-            "this is not a startup log of vLLM or SGLang",
+            "this is not a startup log of vLLM, SGLang or llama.cpp",
             given=f"{len(text):,} characters without the size of weights or cache",
             allowed="the lines from the server's start to its first request, or its error",
             todo="paste the log of the server itself",
@@ -463,6 +478,8 @@ def compare(log: StartupLog, served: Served) -> list[str]:
 
     An error with other figures (only the cache, the longest request, free memory) has lines for these.
     """
+    if served.engine == "llama.cpp":
+        return list(_compare_llama(log, served))
     lines = []
     weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
     if cache is None:
@@ -487,6 +504,26 @@ def compare(log: StartupLog, served: Served) -> list[str]:
     if tokens is not None:
         lines.append(_line("KV tokens", tokens, served.kv_tokens, "tokens", _cause_of_tokens(tokens, cache, served)))
     return [*lines, *_lines_of_error(log, cache if weights is None else None, served)]
+
+
+def _compare_llama(log: StartupLog, served: Served) -> Iterator[str]:
+    """Yield a line for each kind of buffer that a log of llama.cpp has, and for the one that did not fit."""
+    planned = {
+        "weights_gib": ("weights", served.weights_bytes, "another file, or other layers on the device"),
+        "host_gib": ("weights on the host", served.offloaded_bytes, "another file, or other layers on the device"),
+        "cache_gib": ("cells and states", served.kv_cache_bytes, "another type of keys and values, or other slots"),
+        "compute_gib": ("compute buffer", served.profile_peak_bytes, "another build or -ub, or layers on other devices"),
+    }
+    for name, (title, size, cause) in planned.items():
+        if (logged := log.number(name)) is None or not (logged or size):
+            continue
+        if name == "compute_gib" and log.figures.get("flash") == "off":
+            cause = "attention without -fa has all products of queries and keys"
+        yield _line(title, logged, size / GIB, "GiB", cause if abs(size / GIB - logged) > LARGE_SHARE * logged else "")
+    if (asked := log.number("asked_gib")) is not None:
+        sizes = {title: size for title, size, _ in planned.values() if "host" not in title}
+        parts = ", ".join(f"{title} {size / GIB:.2f}" for title, size in sizes.items())
+        yield f"the buffer that did not fit: {asked:.2f} GiB in the log; planned: {parts}, of {served.budget_bytes / GIB:.2f} GiB"
 
 
 def _cause_of_tokens(tokens: float, cache: float | None, served: Served) -> str:

@@ -149,7 +149,6 @@ def test_an_error_alone_has_lines_of_its_own():
 
 OTHER_SERVERS = {
     "Ollama": 'time=2025-01-01 level=INFO source=server.go:376 msg="starting llama server"\nllama_model_loader: loaded meta data',
-    "llama.cpp": "llama_model_loader: loaded meta data with 26 key-value pairs\nllama_kv_cache: size = 512.00 MiB",
     "Text Generation Inference": "2024-05-01 INFO text_generation_launcher: Args { model_id: ... }",
     "TensorRT-LLM": "[TensorRT-LLM][INFO] Memory usage when calculating max tokens in paged kv cache",
     "LMDeploy": "2024-05-01 10:00:00,000 - lmdeploy - INFO - turbomind model",
@@ -161,6 +160,11 @@ def test_a_log_of_another_server_is_refused_by_name(name: str):
     assert is_startup(OTHER_SERVERS[name])
     with pytest.raises(RequestError, match=rf"this is a log of {name}: given [0-9]+ characters, allowed the startup log or"):
         read_startup(OTHER_SERVERS[name])
+
+
+def test_a_log_of_llama_cpp_without_sizes_is_refused():
+    with pytest.raises(RequestError, match=r"log of vLLM, SGLang or llama\.cpp: given .* without the size of weights"):
+        read_startup("llama_model_loader: loaded meta data with 26 key-value pairs\nllama_kv_cache: size = 512.00 MiB")
 
 
 def test_any_text_is_read_or_refused():
