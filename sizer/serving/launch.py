@@ -389,6 +389,9 @@ _LLAMA_FLAGS = {
     **dict.fromkeys(("ub", "ubatch-size"), "micro_batch"),
     **dict.fromkeys(("ctk", "cache-type-k"), "keys"),
     **dict.fromkeys(("ctv", "cache-type-v"), "values"),
+    **dict.fromkeys(("ts", "tensor-split"), "shares"),
+    **dict.fromkeys(("sm", "split-mode"), "mode"),
+    **dict.fromkeys(("dev", "device"), "devices"),
 }
 _LLAMA_SWITCHES = {**dict.fromkeys(("cmoe", "cpu-moe"), "host_experts")}  # the experts of all layers
 _LLAMA_NUMBERS = {
@@ -399,7 +402,6 @@ _LLAMA_NUMBERS = {
 }
 _LLAMA_UNCOUNTED = {
     **dict.fromkeys(("ot", "override-tensor"), "tensors are counted where llama.cpp puts them without it"),
-    **dict.fromkeys(("ts", "tensor-split", "sm", "split-mode"), "one device is counted"),
     **dict.fromkeys(("nkvo", "no-kv-offload"), "the cache is counted on the device"),
     **dict.fromkeys(("md", "model-draft", "hfd", "hfrd", "hf-repo-draft"), "a draft model is not counted"),
     **dict.fromkeys(("mm", "mmproj"), "the projector of images is not counted"),
@@ -445,6 +447,7 @@ def _read_llama(text: str) -> Launch:
             read.append((given, f"{key}={number}"))
         elif number != "auto":
             unmatched.append(f"{given}: not a number")
+    _read_devices(found, items, read, unmatched)
     cached = {found[meaning][1].lower() for meaning in ("keys", "values") if meaning in found}
     if len(cached) == 1 and {"keys", "values"} <= found.keys() and cached <= set(ENGINES["llama.cpp"].kv):
         items["kv"] = cached.pop()
@@ -460,6 +463,24 @@ def _read_llama(text: str) -> Launch:
     return Launch(
         engine="llama.cpp", model=model, arch=arch, items=items, read=tuple(read), unmatched=tuple(unmatched), irrelevant=irrelevant
     )
+
+
+def _read_devices(
+    found: dict[str, tuple[str, str]], items: dict[str, str], read: list[tuple[str, str]], unmatched: list[str]
+) -> None:
+    """Read the number of devices from -ts, their shares, or from -dev, their names; -sm none has one."""
+    mode, (given, shares) = found.get("mode", ("", "layer"))[1], found.get("shares", ("", ""))
+    if mode not in ("layer", "none"):
+        unmatched.append(f"{found['mode'][0]}: whole layers are counted on each device, as with -sm layer")
+    each = [share for share in re.split(r"[,/]+", shares) if re.fullmatch(r"[0-9.]{1,12}", share) and share.strip("0.")]
+    if not each:
+        given, names = found.get("devices", ("", ""))
+        each = [name for name in names.split(",") if name and name != "none"]
+    if mode != "none" and 1 < len(each) <= MAX_LAYERS:
+        items["pp"] = str(len(each))
+        read.append((given, f"pp={len(each)}"))
+        if shares and len(set(each)) > 1:
+            unmatched.append(f"{given}: layers are counted in equal shares")
 
 
 def _draft(name: str, value: str) -> dict[str, object]:

@@ -28,11 +28,13 @@ from sizer.serving.levers import Change, Outcome, find_levers
 from sizer.serving.llama_graph import Batch, Block
 from sizer.serving.llama_graph import compute_bytes as graph_bytes
 
+MOST_DEVICES = 16  # ggml/src/ggml-cuda/common.cuh, GGML_CUDA_MAX_DEVICES
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)
 MICRO_BATCH = 512  # common/common.h, n_ubatch
 INDEX_HEAD = 128  # llama-kv-cache-dsa.cpp, elements of an indexer's key
 INPUT_BYTES = 20  # of each token: position, and the cells of its key and value
 TURNED = 64  # elements of a head that a matrix rotates at least: src/llama-kv-cache.cpp, build_input_k_rot and build_input_v_rot
+STREAMS = 4  # ggml-backend.cpp, GGML_SCHED_MAX_COPIES: micro-batches in flight if all layers are on several devices
 REPEATS = 4  # equal layers in a graph, after which the places of tensors come again
 # Build from which the server keeps the logits of one token for each slot (de6f727 of 2026-06-01, llama.cpp's pull request 23861).
 FEW_OUTPUTS = 9467
@@ -51,6 +53,7 @@ class LlamaFlags:
     Each of `slots` requests has up to `max_model_len` tokens. `file_type` is the type of the GGUF file, `kv` that of the cache.
     `layers` is the number of layers on the device, counted from the last; the head is one of them. The experts of the first
     `host_experts` layers stay on the host. `used_bytes` is the device memory of other processes. `build` is llama.cpp's version.
+    Layers on the device are split among `devices` equal ones, the head on the last.
     """
 
     max_model_len: int
@@ -62,6 +65,7 @@ class LlamaFlags:
     micro_batch: int = MICRO_BATCH
     used_bytes: int = 0
     build: int = NEWEST_BUILD
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,9 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
         refusal = Refusal(key="cpu_moe", given=str(request.cpu_moe), allowed="0 for a model without experts", todo="remove it")
         raise RequestError(refusals=[refusal])
     every = layout.layers + 1
+    if request.pp > (1 if layout.shares_memory else layout.layers):
+        allowed = "1 on a device that shares the host's memory" if layout.shares_memory else f"at most the {layout.layers} layers"
+        raise RequestError(refusals=[Refusal(key="pp", given=str(request.pp), allowed=allowed, todo="ask for less")])
     return LlamaFlags(
         max_model_len=length,
         slots=request.max_num_seqs or slots,
@@ -108,6 +115,7 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
         micro_batch=request.max_num_batched_tokens or MICRO_BATCH,
         used_bytes=request.used,
         build=int(request.engine_version[1:]) if request.engine_version else NEWEST_BUILD,
+        devices=request.pp,
     )
 
 
@@ -147,21 +155,35 @@ class Layout:
         return self._sizes[file_type]
 
     def parts(self, flags: LlamaFlags) -> Parts:
-        """Return the bytes of a server.
+        """Return the bytes of a server on its device, of several devices on the fullest."""
+        return max((self.parts_of(flags, number) for number in range(flags.devices)), key=lambda parts: parts.total)
+
+    def device_of(self, layer: int, flags: LlamaFlags) -> int:
+        """Return the number of a layer's device, that of the head for a tensor outside of the layers; the first for the host's.
+
+        Source: llama-model.cpp, load_tensors, get_layer_buft_list. Equal devices have as much free memory.
+        """
+        first = max(0, self.layers + 1 - flags.layers)
+        place = (self.layers if layer < 0 else layer) - first
+        return min(flags.devices - 1, flags.devices * max(0, place) // max(1, flags.layers))
+
+    def parts_of(self, flags: LlamaFlags, number: int) -> Parts:
+        """Return the bytes of a server on one of its devices, and all bytes of weights on the host.
 
         Source: llama-model.cpp, load_tensors: the embedding of tokens stays on the host; a head that is the same tensor is copied.
         """
         first = self.layers + 1 - flags.layers
+        heads = self.device_of(-1, flags) == number
         tied = all(tensor.role != "output" for tensor in self.tensors)
         device = host = largest = 0
         for tensor, size in zip(self.tensors, self.sizes(flags.file_type), strict=True):
             if tensor.is_input and not self.shares_memory:
                 host += size
                 if tied and tensor.role == "token_embd":
-                    device += size if flags.layers else 0
+                    device += size if flags.layers and heads else 0
                     largest = largest if flags.layers or flags.build >= FEW_OUTPUTS else size
             elif self.shares_memory or _is_on_device(tensor, first, flags):
-                device += size
+                device += size if self.device_of(tensor.layer, flags) == number else 0
             else:
                 host += size
                 # a head for few tokens is multiplied on the host: ggml_backend_cuda_device_offload_op
@@ -169,16 +191,18 @@ class Layout:
         return Parts(
             weights=device,
             host_weights=host,
-            cells=self.cache_bytes(flags),
-            compute=self.compute_bytes(flags, copied_bytes=largest),
+            cells=self.cache_bytes(flags, number),
+            compute=self.compute_bytes(flags, number, copied_bytes=largest),
         )
 
-    def cache_bytes(self, flags: LlamaFlags) -> int:
-        """Return the bytes of all cells and states of the layers on the device."""
+    def cache_bytes(self, flags: LlamaFlags, number: int = 0) -> int:
+        """Return the bytes of all cells and states of the layers on a device."""
         layers, total = self.architecture.layers, 0
         block, size = BLOCKS[flags.kv]
         first = 0 if self.shares_memory else max(0, self.layers + 1 - flags.layers) * len(layers) // max(1, self.layers)
-        for layer in layers[first:]:
+        for place, layer in enumerate(layers[first:], first):
+            if self.device_of(place * max(1, self.layers) // len(layers), flags) != number:
+                continue
             if layer.kind == STATE:
                 total += (layer.state_elements + layer.conv_elements) * 4 * flags.slots
                 continue
@@ -193,7 +217,7 @@ class Layout:
             return min(cells, _cells(layer.window + flags.micro_batch))
         return cells
 
-    def compute_bytes(self, flags: LlamaFlags, *, copied_bytes: int = 0) -> int:
+    def compute_bytes(self, flags: LlamaFlags, number: int = 0, *, copied_bytes: int = 0) -> int:
         """Return the bytes of the compute buffer: the largest sum of tensors that one micro-batch has at once.
 
         A model of attention is planned as ggml places its graph (sizer.serving.llama_graph). With MLA, and for states alone, this
@@ -208,7 +232,7 @@ class Layout:
         outputs = min(tokens, flags.slots) if flags.build >= FEW_OUTPUTS else tokens
         rows = next((tensor.rows for tensor in self.tensors if tensor.role == "token_embd"), model.vocabulary)
         if attends and not model.latent:
-            return self._graph_bytes(flags, tokens, outputs, rows)
+            return self._graph_bytes(flags, number, tokens, outputs, rows)
         products = 3 if self.gated else 1  # gate, up and their product; an activation alone overwrites its input
         layer = products * max(model.intermediate, model.expert_width * model.experts_per_token) + 3 * model.hidden
         if not attends:  # src/models/mamba-base.cpp: both halves of the projection, the convolution, steps and the scan's result
@@ -217,18 +241,23 @@ class Layout:
             rank, keys, _ = model.latent
             layer = max(layer, model.heads * (2 * rank + keys + 2 * model.rotary) + 4 * model.hidden + 2 * rank)
         layer_bytes, inputs = layer * 4 * tokens, INPUT_BYTES * tokens + 4 * outputs + (2 * cells * tokens if attends else 0)
+        streams, copied_bytes = self._streams(flags), 0 if number else copied_bytes  # the first device has copies
+        if streams > 1:
+            inputs = streams * (inputs + (2 if number else 1) * model.hidden * 4 * tokens)
         if self.copies_cache and flags.kv not in ("f16", "f32"):
             widest = max((one.elements for one in model.layers if one.kind != STATE), default=0)
             attention = 2 * model.heads * model.head_size + 3 * model.hidden
             layer_bytes = max(layer_bytes, attention * 4 * tokens + widest * 2 * cells)
-        head = (rows + model.hidden) * 4 * outputs
+        head = (rows + model.hidden) * 4 * outputs if number == self.device_of(-1, flags) else 0
         return max(head if flags.layers else head + copied_bytes, layer_bytes + inputs + copied_bytes)
 
-    def _graph_bytes(self, flags: LlamaFlags, tokens: int, outputs: int, rows: int) -> int:
-        """Return the bytes of the graph of a model of attention."""
-        key = (flags.file_type, flags.kv, flags.layers, flags.host_experts, flags.max_model_len, tokens, outputs)
+    def _graph_bytes(self, flags: LlamaFlags, number: int, tokens: int, outputs: int, rows: int) -> int:
+        """Return the bytes of the graph of a model of attention on one device, 0 for a device without a layer."""
+        key = (replace(flags, used_bytes=0), number)
         if key not in self._graphs:
-            self._graphs[key] = graph_bytes(self._blocks(flags), self._batch(flags, tokens, outputs, rows))
+            blocks, last = self._blocks(flags, number), self.device_of(-1, flags)
+            batch = self._batch(flags, tokens, outputs, rows)
+            self._graphs[key] = graph_bytes(blocks, batch, is_first=number == 0, is_last=number == last) if blocks else 0
         return self._graphs[key]
 
     def _batch(self, flags: LlamaFlags, tokens: int, outputs: int, rows: int) -> Batch:
@@ -246,13 +275,20 @@ class Layout:
             turns=_turns(self.architecture.head_size) if quantized else (),
             inputs=sum(tensor.columns for tensor in self.tensors if tensor.role == "per_layer_token_embd"),
             copies=quantized and self.copies_cache,
+            streams=self._streams(flags),
         )
 
-    def _blocks(self, flags: LlamaFlags) -> list[Block]:
-        """Return the layers as blocks of a graph; of equal neighbours a few."""
+    def _streams(self, flags: LlamaFlags) -> int:
+        """Return the micro-batches in flight (llama-context.cpp, pipeline_parallel)."""
+        return STREAMS if flags.devices > 1 and flags.layers > self.layers and not flags.host_experts else 1
+
+    def _blocks(self, flags: LlamaFlags, device: int) -> list[Block]:
+        """Return the layers of a device as blocks of a graph; of equal neighbours a few."""
         first = 0 if self.shares_memory else self.layers + 1 - flags.layers
         found: list[Block] = []
         for number in range(self.layers):
+            if self.device_of(number, flags) != device:
+                continue
             block = self._block(number, flags, number < first)
             if found[-REPEATS:] != [block] * REPEATS:
                 found.append(block)
@@ -378,8 +414,9 @@ def answer_llama(
             "cpu_moe": flags.host_experts,
             "cache_type": flags.kv,
             "ubatch_size": flags.micro_batch,
+            "devices": flags.devices,
         },
-        gpus=1,
+        gpus=flags.devices,
         budget_bytes=budget,
         weights_bytes=parts.weights,
         offloaded_bytes=parts.host_weights,
@@ -411,12 +448,14 @@ def answer_llama(
         contexts=tuple(
             ContextRow(context=one, requests=flags.slots if one <= longest else 0) for one in rows
         ),
-        reasons=tuple(_reasons(layout.architecture)),
+        reasons=tuple(_reasons(layout.architecture, flags)),
     )
 
 
-def _reasons(architecture: Architecture) -> Iterator[str]:
+def _reasons(architecture: Architecture, flags: LlamaFlags) -> Iterator[str]:
     """Yield what is counted, and a warning for a model whose file was not compared with llama.cpp's."""
+    if flags.devices > 1:
+        yield f"layers are split among {flags.devices} equal devices (-sm layer); the figures are those of the fullest"
     yield f"the file's tensors, cells and buffers as llama.cpp allocates them; not counted: {NOT_COUNTED}"
     if architecture.model_type not in COMPARED:
         yield f"files of models of type {architecture.model_type} were not compared with llama.cpp, which may not run them"
@@ -469,6 +508,9 @@ def _changes(
     if layout.shares_memory:
         return
     count = layout.layers
+    if flags.devices < MOST_DEVICES and 2 * flags.devices <= count:
+        devices = 2 * flags.devices
+        yield Change(flag=f"{devices} devices", query=f"pp={devices}", fields={"devices": devices}, note="-sm layer, by default")
     if layout.architecture.experts and flags.host_experts < count:
         most = count - _largest(count - flags.host_experts, lambda kept: fits(replace(flags, host_experts=count - kept)))
         note = f"experts of {most} of {count} layers are computed on the host, more slowly"

@@ -52,7 +52,8 @@ class Batch:
     `item` is the numerator and denominator of the bytes of a cached element. `turns` are the bytes of the matrices that rotate
     keys and values of a quantized cache, empty without. `copies` is True if attention copies this cache to 16 bits behind its
     result (ggml/src/ggml-cuda/fattn.cu, ggml_cuda_flash_attn_ext_get_alloc_size). `inputs` are the elements of a token that all
-    layers together read from embeddings of their own (Gemma 3n and 4).
+    layers together read from embeddings of their own (Gemma 3n and 4). `streams` are the micro-batches in flight over several
+    devices, whose inputs exist at once (ggml-backend.cpp, GGML_SCHED_MAX_COPIES).
     """
 
     tokens: int
@@ -64,6 +65,7 @@ class Batch:
     turns: tuple[int, ...] = ()
     inputs: int = 0
     copies: bool = False
+    streams: int = 1
 
 
 class _Heap:
@@ -137,63 +139,86 @@ class _Graph:
         return heap.peak
 
 
-def compute_bytes(blocks: Sequence[Block], batch: Batch) -> int:
-    """Return the bytes of a device's compute buffer for layers in their order, the head at the end."""
+def compute_bytes(blocks: Sequence[Block], batch: Batch, *, is_first: bool = True, is_last: bool = True) -> int:
+    """Return the bytes of a device's compute buffer for its layers in their order.
+
+    Args:
+        blocks: The layers; those on the host come first.
+        batch: The micro-batch.
+        is_first: False for a device that gets the hidden states, and their first norm, from another one.
+        is_last: True for the device of the head.
+    """
     graph, token = _Graph(), FLOAT * batch.tokens
-    state, inputs = graph.add(batch.hidden * token), _Inputs(graph, batch, rotates=any(block.rotated for block in blocks))
+    inputs = _Inputs(graph, batch, rotates=any(block.rotated for block in blocks))
+    normed = None if is_first else inputs.take(batch.hidden * token)
+    state = inputs.take(batch.hidden * token) if is_first else 0
     if not blocks[0].cached:  # one split of the graph, whose inputs are copied when it begins
         inputs.make()
-    kept = () if blocks[0].cached else (graph.add(POSITION * batch.outputs),)
+    if normed is not None:
+        state = inputs.take(batch.hidden * token)
+    kept = (inputs.take(POSITION * batch.outputs),) if is_last and not blocks[0].cached else ()
     embedded = []
     if batch.inputs:
-        own = graph.add(batch.inputs * token)
+        own = inputs.take(batch.inputs * token)
         projected = graph.change(graph.add(batch.inputs * token, state))
         embedded = [graph.add(batch.inputs * token, graph.change(projected, own))]
-    for block in blocks[:-1]:
-        state = _layer(graph, block, batch, state, inputs)
-    graph.add(0, *inputs.masks, *inputs.places)  # each kind of layer needs its own almost up to the last layer
-    state = _layer(graph, blocks[-1], batch, state, inputs, kept)
+    for number, block in enumerate(blocks):
+        ends = number == len(blocks) - 1
+        if ends:
+            graph.add(0, *inputs.masks, *inputs.places)  # each kind of layer needs its own almost up to the last layer
+        normed = _norm(graph, block, state) if number or normed is None else graph.change(normed)
+        state = _layer(graph, block, batch, state, normed, inputs, kept if ends and is_last else None)
     graph.add(0, *embedded)
-    graph.add(batch.vocabulary * FLOAT * batch.outputs, graph.change(graph.change(state)))
+    if is_last:
+        graph.add(batch.vocabulary * FLOAT * batch.outputs, graph.change(graph.change(state)))
+    else:  # both go to the next device
+        graph.add(0, state, graph.add(batch.hidden * token, state))
+    graph.add(0, *inputs.held)
     return graph.peak()
 
 
 class _Inputs:
-    """Tensors that all layers read, made when the first of them needs one."""
+    """Tensors that all layers read, made when the first of them needs one. Those of other micro-batches in flight are `held`."""
 
     def __init__(self, graph: _Graph, batch: Batch, *, rotates: bool) -> None:
         self.graph, self.batch, self.rotates = graph, batch, rotates
         self.masks: list[int] = []
         self.places: list[int] = []
+        self.held: list[int] = []
         self._positions: list[int] | None = None
+
+    def take(self, size: int) -> int:
+        """Append an input, once for each micro-batch in flight, and return the first."""
+        found = [self.graph.add(size) for _ in range(self.batch.streams)]
+        self.held += found if len(found) > 1 else []
+        return found[0]
 
     def make(self) -> None:
         """Make all tensors in the order of the first layer."""
         self.positions()
         for size in self.batch.turns:
-            self.graph.add(size)
+            self.take(size)
         self.mask(writes=True)
 
     def positions(self) -> list[int]:
         """Return the positions of tokens, nothing for a model that does not rotate queries and keys."""
         if self._positions is None:
-            self._positions = [self.graph.add(POSITION * self.batch.tokens)] if self.rotates else []
+            self._positions = [self.take(POSITION * self.batch.tokens)] if self.rotates else []
         return self._positions
 
     def mask(self, *, writes: bool = False) -> int:
         """Return the mask of the first kind of layer. A device that `writes` keys and values needs the numbers of their cells."""
         for cells in self.batch.cells[len(self.masks) :]:
-            self.places += [self.graph.add(CELL * self.batch.tokens) for _ in range(2 if writes else 0)]
-            self.masks.append(self.graph.add(2 * cells * self.batch.tokens))
+            self.places += [self.take(CELL * self.batch.tokens) for _ in range(2 if writes else 0)]
+            self.masks.append(self.take(2 * cells * self.batch.tokens))
         return self.masks[0]
 
 
 def _layer(
-    graph: _Graph, block: Block, batch: Batch, state: int, inputs: _Inputs, kept: tuple[int, ...] | None = None
+    graph: _Graph, block: Block, batch: Batch, state: int, normed: int, inputs: _Inputs, kept: tuple[int, ...] | None
 ) -> int:
     """Append one layer and return its output. The last one has `kept`, after whose attention only tokens with logits go on."""
     token = FLOAT * batch.tokens
-    normed = _norm(graph, block, state)
     attended = _attend(graph, block, batch, normed, inputs) if block.query else normed
     out = graph.multiply(batch.hidden * token, attended, block.weights.get("attn_output", 0))
     if kept is not None:

@@ -86,6 +86,18 @@ class _Load:
         found = (pair for kind in kinds for pair in self.sizes.get(kind, {}).items())
         return sum(size for device, size in found if bool(_HOST.match(device)) == on_host)
 
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices with weights."""
+        return [device for device in self.sizes.get("model", {}) if not _HOST.match(device)]
+
+    def fullest(self, *kinds: str) -> float:
+        """Return the MiB of kinds of buffers on the device with the most bytes in all."""
+        names = self.devices or [device for kind in self.sizes.values() for device in kind if not _HOST.match(device)]
+        sums = {name: sum(sizes.get(name, 0.0) for sizes in self.sizes.values()) for name in names}
+        name = max(sums, key=lambda one: sums[one], default="")
+        return sum(self.sizes.get(kind, {}).get(name, 0.0) for kind in kinds)
+
 
 def is_log(text: str) -> bool:
     """Return True for a log or an error of llama.cpp."""
@@ -95,8 +107,9 @@ def is_log(text: str) -> bool:
 def read_log(text: str) -> tuple[dict[str, float | str], str, tuple[str, ...]]:
     """Return the figures of a log, the failure, empty without one, and lines for what no query says.
 
-    Figures that are keys of a query have its values. Sizes are in GiB: weights_gib, cache_gib and compute_gib on all devices,
-    host_gib of weights on the host, unless the file is mapped there. Of several models, such as with a draft, the largest is read.
+    Figures that are keys of a query have its values. Sizes are in GiB: weights_gib, cache_gib and compute_gib on the fullest
+    device, host_gib of weights on the host, unless the file is mapped there. Of several models, such as with a draft, the
+    largest is read.
     """
     failure = next((said for said, pattern in FAILURES if re.search(pattern, text)), "")
     loads = list(_loads(text))
@@ -108,11 +121,12 @@ def read_log(text: str) -> tuple[dict[str, float | str], str, tuple[str, ...]]:
     if load is not None:
         mapped = sum(size for device, size in load.sizes.get("model", {}).items() if device == "CPU_Mapped")  # of the whole file
         sizes = {
-            "weights_gib": load.total("model"),
+            "weights_gib": load.fullest("model"),
             "host_gib": 0 if mapped else load.total("model", on_host=True),
-            "cache_gib": load.total("KV", "RS"),
-            "compute_gib": load.total("compute"),
+            "cache_gib": load.fullest("KV", "RS"),
+            "compute_gib": load.fullest("compute"),
         }
+        figures |= {"pp": float(len(load.devices))} if len(load.devices) > 1 else {}
         kinds = {"weights_gib": "model", "cache_gib": "KV", "compute_gib": "compute"}
         figures |= {name: size / 1024 for name, size in sizes.items() if kinds.get(name) in load.sizes or size}
     return figures, failure, tuple(uncounted)
@@ -189,9 +203,6 @@ def _host_experts(text: str) -> set[int]:
 
 def _uncounted(found: dict[str, str], text: str, load: _Load | None, loads: list[_Load]) -> Iterator[str]:
     """Yield a text for each fact of a log that the question does not have."""
-    devices = [one for one in (load.sizes.get("model", {}) if load else {}) if not _HOST.match(one)]
-    if len(devices) > 1:
-        yield f"{len(devices)} devices: one with all of their buffers is planned"
     smaller = [one for one in loads if load is not None and one.total("model") and one.total("model") < load.total("model")]
     if smaller or "creating MTP draft context" in text:
         yield "a second model or context, such as a draft"

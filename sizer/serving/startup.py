@@ -179,7 +179,7 @@ _OTHERS = (
     ("MLC LLM", r"mlc_llm"),
 )
 _LLAMA_KEYS = (
-    *("engine_version", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "weights", "kv", "gpu_layers", "cpu_moe"),
+    *("engine_version", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "weights", "kv", "gpu_layers", "cpu_moe", "pp"),
 )
 LAYOUTS_OF_FLAGS = {
     **{"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "mxfp4": "mxfp4", "w8a8_int8": "w8a8"},

@@ -186,7 +186,12 @@ def llama_files() -> Iterator[str]:
     remote = "`llama-fit-params` with a remote device"
     yield f"| cells and states, {len(most)} models | {remote} | {all_memory} of {all_memory} equal |"
     yield "| weights on the device | the same | equal, except for 24 kB of alignment at most |"
-    for name, offs in (("all layers on the device", whole), ("layers or experts on the host", split)):
+    several = [(int(row["estimated_bytes"]) / int(row["compute_bytes"]) - 1) * 100 for row in _read_llama("devices.csv")]
+    for name, offs in (
+        ("all layers on the device", whole),
+        ("layers or experts on the host", split),
+        ("each of two or three devices", several),
+    ):
         equal = sum(abs(one) < 0.01 for one in offs)
         result = f"{equal} of {len(offs)} within 0.01 %, median {median(offs):+.1f} %, from {min(offs):+.0f} to {max(offs):+.0f} %"
         yield f"| compute buffer, {name} | the same | {result.replace('-', '−')} |"

@@ -3,7 +3,7 @@
     python -m tests.serving.record_llama_cpp SOURCE BUILD
 
 SOURCE is a checkout of llama.cpp, BUILD the folder of its programs, changed as the README of the figures says. A ggml-rpc-server
-must listen on port 50052. Models that llama.cpp's converter or loader does not read are named and left out.
+must listen on each of the ports 50052 to 50054. Models that llama.cpp's converter or loader does not read are named and left out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tests.serving.logs import architecture_of
 from tests.serving.test_llama_cpp import COLUMNS, FILES, FOLDER, flags_of
 
 ADDRESS = "127.0.0.1:50052"
+ADDRESSES = (ADDRESS, "127.0.0.1:50053", "127.0.0.1:50054")
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"-c": 4096},
     {"-c": 32_768},
@@ -149,10 +151,26 @@ def memory_rows(model: str, path: Path, program: Path) -> Iterator[tuple[object,
         yield model, *row, weights, on_host, cells, compute, estimated
 
 
+def device_rows(model: str, path: Path, program: Path) -> Iterator[tuple[object, ...]]:
+    """Yield the bytes of a server on each of several devices, for as many as two and three, and for some layers on the host."""
+    layout = Layout(architecture_of(model))
+    for devices, layers in ((2, layout.layers + 1), (3, layout.layers + 1), (2, 12)):
+        words = ["-c", "8192", "-np", "1", "-fa", "on", "-ngl", str(layers), "-ts", ",".join("1" * devices)]
+        call = [program / "llama-fit-params", "--rpc", ",".join(ADDRESSES[:devices]), "--fit-print", "on", "-m", path, *words]
+        env = {**os.environ, "LLAMA_OUTPUTS": "1"}
+        done = subprocess.run(call, capture_output=True, text=True, check=True, cwd=program, env=env)
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("RPC")]
+        row = {"max_model_len": "8192", "slots": "1", "micro_batch": "512", "host_experts": "0", "kv": "f16"}
+        asked = flags_of(layout, {**row, "layers": str(layers), "build": str(NEWEST_BUILD)})
+        for number, (_, *sizes) in enumerate(lines):
+            parts = layout.parts_of(replace(asked, devices=devices), number)
+            yield model, devices, layers, number, *sizes, parts.compute
+
+
 def main() -> None:
     """Record the figures of all models in the tables."""
     source, build = map(Path, sys.argv[1:])
-    models, files, memory = list(FILES), [], []
+    models, files, memory, devices = list(FILES), [], [], []
     for model in models:
         with tempfile.TemporaryDirectory() as name:
             try:
@@ -160,9 +178,10 @@ def main() -> None:
                 write_matrix(source, Path(name) / "matrix.gguf")
                 files += file_rows(model, path, Path(name) / "matrix.gguf", build)
                 memory += memory_rows(model, path, build)
+                devices += device_rows(model, path, build)
             except (AssertionError, KeyError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
                 print(f"{model}: {type(error).__name__}: {error}", file=sys.stderr)
-    for table, rows in (("files.csv", files), ("memory.csv", memory)):
+    for table, rows in (("files.csv", files), ("memory.csv", memory), ("devices.csv", devices)):
         with (FOLDER / table).open(encoding="utf-8") as file:
             columns = file.readline().strip().split(",")
         with (FOLDER / table).open("w", newline="", encoding="utf-8") as file:

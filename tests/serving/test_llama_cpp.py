@@ -37,7 +37,7 @@ def rows_of(name: str) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-FILES, MEMORY = rows_of("files.csv"), rows_of("memory.csv")
+FILES, MEMORY, DEVICES = rows_of("files.csv"), rows_of("memory.csv"), rows_of("devices.csv")
 
 
 def models(rows: dict[str, list[dict[str, str]]]) -> list[object]:
@@ -84,6 +84,40 @@ def test_weights_and_cells_equal_and_buffers_are_near_those_of_llama_fit_params(
         off = parts.compute / int(row["compute_bytes"]) - 1
         split = asked.layers <= layout.layers or asked.host_experts
         assert (-0.45 if split else -0.18) < off < (0.37 if split else 0.26), (row, off)
+
+
+@pytest.mark.parametrize("model", models(DEVICES))
+def test_several_devices_have_the_layers_of_llama_fit_params(model):
+    layout = layout_of(model)
+    for row in DEVICES[model]:
+        asked = flags(layout, file_type="bf16", max_model_len=8192, **{key: int(row[key]) for key in ("devices", "layers")})
+        parts = layout.parts_of(asked, int(row["device"]))
+        assert parts.compute == int(row["estimated_bytes"]), row
+        assert abs(parts.weights - int(row["weights_bytes"])) <= 4 * ALIGNMENT_BYTES, row
+        assert parts.cells == int(row["cells_bytes"]), row
+        off = parts.compute / int(row["compute_bytes"]) - 1
+        assert -0.6 < off < 0.48, (row, off)
+
+
+def test_devices_of_a_server_have_the_weights_of_a_published_log():
+    layout = layout_of("deepseek-r1-distill-qwen-32b")
+    four = flags(layout, max_model_len=8192, devices=4)
+    # "CUDA0 model buffer size = 4844.72 MiB" and those of three more devices, tests/measured/published/llama_cpp_logs.csv
+    found = [layout.parts_of(four, number).weights / MIB for number in range(4)]
+    assert found == pytest.approx([4844.72, 4366.53, 4366.53, 4930.57], abs=0.01)
+    assert layout.parts(four) == layout.parts_of(four, 3)
+
+
+def test_several_devices_are_asked_for_and_offered():
+    question = "arch=hf:llama-3.1-70b&mode=serve&engine=llama.cpp&gpu=rtx-3090&weights=q4_k_m&max_model_len=8k"
+    one, two = (sizer.estimate(f"{question}{pp}").serve for pp in ("", "&pp=2"))
+    assert (one.starts, two.starts, two.gpus) == (False, True, 2)
+    assert "2 devices" in {lever.flags for lever in one.levers}
+    assert "the figures are those of the fullest" in two.reasons[0]
+    assert one.weights_bytes < 2 * two.weights_bytes < 1.1 * one.weights_bytes
+    for other in (f"{question}&pp=81", question.replace("rtx-3090", "m2-ultra-64gb") + "&pp=2"):
+        with pytest.raises(RequestError, match="pp"):
+            sizer.estimate(other)
 
 
 def test_types_of_models_that_were_not_compared_are_said():

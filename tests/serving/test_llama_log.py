@@ -186,6 +186,14 @@ def test_an_error_names_the_buffer_that_does_not_fit(text, failure):
     assert read_startup(asked).failure == "out of memory"
 
 
+def test_the_fullest_of_several_devices_is_read():
+    first = "CUDA0 model buffer size =  2049.43 MiB"
+    cuda1 = PART.replace(first, f"{first}\nload_tensors: CUDA1 model buffer size = 9000.00 MiB")
+    log = read_startup(cuda1)
+    assert (log.figures["pp"], log.number("weights_gib"), log.number("compute_gib")) == (2.0, 9000 / 1024, 0.0)
+    assert log.query().endswith("&pp=2")
+
+
 def test_slots_share_cells_or_split_them():
     four = PART.replace("n_seq_max     = 1", "n_seq_max     = 4")
     assert "max_model_len=8192&max_num_seqs=4" in read_startup(four).query()
