@@ -25,7 +25,7 @@ from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture, La
 from sizer.serving.flags import check_engine
 from sizer.serving.gguf import BLOCKS, COMPARED, WHOLE_GATES, Tensor, tensors_of, types_of
 from sizer.serving.levers import Change, Outcome, find_levers
-from sizer.serving.llama_graph import Batch, Block
+from sizer.serving.llama_graph import Batch, Block, Latent
 from sizer.serving.llama_graph import compute_bytes as graph_bytes
 
 MOST_DEVICES = 16  # ggml/src/ggml-cuda/common.cuh, GGML_CUDA_MAX_DEVICES
@@ -42,6 +42,7 @@ FEW_OUTPUTS = 9467
 WITHOUT_WINDOW = ("phi3", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2")
 PARALLEL = ("phi", "falcon", "gptj", "gpt_neox")  # attention and feed-forward part read the same hidden states
 UNROTATED = ("gpt2", "bloom", "opt", "mpt")  # positions are embeddings, or in the mask
+NORMS_LAST = ("olmo2", "olmo3")  # norms follow attention and the feed-forward part alone
 NOT_COUNTED = "pools of llama.cpp's CUDA kernels"
 SMALLER_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "iq2_m")
 
@@ -140,7 +141,6 @@ class Layout:
         self.architecture, self.shares_memory, self.copies_cache = architecture, shares_memory, copies_cache
         self.tensors = tensors_of(architecture)
         self.layers = max((tensor.layer for tensor in self.tensors), default=-1) + 1
-        self.gated = any(tensor.role == "ffn_gate" for tensor in self.tensors) or architecture.model_type in WHOLE_GATES
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._layers: dict[int, list[int]] = {}  # the numbers of each layer's tensors
         for number, tensor in enumerate(self.tensors):
@@ -218,45 +218,37 @@ class Layout:
         return cells
 
     def compute_bytes(self, flags: LlamaFlags, number: int = 0, *, copied_bytes: int = 0) -> int:
-        """Return the bytes of the compute buffer: the largest sum of tensors that one micro-batch has at once.
+        """Return the bytes of the compute buffer: what one micro-batch has at once.
 
-        A model of attention is planned as ggml places its graph (sizer.serving.llama_graph). With MLA, and for states alone, this
-        is the larger of two sums: the logits with the last hidden states, or in a layer the three tensors of the feed-forward
-        part with three hidden states, the mask and the inputs. A matrix of `copied_bytes` on the host is copied.
+        A model with attention is planned as ggml places its graph (sizer.serving.llama_graph). For states alone (Mamba) this is the
+        larger of two sums: the logits with the last hidden states, or a layer's tensors with the inputs. A matrix of
+        `copied_bytes` on the host is copied to the first device.
 
         Source: llama.cpp b11549, tools/server/server-context.cpp, server_output_limits, for the logits that are kept.
         """
-        model, cells = self.architecture, _cells(flags.max_model_len)
-        attends = any(layer.elements for layer in model.layers)
-        tokens = min(flags.micro_batch, cells * flags.slots)
+        model = self.architecture
+        tokens = min(flags.micro_batch, _cells(flags.max_model_len) * flags.slots)
         outputs = min(tokens, flags.slots) if flags.build >= FEW_OUTPUTS else tokens
         rows = next((tensor.rows for tensor in self.tensors if tensor.role == "token_embd"), model.vocabulary)
-        if attends and not model.latent:
+        if any(layer.elements for layer in model.layers):
             return self._graph_bytes(flags, number, tokens, outputs, rows)
-        products = 3 if self.gated else 1  # gate, up and their product; an activation alone overwrites its input
-        layer = products * max(model.intermediate, model.expert_width * model.experts_per_token) + 3 * model.hidden
-        if not attends:  # src/models/mamba-base.cpp: both halves of the projection, the convolution, steps and the scan's result
-            layer = 5 * model.intermediate + 2 * model.hidden
-        if model.latent:
-            rank, keys, _ = model.latent
-            layer = max(layer, model.heads * (2 * rank + keys + 2 * model.rotary) + 4 * model.hidden + 2 * rank)
-        layer_bytes, inputs = layer * 4 * tokens, INPUT_BYTES * tokens + 4 * outputs + (2 * cells * tokens if attends else 0)
-        streams, copied_bytes = self._streams(flags), 0 if number else copied_bytes  # the first device has copies
+        # src/models/mamba-base.cpp: both halves of the projection, the convolution, steps and the scan's result
+        layer_bytes = (5 * model.intermediate + 2 * model.hidden) * 4 * tokens
+        streams, copied_bytes, inputs = self._streams(flags), 0 if number else copied_bytes, INPUT_BYTES * tokens + 4 * outputs
         if streams > 1:
             inputs = streams * (inputs + (2 if number else 1) * model.hidden * 4 * tokens)
-        if self.copies_cache and flags.kv not in ("f16", "f32"):
-            widest = max((one.elements for one in model.layers if one.kind != STATE), default=0)
-            attention = 2 * model.heads * model.head_size + 3 * model.hidden
-            layer_bytes = max(layer_bytes, attention * 4 * tokens + widest * 2 * cells)
         head = (rows + model.hidden) * 4 * outputs if number == self.device_of(-1, flags) else 0
         return max(head if flags.layers else head + copied_bytes, layer_bytes + inputs + copied_bytes)
 
     def _graph_bytes(self, flags: LlamaFlags, number: int, tokens: int, outputs: int, rows: int) -> int:
-        """Return the bytes of the graph of a model of attention on one device, 0 for a device without a layer."""
+        """Return the bytes of the graph of a model with attention on one device, 0 for a device without a layer."""
         key = (replace(flags, used_bytes=0), number)
         if key not in self._graphs:
             blocks, last = self._blocks(flags, number), self.device_of(-1, flags)
             batch = self._batch(flags, tokens, outputs, rows)
+            if number and batch.inputs and batch.streams > 1:  # those of its own layers alone
+                own = sum(self.device_of(layer, flags) == number for layer in range(self.layers))
+                batch = replace(batch, inputs=batch.inputs * own // self.layers)
             self._graphs[key] = graph_bytes(blocks, batch, is_first=number == 0, is_last=number == last) if blocks else 0
         return self._graphs[key]
 
@@ -324,11 +316,22 @@ class Layout:
             used=model.experts_per_token,
             width=model.expert_width,
             fused="attn_qkv" in rows and attends,
+            latent=self._latent(own),
             parallel=model.model_type in PARALLEL,
             rotated=model.model_type not in UNROTATED,
+            norms_first=model.model_type not in NORMS_LAST,
             weights=weights,
             cached=on_host,
         )
+
+    def _latent(self, own: list[tuple[Tensor, int]]) -> Latent | None:
+        """Return the sizes of a layer with MLA, None for other layers."""
+        model = self.architecture
+        if not model.latent:
+            return None
+        rank, keys, values = model.latent
+        narrow = [tensor.rows for tensor, _ in own if tensor.role == "attn_q_a"]
+        return Latent(heads=model.heads, rank=rank, key=keys, value=values, rotary=model.rotary, narrow=min(narrow, default=0))
 
     def longest(self, flags: LlamaFlags, budget: int) -> int:
         """Return the longest request in tokens of each slot for which `budget` bytes are enough, 0 if none is."""

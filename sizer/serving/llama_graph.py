@@ -19,6 +19,21 @@ _ENDLESS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Elements of a head with MLA: `key` and `value` without rotation, `rotary` with it, `rank` of the shared cache.
+
+    `narrow` is the rank of queries, 0 if they are projected at once.
+    """
+
+    heads: int
+    rank: int
+    key: int
+    value: int
+    rotary: int
+    narrow: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Sizes of one layer in elements of a token.
 
@@ -41,6 +56,8 @@ class Block:
     fused: bool = False
     parallel: bool = False
     rotated: bool = True
+    norms_first: bool = True
+    latent: Latent | None = None
     weights: dict[str, int] = field(default_factory=dict)
     cached: bool = False
 
@@ -150,15 +167,17 @@ def compute_bytes(blocks: Sequence[Block], batch: Batch, *, is_first: bool = Tru
     """
     graph, token = _Graph(), FLOAT * batch.tokens
     inputs = _Inputs(graph, batch, rotates=any(block.rotated for block in blocks))
-    normed = None if is_first else inputs.take(batch.hidden * token)
+    normed = inputs.take(batch.hidden * token) if not is_first and blocks[0].norms_first else None
     state = inputs.take(batch.hidden * token) if is_first else 0
     if not blocks[0].cached:  # one split of the graph, whose inputs are copied when it begins
         inputs.make()
-    if normed is not None:
+    if not is_first:
         state = inputs.take(batch.hidden * token)
     kept = (inputs.take(POSITION * batch.outputs),) if is_last and not blocks[0].cached else ()
     embedded = []
-    if batch.inputs:
+    if batch.inputs and not is_first:
+        embedded = [inputs.take(batch.inputs * token)]
+    elif batch.inputs:
         own = inputs.take(batch.inputs * token)
         projected = graph.change(graph.add(batch.inputs * token, state))
         embedded = [graph.add(batch.inputs * token, graph.change(projected, own))]
@@ -219,7 +238,11 @@ def _layer(
 ) -> int:
     """Append one layer and return its output. The last one has `kept`, after whose attention only tokens with logits go on."""
     token = FLOAT * batch.tokens
-    attended = _attend(graph, block, batch, normed, inputs) if block.query else normed
+    attended = normed
+    if block.latent is not None:
+        attended = _attend_latent(graph, block, block.latent, batch, normed, inputs)
+    elif block.query:
+        attended = _attend(graph, block, batch, normed, inputs)
     out = graph.multiply(batch.hidden * token, attended, block.weights.get("attn_output", 0))
     if kept is not None:
         batch = replace(batch, tokens=batch.outputs)
@@ -247,8 +270,33 @@ def _attend(graph: _Graph, block: Block, batch: Batch, normed: int, inputs: _Inp
     return graph.multiply(size, attended) if batch.turns else attended
 
 
+def _attend_latent(graph: _Graph, block: Block, latent: Latent, batch: Batch, normed: int, inputs: _Inputs) -> int:
+    """Append attention with MLA, whose queries are multiplied by the keys' matrix (src/models/deepseek2.cpp)."""
+    token, weights, heads = FLOAT * batch.tokens, block.weights, latent.heads
+    query = normed
+    if latent.narrow:
+        query = graph.change(graph.change(graph.multiply(latent.narrow * token, query, weights.get("attn_q_a", 0))))
+    whole = heads * (latent.key + latent.rotary) * token
+    query = graph.multiply(whole, query, weights.get("attn_q_a" if latent.narrow else "attn_q", 0))
+    absorbed = graph.multiply(heads * latent.rank * token, query, weights.get("attn_k_b", 0))
+    turned = graph.add(heads * latent.rotary * token, query, *inputs.positions())
+    query = graph.add(heads * (latent.rank + latent.rotary) * token, absorbed, turned)
+    shared = graph.multiply((latent.rank + latent.rotary) * token, normed, weights.get("attn_kv_a_mqa", 0))
+    compressed = graph.change(graph.add(latent.rank * token, shared))
+    turned = graph.add(latent.rotary * token, shared, *inputs.positions())
+    graph.add(0, graph.add((latent.rank + latent.rotary) * token, compressed, turned), *inputs.places[:1])
+    numerator, denominator = batch.item
+    copied = batch.cells[0] * (latent.rank + latent.rotary) * numerator // denominator
+    copies = [graph.add(copied)] if block.cached else []
+    extra = 2 * batch.cells[0] * (latent.rank + latent.rotary) if batch.copies else 0
+    attended = graph.add(heads * latent.rank * token + extra, query, *copies, inputs.mask())
+    return graph.multiply(heads * latent.value * token, attended, weights.get("attn_v_b", 0))
+
+
 def _norm(graph: _Graph, block: Block, state: int) -> int:
-    """Append a norm and its weights, which are copied if they are on the host."""
+    """Append a norm and its weights, which are copied if they are on the host; nothing for a layer whose norms come last."""
+    if not block.norms_first:
+        return state
     normed = graph.change(state)
     return graph.change(normed, *([graph.add(block.weights["norm"])] if "norm" in block.weights else []))
 
