@@ -21,6 +21,8 @@ FILE_TYPES = (
 )
 MAX_LAYERS = 1000
 NEWEST_BUILD = 11_549  # of llama.cpp, October 2026
+# Build from which the server keeps the logits of one token for each slot (de6f727 of 2026-06-01, llama.cpp's pull request 23861).
+FEW_OUTPUTS = 9467
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
 # Methods of speculative decoding by vLLM's names. A preset's key in their place is a draft model.

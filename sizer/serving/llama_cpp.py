@@ -18,7 +18,7 @@ from sizer.base.codec import Difference
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import MIB
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.serving import NEWEST_BUILD
+from sizer.catalogue.serving import FEW_OUTPUTS, NEWEST_BUILD
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import CONTEXTS, contexts_of
 from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture, Layer
@@ -36,8 +36,6 @@ INPUT_BYTES = 20  # of each token: position, and the cells of its key and value
 TURNED = 64  # elements of a head that a matrix rotates at least: src/llama-kv-cache.cpp, build_input_k_rot and build_input_v_rot
 STREAMS = 4  # ggml-backend.cpp, GGML_SCHED_MAX_COPIES: micro-batches in flight if all layers are on several devices
 REPEATS = 4  # equal layers in a graph, after which the places of tensors come again
-# Build from which the server keeps the logits of one token for each slot (de6f727 of 2026-06-01, llama.cpp's pull request 23861).
-FEW_OUTPUTS = 9467
 # Models whose window llama.cpp ignores: all tokens are kept (src/models/phi3.cpp, llama.cpp, qwen2.cpp and starcoder2.cpp).
 WITHOUT_WINDOW = ("phi3", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2")
 PARALLEL = ("phi", "falcon", "gptj", "gpt_neox")  # attention and feed-forward part read the same hidden states

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sizer.base.errors import RequestError
 from sizer.base.units import MIB
 from sizer.catalogue.presets import find_preset, list_presets
-from sizer.catalogue.serving import ENGINES, FILE_TYPES
+from sizer.catalogue.serving import ENGINES, FEW_OUTPUTS, FILE_TYPES
 from sizer.catalogue.sources import arch_of
 
 SIGNS = (
@@ -165,6 +165,8 @@ def _flags(found: dict[str, str], text: str) -> dict[str, float | str]:
     figures: dict[str, float | str] = {}
     if build := found.get("engine_version"):
         figures["engine_version"] = f"b{int(build)}"
+    elif found.get("max_num_batched_tokens") and "n_outputs_max" not in text:
+        figures["older_than"] = float(FEW_OUTPUTS)  # later builds print n_outputs_max beside n_ubatch
     if file_type := _printed_type(found.get("file_type", "")):
         figures["weights"] = file_type
     if (arch := arch_of_file(found.get("path", "")) or _arch_of_sizes(text, found.get("named", ""))) is not None:

@@ -214,6 +214,8 @@ class StartupLog:
         """Return the query keys of the log's own flags, without the model and the device."""
         keys = ["mode=serve", f"engine={self.engine}"] if self.engine != "vllm" else ["mode=serve"]
         if self.engine == "llama.cpp":
+            older = self.number("older_than")
+            keys += [f"engine_version=b{int(older) - 1}"] if older else []
             found = ((name, self.figures[name]) for name in _LLAMA_KEYS if name in self.figures)
             return "&".join([*keys, *(f"{name}={value if isinstance(value, str) else int(value)}" for name, value in found)])
         for name in ("engine_version", "tp", "pp", "dp", "dcp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
@@ -304,7 +306,7 @@ class StartupLog:
             known = f"the log names {quote(str(name))}, which the catalogue does not have" if name else "not in the log"
             hint = f", for example {' or '.join(alike[:3])}, which have its memory" if alike else ""
             said.append(f"device: {known}, the default of gpu is taken; write gpu={hint}")
-        if "engine_version" not in asked and "engine_version" not in self.figures:
+        if "engine_version" not in asked and not {"engine_version", "older_than"} & self.figures.keys():
             said.append(f"version: not in the log; the newest known of {ENGINES[self.engine].title} is taken")
         return said
 

@@ -13,8 +13,9 @@ import pytest
 import sizer
 from sizer.base.errors import RequestError
 from sizer.base.units import MIB
+from sizer.catalogue.serving import FEW_OUTPUTS
 from sizer.serving.launch import with_command
-from sizer.serving.llama_cpp import FEW_OUTPUTS, Layout
+from sizer.serving.llama_cpp import Layout
 from sizer.serving.startup import compare, is_startup, read_startup
 from tests.serving.log_table import LLAMA_LOGS, read_llama_logs
 from tests.serving.logs import architecture_of, middle
@@ -150,7 +151,11 @@ def test_a_log_of_a_server_becomes_its_question():
 def test_an_old_log_is_read_with_its_flags():
     log = read_startup(OLD)
     assert (log.arch, log.gpu) == ("hf:llama-2-7b", "rtx-3090")
-    assert log.query() == "mode=serve&engine=llama.cpp&max_model_len=4096&max_num_batched_tokens=256&weights=q4_k_m&kv=q8_0"
+    assert log.query() == (
+        "mode=serve&engine=llama.cpp&engine_version=b9466&max_model_len=4096&max_num_batched_tokens=256&weights=q4_k_m&kv=q8_0"
+    )
+    assert log.title == "llama.cpp"
+    assert "engine_version=b5489" in read_startup(f"build: 5489 (2d38b6e4)\n{OLD}").query()
     assert log.remarks() == ["not counted: attention without -fa: its compute buffer grows with the context"]
     served = sizer.estimate(f"arch={log.arch}&gpu={log.gpu}&{log.query()}").serve
     assert compare(log, served)[1].startswith("weights on the host: 0.07 GiB in the log, 0.07 planned")
