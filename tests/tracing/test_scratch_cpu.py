@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import permutations, product
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, _prims_common, nn
 from torch.utils.checkpoint import checkpoint
 
 from sizer.architecture.blueprint import Blueprint
@@ -298,6 +299,15 @@ def test_one_thread_leaves_small_batches_of_one_pixel_kernels_to_pytorch() -> No
     with steps_of:
         F.conv2d(image, steps_of.place(weight))
     assert device.changes_at == 16
+
+
+def test_formats_are_those_that_pytorch_suggests() -> None:
+    sizes = [*product((0, 1, 2, 3), repeat=4), *product((1, 2), repeat=5), (2, 3), ()]
+    tensors = [torch.empty(size, device="meta").permute(order) for size in sizes for order in permutations(range(len(size)))]
+    tensors += [torch.empty(2, 1, 1, 4, device="meta").expand(2, 3, 1, 4), torch.empty(4, 6, 8, 2, device="meta")[::2, 1::3, :5]]
+    found = [strides.suggest_memory_format(tensor) for tensor in tensors]
+    assert found == [*map(_prims_common.suggest_memory_format, tensors)]
+    assert {*found} == {torch.contiguous_format, torch.channels_last, torch.channels_last_3d}
 
 
 def test_results_keep_channels_last() -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.device import Device
-from sizer.tracing.meta.strides import in_format
+from sizer.tracing.meta.strides import in_format, suggest_memory_format
 from sizer.tracing.operator_tables import Results, listed
 from sizer.tracing.values.known import tensors_of
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from sizer.base.versions import rules_version
 from sizer.catalogue.hardware import HARDWARE
@@ -23,7 +22,7 @@ from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUM, SUMS,
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta import refusals
-from sizer.tracing.meta.strides import in_format
+from sizer.tracing.meta.strides import in_format, suggest_memory_format
 from sizer.tracing.operator_tables import Results
 from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import tensors_of

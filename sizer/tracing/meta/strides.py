@@ -14,12 +14,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from sizer.tracing.operator_tables import Results, listed
 
 _aten = torch.ops.aten
 _LAST = (torch.channels_last, torch.channels_last_3d)
+
+
+def suggest_memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return channels last if the strides of a tensor [N, C, ..] are in this order (torch._prims_common.suggest_memory_format)."""
+    if tensor.layout != torch.strided or not _is_channels_last(tensor.shape, tensor.stride()):
+        return torch.contiguous_format
+    return _LAST[tensor.ndim - 4]
+
+
+@lru_cache(2**12)
+def _is_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return is_channels_last_strides_2d_s4 or _3d_s5 (c10/core/MemoryFormat.h, PyTorch 2.11 to 2.15)."""
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * shape[dim]
+    return True
 
 
 def memory_format(*tensors: Tensor) -> torch.memory_format:
