@@ -112,6 +112,7 @@ async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
 
 
 LOOK_SECONDS = 0.25  # interval of the checks for ended turns
+TELL_SECONDS = 1.0  # between two messages on a job's position: each job that starts moves all others
 FORKED_BYTES = 96 * MIB  # least memory of a job; pages that it copied from the template are not measured
 ROOMY = 0.75  # share of the budget that all jobs may hold while jobs are paused early
 
@@ -206,7 +207,7 @@ class Server:
     # ---------------------------------------------------------------------------------------------------- turns
 
     def _give_turns(self) -> None:
-        """Pause and start jobs as the queue decides, and report changed positions to waiting jobs."""
+        """Pause and start jobs as the queue decides, and report its position to each job that begins to wait."""
         if self._ending:
             return
         turns = self._queue.turns(self._now())
@@ -217,15 +218,24 @@ class Server:
         for number in turns.start:
             self._reply(number, progress=self._jobs[number].start(self._now()))
         ahead = self._queue.ahead(self._now())
+        self._places = {number: self._places[number] for number in ahead if number in self._places}
+        self._tell_places({number: places for number, places in ahead.items() if number not in self._places})
+
+    def _tell_places(self, ahead: Mapping[int, int]) -> None:
+        """Report the positions of waiting jobs that have changed."""
         for number, places in ahead.items():
             if self._places.get(number) != places:
                 self._reply(number, progress=f"waiting for a free place ({places} before this one)")
-        self._places = ahead
+                self._places[number] = places
 
     async def _keep_giving_turns(self) -> None:
+        told = self._now()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._give_turns()
+            if self._now() >= told + TELL_SECONDS:
+                told = self._now()
+                self._tell_places(self._queue.ahead(told))
             self._keep_budget()
 
     def _keep_budget(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from sizer.estimating.estimator import estimate
 from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
 from sizer.query.text import parse_query
-from sizer.service.server import FORKED_BYTES, LOOK_SECONDS
+from sizer.service.server import FORKED_BYTES, LOOK_SECONDS, Server
 from sizer.service.settings import PUBLIC_VARIABLE, UNWALLED_VARIABLE, Settings
 from tests.processes.running import TESTS, is_running, template_of, wait_until
 from tests.service import poisoner
@@ -353,6 +354,32 @@ def test_place_in_the_line_is_told_as_it_changes(start):
     assert server.read_until(3, "progress") == "waiting for a free place (0 before this one)"
     server.write(to_line({"cancel": 1}))
     assert server.read_until(3, "progress") == "started"
+
+
+def test_a_job_that_leaves_the_line_is_no_message_to_each_job_behind_it(monkeypatch):
+    async def wait(self: Server, number: int, *_: object) -> None:
+        await self._jobs[number].turn.wait()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Server, "_run", wait)
+
+    async def count() -> list[int]:
+        sent: list[bytes] = []
+        server = Server(Settings(max_jobs=1, preload=(), tapes=""), sent.append, {}, None)
+        counts = []
+        for number in range(1, 8):
+            server._handle(to_line({"run": number, "task": "estimate", "query": "", "config_text": None}))
+        counts.append(sum(b"waiting" in line for line in sent))
+        server._handle(to_line({"cancel": 3}))
+        await asyncio.sleep(0)
+        counts.append(sum(b"waiting" in line for line in sent))
+        server._tell_places(server._queue.ahead(server._now()))
+        counts.append(sum(b"waiting" in line for line in sent))
+        for job in server._jobs.values():
+            job.task.cancel()
+        return counts
+
+    assert asyncio.run(count()) == [6, 6, 6 + 4]  # of jobs 4 to 7
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
