@@ -23,7 +23,8 @@ TRACING = (
     *("sizer.tracing.trace", "sizer.tracing.traced_rank", "sizer.tracing.rule_texts"),
 )
 PREPARE_PEFT = "sizer.architecture.peft_adapters:prepare"
-PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.preload:warm"
+PREPARE_CUDNN = "sizer.tracing.cuda.cudnn_convolution:prepare"
+WARM, MERGE = "sizer.service.preload:warm", "sizer.service.preload:merge_pages"
 
 Launch = Literal["fork", "spawn"]
 Wall = Literal["wanted", "required"]
@@ -63,7 +64,7 @@ def preloaded() -> tuple[str, ...]:
     caches = ("sizer.allocator.cuda_cache", "sizer.allocator.expandable_cache", "sizer.allocator.heaps")
     sizers = (*TRACING, "sizer.estimating.cautions:versions", *caches)
     decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "peak", "ranks"))
-    warm = (WARM,) if is_public() else ()  # some two seconds, which a spare spends beforehand
+    warm = (WARM, MERGE) if is_public() else ()  # some four seconds, which a spare spends beforehand
     names = ("torch", *chain.from_iterable(of_sources), *adapters, *sizers, *decisions, PREPARE_CUDNN, *warm)
     return tuple(dict.fromkeys(names))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from sizer.base.config_json import encode_config
 from sizer.estimating.estimator import estimate
 from sizer.processes.environment import own_environment
 from sizer.query.text import parse_query
-from sizer.service.settings import PUBLIC_VARIABLE, WARM, preloaded
+from sizer.service.settings import MERGE, PUBLIC_VARIABLE, WARM, preloaded
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
 TINY_LLAMA = encode_config(json.dumps({"model_type": "llama", **SIZES}))
@@ -56,8 +57,38 @@ def test_adapters_find_the_table_of_conversions_made(monkeypatch: pytest.MonkeyP
     estimate(parse_query(f"arch=config:{TINY_LLAMA}&dtype=bfloat16&batch=1&seq=8&train=adapter"))
 
 
+MERGED = """
+import os
+from pathlib import Path
+from sizer.service.preload import merge_pages
+
+def huge_bytes():
+    (line,) = (line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("AnonHugePages"))
+    return 1024 * int(line.split()[1])
+
+data = os.urandom(2**25)
+copy, before = bytearray(data), huge_bytes()
+merge_pages()
+source, sink = os.pipe()
+if os.fork() == 0:
+    copy[7] ^= 255
+    os.write(sink, bytes([copy[7] == data[7] ^ 255]))
+    os._exit(0)
+print(os.read(source, 1) == bytes([1]), copy == data, huge_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages as Linux has them")
+def test_merged_pages_hold_what_they_held_and_a_fork_has_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", MERGED], check=True, capture_output=True, text=True, timeout=60)
+    written, equal, gained = done.stdout.split()
+    assert (written, equal) == ("True", "True")
+    if tuple(map(int, platform.release().split(".")[:2])) >= (6, 1):
+        assert int(gained) >= 2**25
+
+
 def test_a_server_for_strangers_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PUBLIC_VARIABLE, raising=False)
-    assert WARM not in preloaded()
+    assert not {WARM, MERGE} & {*preloaded()}
     monkeypatch.setenv(PUBLIC_VARIABLE, "1")
-    assert preloaded()[-1] == WARM
+    assert preloaded()[-2:] == (WARM, MERGE)
