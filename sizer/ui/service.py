@@ -24,11 +24,12 @@ from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.ui.defaults import chosen_by_page
 from sizer.ui.focus import Cell
-from sizer.ui.turns import give_back, result_of
+from sizer.ui.turns import give_back, result_of, waited
 
 LINE_HEIGHT = 40  # pixels of the progress line, with and without text
-AT_ONCE_SECONDS = 0.15  # a faster report needs no progress line
-POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 0.5  # each poll of a waiting page is a message to its browser
+AT_ONCE_SECONDS = 0.15  # faster figures need no greyed-out answer
+POLL_SECONDS = 0.2  # between two looks at the requests of a waiting page's browser
+LONGEST_SILENCE_SECONDS = 2.0  # between two progress messages: in a crowd they take more time than the drawing
 REDRAW_SECONDS = 1.0  # between two drawings of a growing answer
 MODELS_SECONDS = 20.0
 STALLED_SECONDS = 30.0  # without progress, after which the page says what it waits for
@@ -181,7 +182,7 @@ def _remember(answer: Answer) -> None:
 
 
 def ask(request: Request) -> Answer:
-    """Return the job server's answer to a request after a short wait, or its error."""
+    """Return the job server's answer to a request, or its error, after a short wait for its first figures."""
     stops = request.focus is None and chosen_by_page(request)  # the selected cell is always computed
     answer = Answer(query=format_query(replace(request, focus=None)), focus=request.focus, stops=stops)
     try:
@@ -189,7 +190,9 @@ def ask(request: Request) -> Answer:
     except SizerError as error:
         return replace(answer, missing=str(error), error=error)
     try:
-        report = result_of(job, AT_ONCE_SECONDS)
+        if not _has_figures(job):
+            waited(job, AT_ONCE_SECONDS, partial(_has_figures, job))
+        report = job.result(timeout=0)
     except SizerError as error:
         return replace(answer, report=job.partial, missing=str(error), error=error)
     if report is None:
@@ -233,27 +236,36 @@ def _follow(answer: Answer) -> None:
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
         give_back()
-        watch, drawn = Watch(), time.monotonic()
+        watch = Watch()
+        drawn = said = time.monotonic()
         more = partial(_has_more, answer, drawn)
-        while not job.waited(_poll_seconds(drawn), more) and not more():
-            line.text(f"{how_far(answer, time.monotonic() - since)}{watch.stalled(job)}")
+        while not job.waited(POLL_SECONDS, more) and not more():
+            if time.monotonic() - said < _silence_seconds(drawn):
+                st.session_state.get(BEGAN)  # Streamlit ends this run here, if a newer run waits or the page was closed
+                continue
+            said = time.monotonic()
+            line.text(f"{how_far(answer, said - since)}{watch.stalled(job)}")
     if (settled := answer.settled()).job is None:
         _remember(settled)
     st.rerun()
 
 
-def _poll_seconds(since: float) -> float:
+def _silence_seconds(since: float) -> float:
     """Return the seconds until the next progress message. They grow with the time waited."""
-    return min(max(POLL_SECONDS, (time.monotonic() - since) / 10), LONGEST_POLL_SECONDS)
+    return min((time.monotonic() - since) / 10, LONGEST_SILENCE_SECONDS)
 
 
 def _has_more(answer: Answer, drawn: float) -> bool:
     """Return True if the page should be redrawn: at once for the first figures, after REDRAW_SECONDS for later ones."""
     if answer.job is None or answer.job.parts == answer.parts:
         return False
-    has_figures = answer.report is not None and answer.report.estimates
-    first = not has_figures and answer.job.partial is not None and answer.job.partial.estimates
-    return bool(first) or time.monotonic() - drawn >= REDRAW_SECONDS
+    first = not (answer.report is not None and answer.report.estimates) and _has_figures(answer.job)
+    return first or time.monotonic() - drawn >= REDRAW_SECONDS
+
+
+def _has_figures(job: Job) -> bool:
+    """Return True if a job has sent its first estimates."""
+    return job.partial is not None and bool(job.partial.estimates)
 
 
 def proposed_focus(request: Request) -> Cell | None:

@@ -7,9 +7,11 @@ turn for at most PATIENCE_SECONDS.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from sizer.service.job import Job
 
 AT_ONCE = 1  # two pages would switch threads every half a millisecond; a hundred pages then take a sixth longer
 PATIENCE_SECONDS = 5.0
@@ -42,11 +44,27 @@ def drawing() -> Iterator[None]:
 
 def result_of(job: Awaited, timeout: float | None = None) -> Any:
     """Return the result of `job.result`, or raise its error. Other pages are drawn meanwhile."""
-    if job.done or not getattr(_own, "taken", False):
-        return job.result(timeout=timeout)
+    if not job.done:
+        with _let_others_draw():
+            return job.result(timeout=timeout)
+    return job.result(timeout=timeout)
+
+
+def waited(job: Job, timeout: float, ready: Callable[[], bool]) -> bool:
+    """Return the result of `job.waited`. Other pages are drawn meanwhile."""
+    with _let_others_draw():
+        return job.waited(timeout, ready)
+
+
+@contextmanager
+def _let_others_draw() -> Iterator[None]:
+    """Give back this page's turn, if it has one, within the context."""
+    if not getattr(_own, "taken", False):
+        yield
+        return
     _give()
     try:
-        return job.result(timeout=timeout)
+        yield
     finally:
         _take()
 

@@ -9,7 +9,9 @@ from streamlit.runtime.scriptrunner import RerunData, RerunException, StopExcept
 
 from sizer.service.fair_queue import Visitor
 from sizer.ui import service
-from tests.ui.clients import ScriptedJob
+from tests.ui.clients import ScriptedClient, ScriptedJob
+from tests.ui.conftest import install
+from tests.ui.reports import report_for
 
 
 @pytest.mark.parametrize(
@@ -34,14 +36,38 @@ def test_a_page_is_drawn_again_for_a_part_of_its_answer_once_a_second(monkeypatc
     assert service._has_more(answer, 100.0) is redrawn
 
 
+@pytest.mark.parametrize(("known", "waits"), [(False, True), (True, False)])
+def test_a_page_waits_before_it_draws_only_for_first_figures(monkeypatch, open_page, known, waits):
+    client = install(monkeypatch, ScriptedClient(report_for))
+    submit, waited = client.submit, []
+
+    class Watched(ScriptedJob):
+        def waited(self, timeout, ready=lambda: False):
+            waited.append(timeout)
+            return super().waited(timeout, ready)
+
+    def submit_watched(query: str, *, stops: bool) -> ScriptedJob:
+        job = submit(query, stops=stops)
+        job.__class__ = Watched
+        job.partial, job.parts = (report_for(client.requests[-1]), 1) if known else (None, 0)
+        job.result = lambda timeout=None: ScriptedJob.result(job) if job.done else None
+        return job
+
+    monkeypatch.setattr(client, "submit", submit_watched)
+    page = open_page(arch="torchvision:resnet18", dtype="float32", batch="1")
+    assert page.main.title
+    assert (service.AT_ONCE_SECONDS in waited) is waits
+
+
 def test_a_page_that_waits_long_says_less_often_how_far_its_answer_is(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
-    assert service._poll_seconds(100.0) == service.POLL_SECONDS
+    now[0] += 1
+    assert service._silence_seconds(100.0) < service.POLL_SECONDS
     now[0] += 3
-    assert service.POLL_SECONDS < service._poll_seconds(100.0) < service.LONGEST_POLL_SECONDS
+    assert service.POLL_SECONDS < service._silence_seconds(100.0) < service.LONGEST_SILENCE_SECONDS
     now[0] += 60
-    assert service._poll_seconds(100.0) == service.LONGEST_POLL_SECONDS
+    assert service._silence_seconds(100.0) == service.LONGEST_SILENCE_SECONDS
 
 
 def test_outside_of_a_page_nobody_in_particular_asks():
