@@ -28,6 +28,7 @@ from sizer.ui.styling import GIBIBYTES, MARKS
 from sizer.ui.vega import Spec, nominal, quantitative
 
 PREFIX = "serve_"  # of the keys of the form's widgets
+COMMAND = "server_command"  # key of the container of the command
 BADGES = {True: "green", "uncertain": "orange", False: "red"}  # Streamlit's names
 SIGNS: dict[Starts, Verdict] = {True: "fits", "uncertain": "may not fit", False: "does not fit"}  # the marks of other work
 PROFILE, COMPUTE = "profile run", "compute buffer"
@@ -187,8 +188,18 @@ def show(request: Request, report: Report, served: Served) -> None:
         _metric("KV cache", served.kv_cache_bytes)
     st.caption(graphs_line(served))
     st.caption(range_line(served))
-    st.code(served.command, language=None, wrap_lines=True)  # no colours: those of numbers are too pale on grey
+    _show_command(served.command)
     show_uncounted(report)
+
+
+def _show_command(command: str) -> None:
+    """Show the command that starts the server; a click selects all of it.
+
+    `st.code` loads the highlighter of all languages, which holds a browser up for 0.7 s before it draws the answer (1.67).
+    """
+    with st.container(border=True, key=COMMAND):
+        st.html(f"<style>.st-key-{COMMAND} * {{ font-family: monospace; user-select: all }}</style>")
+        st.text(command)
 
 
 def marked_server(served: Served | ServedFigures) -> str:

@@ -38,3 +38,15 @@ def test_a_servers_log_is_read_as_its_question(page: Page, app_url: str) -> None
     wait_for(page, arch="hf:smollm2-135m", gpu="t4", mode="serve", engine_version="0.9.2", max_model_len="8192")
     for line in ("weights: 0.25 GiB in the log", "other than weights and cache: ", "KV tokens: 471,000 in the log"):
         expect(page.get_by_text(line)).to_be_visible(timeout=ANSWER_MS)
+
+
+def test_a_click_selects_the_command_that_starts_the_server(page: Page, app_url: str) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    page.goto(f"{app_url}/?{SMALL}")
+    command = page.locator(".st-key-server_command").get_by_test_id("stText")
+    expect(command).to_contain_text("vllm serve", timeout=ANSWER_MS)
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=ANSWER_MS)
+    command.click()
+    assert page.evaluate("getSelection().toString().trim()") == command.inner_text().strip()
+    assert not [url for url in loaded if "SyntaxHighlighter" in url]
