@@ -294,7 +294,17 @@ class Watch:
 def how_far(answer: Answer, seconds: float) -> str:
     """Return the finished and the remaining work in one line."""
     facts = [f"{seconds:.0f} s", (answer.job.progress if answer.job is not None else "") or "waiting"]
-    return " · ".join(facts if answer.report is None else [_how_many(answer.report), *facts])
+    if (report := answer.report) is not None:
+        facts = [_how_many(report), *([f"headline so far: {cell}"] if (cell := _cell_so_far(answer, report)) else []), *facts]
+    return " · ".join(facts)
+
+
+def _cell_so_far(answer: Answer, report: Report) -> str:
+    """Return the cell of the headline if another batch size may replace it; empty if the reader has chosen it."""
+    at, batches = report.focus, report.request["batches"]
+    if answer.focus is not None or at is None or sum(row.dtype == at.dtype for row in report.estimates) == len(batches):
+        return ""
+    return f"{at.dtype}, batch {at.batch:,}"
 
 
 def _how_many(report: Report) -> str:

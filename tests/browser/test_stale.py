@@ -37,6 +37,20 @@ def test_the_last_answer_is_greyed_out_until_the_new_one_and_after_an_error(page
     expect(page.get_by_role("textbox", name="Image size")).to_have_value("abc")
 
 
+NOTE_TEXTS = """() => {
+    window.texts = "";
+    new MutationObserver(() => document.querySelectorAll("[data-testid=stText]").forEach(one => window.texts += one.textContent))
+        .observe(document.body, {childList: true, subtree: true, characterData: true});
+}"""
+
+
+def test_a_growing_answer_says_which_cell_its_headline_is_about(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?arch=torchvision:densenet201&dtype=float32&batch=1,2,3&image=96&gpu=a100-80gb")
+    page.evaluate(NOTE_TEXTS)
+    headline(page, "at batch 3")
+    assert "headline so far: float32, batch 1" in page.evaluate("window.texts")
+
+
 def test_a_bad_model_in_a_link_keeps_the_rest(page: Page, app_url: str) -> None:
     page.goto(f"{app_url}/?arch=hf:no-such-model&dtype=float32&batch=3&seq=32&gpu=t4")
     headline(page, "at batch 3 of 32 tokens")

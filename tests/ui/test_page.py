@@ -652,6 +652,10 @@ def test_progress_says_how_many_and_what_is_left(client, open_page):
     job = client.submit(query)
     answer = service.Answer(query=query, report=report, job=job)
     assert service.how_far(answer, 7.4) == "8 of 24 cells, still to come: bfloat16, float16 · 7 s · starting"
+    first = replace(answer, report=replace(report, estimates=there[:1]).focused(("float32", 1)))
+    begun = "1 of 24 cells, still to come: bfloat16, float16"
+    assert service.how_far(first, 7.4) == f"{begun} · headline so far: float32, batch 1 · 7 s · starting"
+    assert service.how_far(replace(first, focus=("float32", 1)), 7.4) == f"{begun} · 7 s · starting"
     page.session_state["answer"] = replace(answer, job=None, missing="it hit the time limit.")
     page.run()
     assert page.warning[0].value == "This answer is not whole, bfloat16, float16 missing: it hit the time limit."
