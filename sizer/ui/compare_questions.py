@@ -105,6 +105,7 @@ class Variant:
     items: tuple[tuple[str, str], ...]
 
 
+MENU = "variants"  # key of the menu; whether it is open
 VARIANTS = (
     Variant(title="+ checkpointing", items=(("checkpointing", "1"),)),
     Variant(title="bfloat16", items=(("dtype", "bfloat16"),)),
@@ -138,9 +139,15 @@ def with_variant(request: Request, variant: Variant) -> Request | None:
 
 
 def offer_variants(request: Request) -> None:
-    """Show a menu of the changes that apply to this question. Each change opens the comparison with and without it."""
+    """Show a menu of the changes that apply to this question. Each change opens the comparison with and without it.
+
+    The changes are tried once the menu is open.
+    """
+    menu = st.popover("+ variant", help="Compare this question with one change.", key=MENU, on_change="rerun")
+    if not menu.open:
+        return
     known = st.session_state.get(QUESTIONS, [])
-    with st.popover("+ variant", help="Compare this question with one change."):
+    with menu:
         for variant in VARIANTS:
             if (changed := with_variant(request, variant)) is None:
                 continue

@@ -26,6 +26,21 @@ def figures(page: Page) -> list[list[str]]:
     return cells_of(grid)
 
 
+def test_the_menu_of_variants_opens_and_one_of_them_is_compared(page: Page, app_url: str):
+    page.goto(f"{app_url}/?{FOCUSED}")
+    headline(page, "at batch 2 of 64 × 64 pixels in float32")
+    wait_for_the_whole(page)
+    for _ in range(2):
+        page.get_by_role("button", name="+ variant").click()
+        expect(page.get_by_role("button", name="+ checkpointing")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="+ checkpointing")).to_have_count(0)
+    page.get_by_role("button", name="+ variant").click()
+    page.get_by_role("button", name="+ checkpointing").click()
+    expect(page.get_by_label("Question 1", exact=True)).to_have_value(FOCUSED, timeout=ANSWER_MS)
+    expect(page.get_by_label("Question 2", exact=True)).to_have_value(re.compile("checkpointing=1"))
+
+
 def test_one_thing_changed_beside_it(page: Page, context: BrowserContext, app_url: str):
     page.goto(f"{app_url}/?{FOCUSED}")
     sentence = headline(page, "at batch 2 of 64 × 64 pixels in float32")

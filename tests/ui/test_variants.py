@@ -44,6 +44,9 @@ def test_a_comparison_is_named_in_words():
 
 def test_one_click_compares_with_a_variant(client, open_page):
     page = open_page(arch="hf:gpt2", dtype="float32", batch="1", seq="64")
+    assert not any("variant" in str(button.key) for button in page.button), "the menu is closed"
+    page.session_state[compare_questions.MENU] = True
+    page.run()
     page.button(key="variant + checkpointing").click().run()
     kept = page.session_state[compare_questions.QUESTIONS]
     assert len(kept) == 2 and "checkpointing=1" in kept[1] and "checkpointing=1" not in kept[0]
