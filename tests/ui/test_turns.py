@@ -86,6 +86,18 @@ def test_a_page_that_waits_for_its_answer_lets_others_draw(one_at_a_time: None, 
     assert turns._turns.acquire(blocking=False)
 
 
+def test_a_page_that_waits_for_first_figures_lets_others_draw(one_at_a_time: None):
+    class Job(ScriptedJob):
+        def waited(self, timeout: float, *ready: Callable[[], bool]) -> bool:
+            with ThreadPoolExecutor(1) as threads:
+                return bool(threads.submit(drawn, lambda: True).result(5))
+
+    with turns.drawing():
+        assert turns.waited(Job(dict), 1.0, lambda: False)
+        assert not turns._turns.acquire(blocking=False), "it draws on"
+    assert turns._turns.acquire(blocking=False)
+
+
 def test_a_turn_is_given_back_by_who_fails(one_at_a_time: None):
     with pytest.raises(ValueError, match="mine"), turns.drawing():
         raise ValueError("mine")
