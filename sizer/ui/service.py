@@ -301,7 +301,8 @@ def how_far(answer: Answer, seconds: float) -> str:
 
 def _cell_so_far(answer: Answer, report: Report) -> str:
     """Return the cell of the headline if another batch size may replace it; empty if the reader has chosen it."""
-    at, batches = report.focus, report.request["batches"]
+    request: Mapping[str, Any] = report.request
+    at, batches = report.focus, request["batches"]
     if answer.focus is not None or at is None or sum(row.dtype == at.dtype for row in report.estimates) == len(batches):
         return ""
     return f"{at.dtype}, batch {at.batch:,}"
