@@ -28,6 +28,24 @@ def listed(names: str, row: Row) -> dict[Any, Row]:
     return {operator(name): row for name in names.split()}
 
 
+def functional(func: Any) -> Any:
+    """Return the overload that makes the results which `func` writes to arguments such as `out=`, or `func` if there is none."""
+    written = [argument.name for argument in func._schema.arguments if argument.is_out]
+    if not written:
+        return func
+    given = _parameters(func)
+    packet = getattr(getattr(torch.ops, func.namespace), func._opname)
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if _parameters(other) == given and not other._schema.is_mutable:
+            return other
+    return func
+
+
+def _parameters(func: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in func._schema.arguments if not argument.is_out]
+
+
 def join(*tables: Mapping[Key, Row]) -> dict[Key, Row]:
     """Return all rows of the tables. Raises ValueError with the operators that more than one table names."""
     joined: dict[Key, Row] = {}

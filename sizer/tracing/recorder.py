@@ -43,6 +43,7 @@ from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import shared
 from sizer.tracing.meta.refusals import in_own_words
 from sizer.tracing.modules import Loading, ModulePaths, tensors_in
+from sizer.tracing.operator_tables import functional
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.host_draws import HostDraws
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_meta, is_small, tensors_of
@@ -267,7 +268,7 @@ class Recorder(TorchDispatchMode):
             run=shared(func, self.device.kind, self.device.version, corrects=self.device.kind != "mps"),
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
-            allocations=rules.allocations.get(func) or rules.allocations.get(name),
+            allocations=rules.allocations.get(functional(func)) or rules.allocations.get(name),
             collective=collectives.KINDS.get(name),
             reads=func in _READS,
             resizable=_resizable(func),

@@ -78,14 +78,74 @@ def positive(x: Tensor) -> Tensor:
     return x @ x.mT + torch.eye(x.shape[-1], device=x.device)
 
 
+def cast_twice(x: Tensor) -> Tensor:
+    """Return a layer's result under autocast, whose weight a pass without gradients has cast."""
+    layer = nn.Linear(x.shape[-1], 32).to(x.device)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.no_grad():
+            layer(x)
+        return layer(x)
+
+
+def numbers(x: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64, device=x.device)
+
+
+def normed(x: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True)
+
+
+# Over matrices that are turned, or of which every second column is taken.
+STRIDED: dict[str, Callable[[Tensor], object]] = {
+    "largest": lambda x: x.max(),
+    "extremes": lambda x: torch.aminmax(x),
+    "extremes of columns": lambda x: torch.aminmax(x, dim=0),
+    "place of the largest": lambda x: x.argmax(),
+    "histogram": lambda x: x.detach().histc(100),
+    "elements that are not zero": lambda x: x.count_nonzero(0),
+    "logsumexp of columns": lambda x: x.logsumexp(0),
+    "sorted rows": lambda x: x.sort(1),
+    "sorted columns": lambda x: x.sort(0),
+    "distance": lambda x: torch.dist(x, x * 2),
+    "distances of rows": lambda x: F.pairwise_distance(x, x.new_ones(x.shape)),
+    "normal draws": lambda x: torch.normal(x.detach(), x.detach()),
+    "normal draws around a number": lambda x: torch.normal(0.5, x.detach()),
+    "Poisson draws": lambda x: torch.poisson(x.detach()),
+    "draws by probability": lambda x: x.detach().half().bernoulli(),
+    "draws without replacement": lambda x: x.detach().multinomial(3),
+    "power of a number": lambda x: 2.0**x,
+    "likelihood": lambda x: F.nll_loss(x, numbers(x, x.shape[0])),
+    "margins": lambda x: F.multi_margin_loss(x, numbers(x, x.shape[0])),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "places in a row": lambda x: torch.bucketize(x.detach(), x.detach()[0].clone()),
+    "places in rows": lambda x: torch.searchsorted(x.detach(), x.detach()),
+    "elements of a set": lambda x: torch.isin(x.detach(), x.detach()[0, :3]),
+    "product with a vector": lambda x: x @ x.new_ones(x.shape[1]),
+    "added at places": lambda x: x.index_put((numbers(x, 300),), x.new_ones(x.shape[1]), accumulate=True),
+    "batch norm": normed,
+    "batch norm of float16": lambda x: normed(x.half()),
+    "batch norm of bfloat16": lambda x: normed(x.bfloat16()),
+}
+# Into a tensor that is given as `out=`.
+WRITTEN: dict[str, Callable[[Tensor], object]] = {
+    "sort": lambda x: torch.sort(x, 0, out=(torch.empty_like(x), numbers(x, *x.shape))),
+    "largest": lambda x: torch.topk(x, 5, out=(x.new_empty(0), numbers(x, 0))),
+    "scan": lambda x: torch.cumsum(x.flatten(), 0, out=x.new_empty(0)),
+    "norm": lambda x: torch.linalg.vector_norm(x, out=x.new_empty(0)),
+    "logsumexp": lambda x: torch.logsumexp(x, 1, out=x.new_empty(0)),
+    "draws": lambda x: torch.bernoulli(x.half(), out=torch.empty_like(x)),
+}
 SOLVED: dict[str, Callable[[Tensor], Tensor]] = {
     "inverse": lambda x: torch.linalg.inv(positive(x)),
     "solution": lambda x: torch.linalg.solve(positive(x), x[..., :5]),
     "determinant": lambda x: torch.linalg.slogdet(positive(x))[1],
     "solution by Cholesky": lambda x: torch.cholesky_solve(x[..., :5], torch.linalg.cholesky(positive(x))),
     "triangular solution": lambda x: torch.linalg.solve_triangular(x.tril() * 2, x, upper=False),
+    "factor": lambda x: torch.linalg.cholesky(positive(x)),
+    "eigenvalues": lambda x: torch.linalg.eigh(positive(x))[0],
+    "reflections": lambda x: torch.linalg.householder_product(x.detach(), x.detach()[..., 0, :]),
 }
-SQUARE, ROWS, SAMPLES, IMAGES = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16)
+SQUARE, ROWS, SAMPLES, IMAGES, MATRIX = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16), (700, 9000)
 def unique(x: Tensor, *more: str, function: Callable = torch.unique) -> None:
     """Find elements of which there is one each. How many is a kernel's answer, so that nothing is returned."""
     function(x, **{f"return_{name}": True for name in more})
@@ -150,6 +210,13 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
        for dtype in (torch.bool, torch.float16, torch.float32, torch.int64) for more in ((), ("inverse",), ("counts",))},
     "runs": (lambda x: unique(x, "inverse", "counts", function=torch.unique_consecutive), (3000, 7), torch.int32),
     "linear layer of turned rows": (turned, SAMPLES, torch.float32),
+    **{f"{name} of a turned matrix": ((lambda x, run=run: run(x.T)), MATRIX, torch.float32) for name, run in STRIDED.items()},
+    **{f"{name} of every second column": ((lambda x, run=run: run(x[:, ::2])), MATRIX, torch.float32)
+       for name, run in STRIDED.items()},
+    **{f"{name} into a tensor": ((lambda x, run=run: run(x.detach())), MATRIX, torch.float32) for name, run in WRITTEN.items()},
+    "weight that a pass without gradients has cast": (cast_twice, SAMPLES, torch.float32),
+    "reflections and factors": (lambda x: torch.geqrf(x.detach()), (200, 64), torch.float32),
+    "orthogonal and triangular factors": (lambda x: torch.linalg.qr(x), (200, 64), torch.float32),
     **{f"deformed convolution of {images} images in {groups} groups": (
         partial(deformed, groups=groups), (images, 16, 20, 20), torch.float32,
     ) for images, groups in ((2, 1), (1, 2), (64, 2), (3, 4))},

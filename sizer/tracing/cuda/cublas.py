@@ -31,6 +31,8 @@ WORKSPACE_USERS = _BIASED | {
 }  # fmt: skip
 _COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
 
+_BY_VECTOR = frozenset({_aten.mv.default, _aten.addmv.default, _aten.addmv_.default})
+
 
 def scaled_product(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Add cuBLASLt's own workspace for the call of aten._scaled_mm (CUDABlas.cpp, scaled_gemm, 2.15).
@@ -56,7 +58,11 @@ def needs(
     """
     if blas.outer_by_triton and func is _aten.bmm.default and _is_outer(*args):
         return (), ()
-    copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
+    copies: tuple[int, ...] = ()
+    if func in _COPIES_OPERANDS:
+        copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t))
+    elif func in _BY_VECTOR and not _is_gemv_readable(args[-2]):
+        copies = (args[-2].nbytes,)
     if out.numel() == 0 or any(t.numel() == 0 for t in args[-2:] if isinstance(t, Tensor)):
         return copies, ()
     light: tuple[int, ...] = ()
@@ -91,6 +97,12 @@ def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, row: bool = True) ->
     fusable = flat and bias.is_contiguous() and bias.shape[-1] == second.shape[1]
     dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     return fusable and dtype and min(*second.shape) > 1
+
+
+def _is_gemv_readable(matrix: Tensor) -> bool:
+    """Return whether cuBLAS multiplies a matrix with a vector without a copy of the matrix (cuda/Blas.cpp, addmv_out_cuda)."""
+    (rows, columns), (row, column) = matrix.shape, matrix.stride()
+    return (row == 1 and column >= max(1, rows)) or (column == 1 and row >= max(1, columns))
 
 
 def _is_readable(tensor: Tensor) -> bool:

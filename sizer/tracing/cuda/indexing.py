@@ -86,8 +86,9 @@ def _selected_places(tensor: torch.Tensor, indices: Any, values: torch.Tensor) -
 def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Add the memory of adding at sorted linear indices (cuda/Indexing.cu, index_put_with_sort_kernel).
 
-    It consists of four vectors of int64 (five before 2.15), the sort's scratch and a copy of strided values. Indices of masks
-    are found first. Filling one number at a mask needs none of these (TensorAdvancedIndexing.cpp, canDispatchToMaskedFill).
+    It consists of four vectors of int64 (five before 2.15), the sort's scratch, and copies of a strided target and of strided or
+    broadcast values. Indices of masks are found first. Filling one number at a mask needs none of these
+    (TensorAdvancedIndexing.cpp, canDispatchToMaskedFill).
     """
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     indices = [index for index in args[1] if index is not None]
@@ -106,11 +107,15 @@ def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) 
     for mask in masks:
         yield [*copies(mask), *_scratch(COUNT, mask)]
         yield [places * mask.dim() * 8, *[places * 8] * min(dims + 1, 3)]
+    kept = [size for size, index in zip(out.shape, (*args[1], *[None] * out.dim()), strict=False) if index is None]
+    values = places * prod(kept if not masks else out.shape[dims:])
+    spread = [values * out.itemsize] if values > args[2].numel() else copies(args[2])
+    copied = [*copies(out), *spread]
     if device.version < (2, 15):
-        yield [*[places * 8] * 5, *copies(args[2])]
+        yield [*[places * 8] * 5, *copied]
         return
     rows = prod(args[0].shape[:dims])
-    yield [*[places * 8] * 4, sorted_pairs(places, rows), *copies(args[2])]
+    yield [*[places * 8] * 4, sorted_pairs(places, rows), *copied]
 
 
 def indexing(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, AllocationRule, Step, Steps
+from sizer.tracing.allocations import PRODUCT, AllocationRule, Step, Steps, after_results, copies
 from sizer.tracing.device import Device
 from sizer.tracing.operator_tables import listed
+from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import tensors_of
 
 _POINTER, _PLACE, _PIVOT, _INFO = 8, 8, 4, 4  # bytes
@@ -151,10 +153,77 @@ def singular_values(device: Device, args: tuple, kwargs: dict, out: Any) -> Step
     yield from tensors_of(out)
     count, least = prod(matrix.shape[:-2]), min(matrix.shape[-2:])
     vectors = [] if wanted else [count * size * least * matrix.itemsize for size in matrix.shape[-2:]]
-    yield [count * _INFO, matrix.nbytes, *vectors]
+    yield [count * _INFO, matrix.nbytes, *vectors] if matrix.numel() else []
 
 
+def errors(device: Device, args: tuple, kwargs: dict, out: None) -> Steps:
+    """Add whether any matrix failed, for _linalg_check_errors (native/BatchLinearAlgebra.cpp). On meta nothing is checked."""
+    return [[1, 1] if args[0].numel() == 1 else [1]] if args[0].numel() else []
+
+
+def eigenvalues(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add errors of _linalg_eigh and their check, and a copy of the matrix if no vectors are wanted (BatchLinearAlgebra.cpp).
+
+    Arguments: matrix, UPLO, compute_v.
+    """
+    values, vectors = out
+    count = prod(args[0].shape[:-2])
+    yield from (vectors, values)
+    if not args[0].numel():
+        return
+    yield [*([] if vectors.numel() else [args[0].nbytes]), count * _INFO, *([1, 1] if count == 1 else [1])]
+
+
+def orthogonal(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add the factors of the reflections and an error of linalg_qr (native/BatchLinearAlgebra.cpp)."""
+    yield from tensors_of(out)
+    count, (rows, columns) = prod(args[0].shape[:-2]), args[0].shape[-2:]
+    if args[0].numel():
+        yield [count * min(rows, columns) * args[0].itemsize, _INFO]
+
+
+def upper_and_lower(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add both factors in one matrix, pivots and errors of linalg_lu (native/BatchLinearAlgebra.cpp)."""
+    yield from tensors_of(out)
+    count, least = prod(args[0].shape[:-2]), min(args[0].shape[-2:])
+    if args[0].numel():
+        yield [args[0].nbytes, count * least * _PIVOT, count * _INFO, *_factors(*_shape(args[0]))]
+
+
+def of_reflections(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add an error, and factors that are not contiguous, for linalg_householder_product (native/BatchLinearAlgebra.cpp)."""
+    return [out, [*copies(args[1]), _INFO] if out.numel() else []]
+
+
+def times_reflections(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add reflections that are not stored by columns, their factors and an error, for ormqr (native/BatchLinearAlgebra.cpp)."""
+    stored = args[0].mT.is_contiguous()
+    return [out, [*([] if stored else [args[0].nbytes]), *copies(args[1]), _INFO] if out.numel() else []]
+
+
+def factored(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return the reflections and their factors of geqrf, which has no meta kernel (native/BatchLinearAlgebra.cpp)."""
+    matrix = args[0]
+    if not matrix.is_meta:
+        return NotImplemented
+    factors = matrix.new_empty([*matrix.shape[:-2], min(matrix.shape[-2:])])
+    return torch.empty(matrix.mT.shape, dtype=matrix.dtype, device="meta").mT, factors
+
+
+def reflections(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add an error of geqrf (native/BatchLinearAlgebra.cpp)."""
+    return [[_INFO]] if args[0].numel() else []
+
+
+HANDLERS: dict[Any, Handler] = listed("geqrf", factored)
 ALLOCATIONS: dict[Any, AllocationRule] = {
+    **listed("_linalg_check_errors", errors),
+    **listed("_linalg_eigh", eigenvalues),
+    **listed("linalg_qr", orthogonal),
+    **listed("linalg_lu", upper_and_lower),
+    **listed("linalg_householder_product", of_reflections),
+    **listed("ormqr", times_reflections),
+    **listed("geqrf", after_results(reflections)),
     **listed("linalg_inv_ex", inverse),
     **listed("_linalg_solve_ex", solution),
     **listed("linalg_lu_solve", solution_by_factors),

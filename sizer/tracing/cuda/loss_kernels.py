@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sizer.base.units import round_up
 from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
-from sizer.tracing.cuda.reductions import staged, summing
+from sizer.tracing.cuda.reductions import largest_staged, staged, summing
 from sizer.tracing.device import Device
-from sizer.tracing.meta.strides import elements_of, is_reduced
+from sizer.tracing.meta.strides import elements_of, in_format, is_reduced
 from sizer.tracing.operator_tables import Results, listed
 
 
@@ -63,12 +63,17 @@ def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 def multi_margin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Add a loss for each sample and the memory of their sum, for multi_margin_loss (cuda/MultiMarginLoss.cu).
 
-    Arguments: input, target, p, margin, weight, reduction.
+    Arguments: input, target, p, margin, weight, reduction. A strided input is copied.
     """
     input = args[0]
     if input.dim() < 2 or not is_reduced(args, kwargs, 5):
-        return []
-    return [(input.shape[0] * out.itemsize,), _reduced(input.shape[:1], out)]
+        return [copies(input)]
+    return [(*copies(input), input.shape[0] * out.itemsize), _reduced(input.shape[:1], out)]
+
+
+def nll(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add contiguous copies of nll_loss_forward's input, target and weight (cuda/NLLLoss.cu; input, target, weight, ...)."""
+    return [copies(*args[:2], args[2] if len(args) > 2 else None)]
 
 
 def number_as_tensor(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -94,16 +99,17 @@ def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> St
 def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Add the maxima, a mask of infinite ones and exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl).
 
-    Integers are copied to the dtype of the result first.
+    Integers are copied to the dtype of the result first. The exponentials are dense.
     """
     input = args[0]
+    dims = tuple(args[1])
     yield (input.numel() * out.itemsize,) if input.dtype != out.dtype else ()
     yield (out.nbytes,)
+    yield largest_staged(input, dims)
     yield [out.nbytes, out.numel()]
     yield (input.numel() * out.itemsize,)
     yield out
-    if input.dim() and input.numel() > 1:
-        yield summing(input, tuple(d % input.dim() for d in args[1]) or tuple(range(input.dim())))
+    yield staged(torch.empty_like(input, dtype=out.dtype), dims)
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -168,10 +174,8 @@ def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Ste
     input = args[0]
     yield (input.numel(),) if input.dtype != torch.bool else ()
     yield out
-    yield [
-        input.numel() * 8,
-        *staged(torch.empty(input.shape, dtype=torch.int64, device="meta"), args[1] if len(args) > 1 else None),
-    ]
+    mask = torch.empty_like(input, dtype=torch.int64)  # a strided input has a dense mask
+    yield [mask.nbytes, *staged(mask, args[1] if len(args) > 1 else None)]
 
 
 def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -209,6 +213,13 @@ def isinf(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Add the absolute values, then their comparison with infinity (native/TensorCompare.cpp, isinf)."""
     yield (args[0].nbytes,) if args[0].dtype.is_floating_point else ()
     yield out
+
+
+def equality(device: Device, args: tuple, kwargs: dict, out: bool) -> Steps:
+    """Add the comparison of each element, and whether all are equal (native/cuda/Equal.cpp)."""
+    if args[0].shape == args[1].shape and args[0].numel():
+        yield (args[0].numel(),)
+        yield [1]
 
 
 def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -259,8 +270,14 @@ def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     return [tuple(t.nbytes // t.shape[dim] * size for t, size in padded if size != t.shape[dim]), out]
 
 
+def contiguous(args: tuple, out: Tensor) -> Tensor:
+    """Return a contiguous result for a strided operand (native/Pow.cpp, TensorCompare.cpp: set_output_raw_strided)."""
+    return in_format(out, torch.contiguous_format)
+
+
 RESULTS: Results = {
     **listed("log_sigmoid_forward", buffer_of_none),
+    **listed("pow.Scalar isin.Tensor_Tensor", contiguous),
 }
 
 
@@ -276,6 +293,7 @@ def soft_margin_backward(device: Device, args: tuple, kwargs: dict, out: Any) ->
 
 ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("soft_margin_loss_backward", soft_margin_backward),
+    **listed("nll_loss_forward", after_results(nll)),
     **listed("mse_loss smooth_l1_loss", after_results(iterated)),
     **listed("soft_margin_loss", reduced_aside(2)),
     **listed("binary_cross_entropy", reduced_aside(3)),
@@ -290,6 +308,7 @@ ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("count_nonzero count_nonzero.dim_IntList", count_nonzero),
     **listed("isin.Tensor_Tensor", after_results(isin)),
     **listed("isinf", isinf),
+    **listed("equal", equality),
     **listed("_chunk_cat", chunk_cat),
     **listed("multi_margin_loss", after_results(multi_margin)),
     **listed("pow.Tensor_Scalar clamp clamp_min clamp_max", converted),

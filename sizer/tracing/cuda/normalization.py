@@ -19,6 +19,7 @@ from sizer.base.versions import rules_version
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import NORM, PARTIAL, SEMAPHORES, SUM, SUMS, WARP
+from sizer.tracing.cuda.reductions import of_variance
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta import refusals
@@ -110,14 +111,23 @@ class _FusedRmsNorm(torch.autograd.Function):
 
 
 def batch_norm_of_strided(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add two numbers for native_batch_norm in evaluation (cuda/Normalization.cu, batch_norm_choose_impl).
+    """Add a number for a missing weight or bias of native_batch_norm, for a strided input (cuda/Normalization.cu).
 
-    Arguments: input, weight, bias, mean, variance, training, ... They come beside the statistics if the input is neither
-    contiguous nor in channels last.
+    Arguments: input, weight, bias, mean, variance, training, ... In training, its variance is that of a float32 copy of bfloat16.
+    In channels last there are partial results of many blocks. Source: batch_norm_choose_impl.
     """
     input, training = args[0], args[5]
+    if training and _channels_last(input):
+        yield from _partial(input, 4)
+        return
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
-    return [] if training or input.is_contiguous() or last else [[4, 4]]
+    if input.is_contiguous() or last:
+        return
+    if training:
+        copied = torch.empty_like(input, dtype=torch.float32) if input.dtype == torch.bfloat16 else None
+        varied = of_variance(input if copied is None else copied, (0, *range(2, input.dim())))
+        yield varied if copied is None else [copied.nbytes, *varied]
+    yield [4 for one in args[1:3] if one is None]
 
 
 def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

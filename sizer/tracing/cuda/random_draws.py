@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import AllocationRule, Steps
+from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import PERMUTED, SORT
-from sizer.tracing.cuda.reductions import extremes, largest_of_rows, summing
+from sizer.tracing.cuda.reductions import extremes, largest_of_rows, staged, summing
+from sizer.tracing.cuda.scans import largest
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.meta.strides import in_format
+from sizer.tracing.operator_tables import Results, listed
 
 _aten = torch.ops.aten
 
@@ -47,7 +50,7 @@ def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
     The draws [rows, samples] come first. The least and the largest probability, their validity and whether a row sums to 0 stay
     until the kernel ends. Each probability is then divided by its own random number, and the largest are drawn. Draws with
-    replacement skip that. Scratch of the sort that finds several draws is left out.
+    replacement skip that.
     """
     input, samples = args[0], args[1]
     replaced = (args[2] if len(args) > 2 else kwargs.get("replacement", False)) and samples > 1
@@ -57,12 +60,17 @@ def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         yield [input.nbytes, input.nbytes]
         return
     yield (input.itemsize, input.itemsize)
-    yield extremes(input)
+    yield extremes(input, 1)
     yield ([1, 1], 1)
+    yield [rows * input.itemsize, *staged(input, (input.dim() - 1,))]
     yield ([rows * input.itemsize, rows] if input.dim() > 1 else [input.itemsize], 1)
     yield [1]
-    places = [out.nbytes // 2] if samples > 1 else largest_of_rows(input)  # topk's values; argmax
-    yield [input.nbytes, *places]
+    quotients = torch.empty_like(input)
+    if samples == 1:
+        yield [input.nbytes, *largest_of_rows(quotients)]
+    else:
+        yield (input.nbytes, rows * samples * input.itemsize)  # and topk's values
+        yield from largest(device, (quotients, samples, -1), {}, out)
 
 
 def permutation(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -90,7 +98,42 @@ def dirichlet(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield [out.nbytes // out.shape[-1], *summing(out, (-1,))]
 
 
+def probabilities(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Add bernoulli's probabilities in float64 for draws of that dtype, else in float32 (cuda/DistributionBernoulli.cu)."""
+    given = args[1] if len(args) > 1 else args[0]
+    wanted = 8 if out.dtype == torch.float64 else 4
+    return [[given.numel() * wanted] if given.itemsize != wanted else []]
+
+
+def normal_around(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Add the least deviation of normal, found twice, and whether it is negative (native/DistributionTemplates.h, normal_impl).
+
+    Arguments: mean, deviation. A single mean becomes a tensor.
+    """
+    deviation = args[1]
+    checked: Steps = [[deviation.itemsize, *extremes(deviation, 1)], [deviation.itemsize, 1]] if deviation.numel() else []
+    yield from checked
+    yield out
+    yield from checked
+    yield [] if isinstance(args[0], Tensor) else [out.itemsize]
+
+
+def rrelu(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Add a contiguous copy of a strided input in training (cuda/RreluWithNoise.cu; input, noise, lower, upper, training)."""
+    training = args[4] if len(args) > 4 else kwargs.get("training", False)
+    return [out, copies(args[0]) if training else []]
+
+
+def dense(args: tuple, out: Tensor) -> Tensor:
+    """Return a contiguous result for draws like a strided tensor (DistributionTemplates.h, RreluWithNoise.cu)."""
+    return in_format(out, torch.contiguous_format)
+
+
+RESULTS: Results = listed("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson rrelu_with_noise", dense)
 ALLOCATIONS: dict[Any, AllocationRule] = {
+    **listed("bernoulli bernoulli_.Tensor", after_results(probabilities)),
+    **listed("normal.float_Tensor normal.Tensor_Tensor", normal_around),
+    **listed("rrelu_with_noise", rrelu),
     _aten._sample_dirichlet.default: dirichlet,
     _aten.native_dropout.default: mask_first,
     _aten.multinomial.default: multinomial,

@@ -42,10 +42,17 @@ def _boolean(input: Tensor) -> int:
     return 1
 
 
-def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> AllocationRule:
+def _reducer(
+    accumulator: Callable[[Tensor], int],
+    at: int | None,
+    *,
+    sums: bool = False,
+    flat: Callable[[Tensor], Tensor] | None = None,
+) -> AllocationRule:
     """Return the rule of an operator that reduces over the dimensions in its argument `at`, or over all if `at` is None.
 
-    `sums` means that integers are converted to the result's dtype first.
+    `sums` means that integers are converted to the result's dtype first. `flat` turns the input into one row if all elements are
+    reduced, which may copy it (native/ReduceAllOps.cpp, TensorCompare.cpp, ReduceOps.cpp; 2.15).
     """
 
     def rule(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -65,6 +72,10 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
         if converts:
             input = input.to(result.dtype)
             copies = [input.numel() * input.itemsize]
+        if flat is not None and given is None:
+            row = flat(input)
+            copies = [] if row.untyped_storage()._cdata == input.untyped_storage()._cdata else [row.nbytes]
+            input = row
         return [[*copies, *_staging(input, _mask(input, given), accumulator(input), result.dtype)]]
 
     return after_results(rule)
@@ -102,9 +113,21 @@ def staged(input: Tensor, dims: Any) -> list[int]:
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
 
 
-def extremes(input: Tensor) -> list[int]:
-    """Return the scratch bytes of the least and the largest element of a tensor (aminmax)."""
-    return _staging(input, _mask(input, None), 2 * input.itemsize, input.dtype) if input.numel() > 1 else []
+def extremes(input: Tensor, numbers: int = 2) -> list[int]:
+    """Return the bytes of finding the least and the largest element, or one of them: a contiguous copy, and scratch."""
+    row = torch.empty(input.numel(), dtype=input.dtype, device="meta")
+    copied = [] if input.is_contiguous() else [input.nbytes]
+    return [*copied, *_staging(row, (True,), numbers * input.itemsize, input.dtype)] if input.numel() > 1 else []
+
+
+def largest_staged(input: Tensor, dims: Any) -> list[int]:
+    """Return the scratch bytes of the largest elements over dimensions (amax); None or an empty list means all dimensions."""
+    return _staging(input, _mask(input, dims), input.itemsize, input.dtype) if input.numel() > 1 else []
+
+
+def of_variance(input: Tensor, dims: tuple[int, ...]) -> list[int]:
+    """Return the scratch bytes of the variance over dimensions (var_mean)."""
+    return _staging(input, _mask(input, dims), _welford(input), input.dtype) if input.numel() > 1 else []
 
 
 def largest_of_rows(input: Tensor) -> list[int]:
@@ -134,10 +157,13 @@ ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("prod.dim_int", _reducer(_summing, 1, sums=True)),
     **listed("mean", _reducer(_summing, None, sums=True)),
     **listed("mean.dim", _reducer(_summing, 1, sums=True)),
-    **listed("linalg_vector_norm", _reducer(_summing, 2)),
+    **listed("linalg_vector_norm norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype", _reducer(_summing, 2)),
+    **listed("norm.Scalar norm.ScalarOpt_dtype", _reducer(_summing, None)),
     **listed("amax amin", _reducer(_as_it_is, 1)),
-    **listed("max min", _reducer(_as_it_is, None)),
-    **listed("max.dim min.dim argmax argmin", _reducer(lambda input: _PAIR, 1)),
+    **listed("max min", _reducer(_as_it_is, None, flat=Tensor.contiguous)),
+    **listed("max.dim min.dim", _reducer(lambda input: _PAIR, 1)),
+    **listed("argmax argmin", _reducer(lambda input: _PAIR, 1, flat=lambda input: input.reshape(-1))),
+    **listed("aminmax", _reducer(lambda input: 2 * input.itemsize, 1, flat=Tensor.contiguous)),
     **listed(
         "var.correction std.correction var_mean.correction std_mean.correction", _in_parts(_reducer(_welford, 1))
     ),

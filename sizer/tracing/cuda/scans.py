@@ -29,6 +29,7 @@ from sizer.tracing.cuda.by_hardware import (
     UNIQUE,
     WHOLE,
 )
+from sizer.tracing.cuda.reductions import extremes
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.operator_tables import listed
@@ -84,13 +85,13 @@ def histogram(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     low = args[2] if len(args) > 2 else kwargs.get("min", 0)
     high = args[3] if len(args) > 3 else kwargs.get("max", 0)
     yield out
-    yield [args[0].itemsize, args[0].itemsize] if low == high else []
+    yield [args[0].itemsize, args[0].itemsize, *extremes(args[0])] if low == high else []
 
 
 def sort(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Add indices of one row for rows of up to 4,096; CUB sorts longer rows (cuda/Sort.cpp, SortStable.cu).
 
-    CUB sorts a copy, unless the rows are contiguous.
+    CUB sorts a copy with contiguous rows. Results with other strides than the copy have a copy, too.
     """
     values, places = out
     dim = kwargs.get("dim", args[-2] if len(args) > 2 else args[1] if len(args) == 2 else -1)
@@ -105,8 +106,19 @@ def _sorting(input: Tensor, values: Tensor, places: Tensor, dim: int) -> Steps:
     if row <= SMALL_ROW:
         return sorted_rows(rows, row, values.itemsize)
     if input.stride(dim) != 1 or not torch.ops.aten.is_non_overlapping_and_dense.default(input):
-        steps.append((input.nbytes, values.nbytes, places.nbytes))
+        wanted = _strides_of_rows(input, dim)
+        steps.append((input.nbytes, *(result.nbytes for result in (values, places) if result.stride() != wanted)))
     return [*steps, *sorted_rows(rows, row, values.itemsize)]
+
+
+def _strides_of_rows(input: Tensor, dim: int) -> tuple[int, ...]:
+    """Return dense strides in the input's order with one dimension the fastest (Sort.cpp, infer_dense_strides_dim_last)."""
+    found, step = [0] * input.dim(), 1
+    kept = {dim % input.dim(): -1}
+    for place in sorted(range(input.dim() - 1, -1, -1), key=lambda place: kept.get(place, input.stride(place))):
+        found[place] = step
+        step *= input.shape[place]
+    return tuple(found)
 
 
 def sorted_rows(rows: int, row: int, itemsize: int) -> list[list[int]]:
@@ -234,7 +246,19 @@ def largest(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     return [[*copies(input), *(DeferredSize(0, SORT, (LARGEST, which, words), numbers) for which in _BUFFERS)]]
 
 
+def searched(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Add contiguous copies of searchsorted's boundaries, values and order, then both in one dtype (native/BucketizationUtils.h).
+
+    Arguments: boundaries, values. Those of `bucketize` are the other way round.
+    """
+    given = [one for one in args[:2] if isinstance(one, Tensor)]
+    copied = copies(*given, kwargs.get("sorter"))
+    common = torch.result_type(*given) if len(given) == 2 else given[0].dtype
+    return [[*copied, *(one.numel() * common.itemsize for one in given if one.dtype != common)]]
+
+
 ALLOCATIONS: dict[Any, AllocationRule] = {
+    **listed("searchsorted.Tensor bucketize.Tensor", after_results(searched)),
     **listed("topk", after_results(largest)),
     **listed("cumsum cumprod _logcumsumexp logcumsumexp", after_results(scan)),
     **listed("sort sort.stable", after_results(sort)),

@@ -142,7 +142,8 @@ class Autocast:
     def cast(self, dtype: torch.dtype, value: Any) -> Any:
         """Return a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient.
 
-        From 2.11 on inference mode keeps no casts. Source: cached_cast of autocast_mode.cpp.
+        From 2.11 on inference mode keeps no casts, and a kept cast requires gradients in `no_grad`, too, so that a later
+        forward pass can use it (pull request 165068). Source: cached_cast of autocast_mode.cpp.
         """
         if isinstance(value, (list, tuple)):
             return [self.cast(dtype, v) for v in value]
@@ -155,7 +156,8 @@ class Autocast:
             return value.to(dtype)
         entry = self._cache.get(id(value))
         if entry is None:
-            entry = self._cache[id(value)] = (value, value.to(dtype))
+            with torch.set_grad_enabled(torch.is_grad_enabled() or not self._caches_in_inference):
+                entry = self._cache[id(value)] = (value, value.to(dtype))
         return entry[1]
 
     def enter(self, enabled: bool, dtype: torch.dtype) -> tuple[bool, torch.dtype]:
