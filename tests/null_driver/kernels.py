@@ -119,6 +119,7 @@ STRIDED: dict[str, Callable[[Tensor], object]] = {
     "rrelu": lambda x: F.rrelu(x, training=True),
     "places in a row": lambda x: torch.bucketize(x.detach(), x.detach()[0].clone()),
     "places in rows": lambda x: torch.searchsorted(x.detach(), x.detach()),
+    "places in rows by an order": lambda x: torch.searchsorted(x.detach(), x.detach(), sorter=numbers(x, *x.shape)),
     "elements of a set": lambda x: torch.isin(x.detach(), x.detach()[0, :3]),
     "product with a vector": lambda x: x @ x.new_ones(x.shape[1]),
     "added at places": lambda x: x.index_put((numbers(x, 300),), x.new_ones(x.shape[1]), accumulate=True),

@@ -249,16 +249,19 @@ def largest(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 def searched(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Add contiguous copies of searchsorted's boundaries, values and order, then both in one dtype (native/BucketizationUtils.h).
 
-    Arguments: boundaries, values. Those of `bucketize` are the other way round.
+    Arguments: boundaries, values. Those of `bucketize` are the other way round. The extremes of an order are found first
+    (native/Bucketization.cpp, searchsorted_pre_check).
     """
-    given = [one for one in args[:2] if isinstance(one, Tensor)]
-    copied = copies(*given, kwargs.get("sorter"))
-    common = torch.result_type(*given) if len(given) == 2 else given[0].dtype
-    return [[*copied, *(one.numel() * common.itemsize for one in given if one.dtype != common)]]
+    given, order = args[:2], kwargs.get("sorter")
+    if order is not None and order.numel():
+        yield [order.itemsize, order.itemsize, *extremes(order)]
+    yield out
+    common = torch.result_type(*given)
+    yield [*copies(*given, order), *(one.numel() * common.itemsize for one in given if one.dtype != common)]
 
 
 ALLOCATIONS: dict[Any, AllocationRule] = {
-    **listed("searchsorted.Tensor bucketize.Tensor", after_results(searched)),
+    **listed("searchsorted.Tensor bucketize.Tensor", searched),
     **listed("topk", after_results(largest)),
     **listed("cumsum cumprod _logcumsumexp logcumsumexp", after_results(scan)),
     **listed("sort sort.stable", after_results(sort)),
