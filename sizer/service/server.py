@@ -113,9 +113,7 @@ async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
 
 LOOK_SECONDS = 0.25  # interval of the checks for ended turns
 TELL_SECONDS = 1.0  # between two messages on a job's position: each job that starts moves all others
-# Pages that a job copies from the template, which are not measured: 42 to 67 MiB for small questions on torchvision models and
-# GPT-2 (Private_Dirty of /proc/PID/smaps_rollup at their end; torch 2.15, Python 3.11).
-FORKED_BYTES = 64 * MIB
+FORKED_BYTES = 96 * MIB  # least memory of a job; pages that it copied from the template are not measured
 ROOMY = 0.75  # share of the budget that all jobs may hold while jobs are paused early
 
 
@@ -249,7 +247,7 @@ class Server:
             if job.process is not None
         }
         budget = self._settings.budget_bytes
-        room = sum(one + FORKED_BYTES for one in held.values()) <= ROOMY * budget
+        room = sum(max(one, FORKED_BYTES) for one in held.values()) <= ROOMY * budget
         self._queue.roomy = bool(budget) and self._template is not None and room  # else a job may have to be stopped to pause it
         if not budget or sum(held.values()) <= budget:
             return
