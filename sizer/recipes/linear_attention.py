@@ -40,13 +40,15 @@ _LOADED: dict[Hashable, dict[str, ModuleType]] = {}  # the package's modules, by
 @contextmanager
 def kernel_packages_hidden() -> Iterator[None]:
     """Import modules within the context as if the packages with kernels were not installed."""
-    hidden = [name for name in (MODULE, *_OTHERS) if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: `import` raises ModuleNotFoundError
+    names = (MODULE, *_OTHERS)
+    before = {name: sys.modules[name] for name in names if name in sys.modules}  # other code may have imported them
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None: `import` raises ModuleNotFoundError
     try:
         yield
     finally:
-        for name in hidden:
+        for name in names:
             sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 def has_linear_attention(module: nn.Module) -> bool:

@@ -204,7 +204,7 @@ FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 
 
 def test_what_does_not_apply_is_not_offered():
-    of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits", *LOSSES, *OF_OBJECTIVES}
+    of_language = {"sdpa", "seq", "fla", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits", *LOSSES, *OF_OBJECTIVES}
     absent = () if find_spec("torchao") else ("optimizer-host",)
     of_compiled = ("compile", "budget", "graphs")
     assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, *absent, "outputs", *of_compiled}
