@@ -16,10 +16,10 @@ import os
 import sys
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from importlib.util import find_spec
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from importlib.util import find_spec, module_from_spec
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from torch import nn
@@ -28,7 +28,7 @@ from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.linear_attention import MODULE, NEEDED, PACKAGE
 
 _OTHERS = ("causal_conv1d", "mamba_ssm")
-_OF_MODELS = "transformers.models."
+_OF_MODELS, _FAMILIES = "transformers.models.", f"{MODULE}.ops"
 _WITHOUT = (
     "linear attention runs in transformers' own loop over chunks, as without flash-linear-attention; the package is faster and "
     "takes less memory (fla=1)"
@@ -102,22 +102,32 @@ def _chosen(function: FunctionType, *, by_package: bool) -> FunctionType:
     from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
     facts = _facts_of(function)
-    with nullcontext() if by_package else kernel_packages_hidden():
+    with nullcontext() if by_package else kernel_packages_hidden(), warnings.catch_warnings(action="ignore"):
         if by_package:
-            _import_package()
+            with suppress(Exception):  # transformers takes any for a missing package
+                _import_families_later()
         made = use_kernel_func_from_hub_with_fallback(facts["func_name"], MODULE)(facts["torch_function"])
     if by_package and not _facts_of(made)["is_new_implementation"]:
-        raise BuildError(f"the installed {PACKAGE} has no {facts['func_name']}", given="fla=1", todo="install another version")
+        _explain_import(facts["func_name"])
     return made
 
 
-def _import_package() -> None:
+def _import_families_later() -> None:
+    """Import the package without its families of functions: transformers imports its own, all others take a second."""
+    package: Any = importlib.import_module(MODULE)
+    if _FAMILIES not in sys.modules and (spec := find_spec(_FAMILIES)) is not None:
+        sys.modules[_FAMILIES] = package.ops = module_from_spec(spec)
+
+
+def _explain_import(function: str) -> NoReturn:
+    """Raise BuildError with the reason for which transformers found no function of the package."""
+    reason = f"it has no {function}"
+    _take_modules()
     try:
-        with warnings.catch_warnings(action="ignore"):
-            importlib.import_module(f"{MODULE}.ops")
-    except Exception as error:  # transformers takes any for a missing package
+        importlib.import_module(_FAMILIES)
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise BuildError(f"{PACKAGE} cannot be imported: {reason}", given="fla=1", todo="install another version") from error
+    raise BuildError(f"{PACKAGE} cannot be used: {reason}", given="fla=1", todo="install another version")
 
 
 def _facts_of(function: FunctionType) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ def test_a_package_that_cannot_be_imported_is_named():
     with (
         mock.patch.object(linear_attention, "_LOADED", {}),
         mock.patch.dict(sys.modules, {"einops": None}),
-        pytest.raises(BuildError, match=r"flash-linear-attention cannot be imported: .*einops"),
+        pytest.raises(BuildError, match=r"flash-linear-attention cannot be used: .*einops"),
     ):
         report("&fla=1")
 
