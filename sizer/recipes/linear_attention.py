@@ -42,7 +42,8 @@ def kernel_packages_hidden() -> Iterator[None]:
     """Import modules within the context as if the packages with kernels were not installed."""
     names = (MODULE, *_OTHERS)
     before = {name: sys.modules[name] for name in names if name in sys.modules}  # other code may have imported them
-    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None: `import` raises ModuleNotFoundError
+    hidden: dict[str, Any] = dict.fromkeys(names)  # None: `import` raises ModuleNotFoundError
+    sys.modules.update(hidden)
     try:
         yield
     finally:
