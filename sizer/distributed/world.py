@@ -27,6 +27,8 @@ from sizer.base.errors import RequestError
 from sizer.catalogue.parallel import PER_HOST
 from sizer.distributed.described_gpus import Accelerator, devices_answer
 
+_DEVICE = torch.device("meta")  # made here: in a trace this call would name meta itself, which has no memory
+
 
 @contextmanager
 def flat_parameters_patched(on_no_device: Callable[[Tensor], bool]) -> Iterator[None]:
@@ -46,10 +48,10 @@ def flat_parameters_patched(on_no_device: Callable[[Tensor], bool]) -> Iterator[
         tensor.record_stream(stream)
 
     def compute_device(*args: Any) -> torch.device:
-        return torch.device("meta")
+        return _DEVICE
 
     def moved_to(device_id: int | torch.device | None, *args: Any) -> torch.device | None:
-        return None if device_id is None else torch.device("meta")
+        return None if device_id is None else _DEVICE
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(_init_utils, "_get_compute_device", compute_device))
