@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from sizer.base.units import format_both, format_bytes, format_range, pluralize
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.recipes import OF_KERNELS
 from sizer.report.estimate import Estimate, has_range
 from sizer.report.fit import Verdict
 from sizer.report.report import Report
@@ -97,5 +98,6 @@ def _caveats(report: Report) -> Iterator[str]:
     tokens = report.request.get("sequence_length")
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."
-    if stand_ins := report.explanation.stand_ins if report.explanation is not None else ():
+    noted = report.explanation.stand_ins if report.explanation is not None else ()
+    if stand_ins := [text for text in noted if not text.startswith(OF_KERNELS)]:
         yield f"{pluralize(len(stand_ins), 'value')} that the code reads had to be assumed: see Not counted."

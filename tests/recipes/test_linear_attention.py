@@ -27,6 +27,7 @@ from sizer.decision.levers import levers
 from sizer.estimating.estimator import estimate
 from sizer.query.text import format_query, parse_query
 from sizer.recipes import linear_attention
+from sizer.report.advice import caveats
 from sizer.report.report import Report
 from sizer.tracing.compiled.dynamo import compiled_calls
 from sizer.ui.defaults import fla_for
@@ -51,6 +52,7 @@ def test_kernels_take_less_than_the_loop():
     assert with_package.estimates[0].weights_bytes == without.estimates[0].weights_bytes
     assert any("chunk_fwd_kernel_o" in text for text in with_package.uncounted)
     assert any("autotunes" in text for text in with_package.uncounted)
+    assert not any("assumed" in text for text in caveats(with_package))  # kernels are no values that code reads
     assert not any("kernel" in text for text in without.uncounted)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sizer.catalogue.hardware import Hardware
-from sizer.catalogue.recipes import is_library
+from sizer.catalogue.recipes import HOLDS, TUNES, is_library
 from sizer.distributed.described_gpus import Accelerator, accelerator_of, devices_answer, properties_of
 from sizer.recipes.linear_attention import imported_for
 from sizer.tracing.compiled.install import hardware_like, hardware_of_capability
@@ -85,9 +85,9 @@ class Launches:
         """Return notes on the kernels: a line on launched kernels, and a line on autotuned kernels."""
         found = []
         if self._names:
-            found.append(f"memory that Triton kernels hold in addition to their arguments: {_listed(self._names)}")
+            found.append(f"{HOLDS} in addition to their arguments: {_listed(self._names)}")
         if self._tuned:
-            found.append(f"the buffers in which Triton autotunes kernels in their first launch: {_listed(self._tuned)}")
+            found.append(f"{TUNES} in their first launch: {_listed(self._tuned)}")
         return tuple(found)
 
 
