@@ -68,6 +68,11 @@ class Outcome:
         return self.report.estimates[0] if self.report and self.report.estimates else None
 
     @property
+    def is_whole(self) -> bool:
+        """True if the script did all that was asked for. Otherwise nothing is said about what fits it."""
+        return self.script_status in ("stopped", "completed", "out of time")
+
+    @property
     def missing_bytes(self) -> int:
         """The bytes that the process needs beyond the device's memory; 0 if it fits."""
         row = self.estimate
@@ -169,7 +174,7 @@ def read_outcome(
     if tape is None:
         return outcome
     lines, modules = alive_at_peak(tape)
-    fits_on = tuple(_fits_on(outcome, tape)) if found["status"] != "out of memory" else ()
+    fits_on = tuple(_fits_on(outcome, tape)) if outcome.is_whole else ()
     return replace(outcome, lines_at_peak=lines, modules_at_peak=modules, fits_on=fits_on)
 
 
@@ -339,6 +344,8 @@ def _figures(outcome: Outcome) -> Iterator[str]:
         )
     elif outcome.script_status == "out of memory":
         yield "It does not fit: PyTorch raised OutOfMemoryError."
+    elif not outcome.is_whole:
+        yield "What ran until then fits."
     else:
         yield "It fits." if row.fits is True else "It fits, but may not within the range of uncertainty."
     if not outcome.expandable and gpu.backend == "cuda":

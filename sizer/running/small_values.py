@@ -21,6 +21,7 @@ all its elements count as selected. `assumed` lists both.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import random
@@ -28,7 +29,7 @@ import sys
 import sysconfig
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -38,6 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
@@ -106,6 +108,9 @@ _READING = frozenset(
 )  # fmt: skip
 _COPYING = frozenset({Tensor.cpu, Tensor.numpy, Tensor.to, Tensor.copy_})
 
+# Dispatch keys of kernels that run on a device.
+_KERNEL_KEYS = frozenset({"", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd"})
+
 # Initializations of weights, by name: libraries replace torch.nn.init's functions by their own.
 _DRAWS = frozenset(
     {"normal_", "uniform_", "random_", "exponential_", "bernoulli_", "zeros_", "ones_", "constant_", "trunc_normal_", "zero_",
@@ -136,30 +141,47 @@ class Values(TorchFunctionMode):
         self._known, self._tainted = _Storages(), _Storages()
         self._none_of = _Storages()  # `any` of these was requested, and was 0
         self._spread = _Storages()  # tainted tensors that depend on evenly spread choices
+        self._in_python: set[str] = set()  # names of operators with a kernel that is a Python function
         self.mask_limit: int | None = None  # elements that an unknown mask is assumed to select; None for all
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Turn the mode on, also in Python code that the backward pass calls."""
-        run = torch.autograd._engine_run_backward
+        """Turn the mode on, also in Python code that the backward pass and the dispatcher call."""
+        run, register = torch.autograd._engine_run_backward, torch.library.Library.impl
+        run_backward = self._turned_on(run)
 
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if any(mode is self for mode in _get_current_function_mode_stack()):
-                return run(*args, **kwargs)
-            with self:
-                return run(*args, **kwargs)
+        def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **kwargs: Any) -> None:
+            if (dispatch_key or library.dispatch_key) in _KERNEL_KEYS and fn is not torch.library.fallthrough_kernel:
+                name = op_name if isinstance(op_name, str) else op_name._schema.name
+                self._in_python.add(f"{library.ns}::{name.rpartition('::')[2].partition('.')[0]}")
+                fn = self._turned_on(fn)
+            register(library, op_name, fn, dispatch_key, **kwargs)
 
         places = (torch.autograd, torch.autograd.graph)
         for place in places:
             place._engine_run_backward = run_backward
+        torch.library.Library.impl = impl  # type: ignore[method-assign]
         self._driver.null_follow(1)
         try:
             with iterations_assumed(self._note), library_values_assumed(self, self._assume_unknown), modes_unseen(), self:
                 yield
         finally:
             self._driver.null_follow(0)
+            torch.library.Library.impl = register  # type: ignore[method-assign]
             for place in places:
                 place._engine_run_backward = run
+
+    def _turned_on(self, function: Callable) -> Callable:
+        """Return a function that turns the mode on while it runs."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if any(mode is self for mode in _get_current_function_mode_stack()):
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return call
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -186,8 +208,10 @@ class Values(TorchFunctionMode):
             return self._count(self._bins(func, args, kwargs, given), func, args, kwargs, given)
         if on_device and func in _COUNTING and (counts := self._counts(func, args, kwargs)) is not None:
             return self._count(counts, func, args, kwargs, given)
-        if on_device and isinstance(func, torch._ops.OpOverloadPacket) and str(func) == "torchvision.nms":
+        if on_device and isinstance(func, OpOverloadPacket) and str(func) == "torchvision.nms":
             return self._count([self._boxes(given[0])], func, args, kwargs, given)
+        if on_device and isinstance(func, OpOverload | OpOverloadPacket) and _operator_name(func) in self._in_python:
+            return func(*args, **kwargs)  # its kernel's own calls are followed
         if on_device and func in _SEGMENTED:  # PyTorch checks that lengths fit the data
             return self._count([0, 1], func, args, kwargs, given)
         out = func(*args, **kwargs)
@@ -567,6 +591,11 @@ def _tensors(value: Any) -> list[Tensor]:
     for leaf in pytree.tree_leaves(value):
         leaves += (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _operator_name(operator: OpOverload | OpOverloadPacket) -> str:
+    packet = operator.overloadpacket if isinstance(operator, OpOverload) else operator
+    return packet._qualified_op_name
 
 
 def _chosen_dim(func: Any, args: tuple, kwargs: dict) -> int | None:

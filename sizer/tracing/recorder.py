@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -262,7 +263,7 @@ class Recorder(TorchDispatchMode):
             func=func,
             name=name,
             check=rules.checks.get(func) or rules.checks.get(name),
-            handler=rules.handlers.get(func) or rules.handlers.get(name),
+            handler=rules.handlers.get(func) or rules.handlers.get(name) or composite.python_kernel(func, self.device.kind),
             instead=partial(kernel, self.device) if kernel else composite.parts(func, self.device.kind, rules.known),
             shortcut=rules.shortcuts.get(func),
             run=shared(func, self.device.kind, self.device.version, corrects=self.device.kind != "mps"),
@@ -399,6 +400,13 @@ class Recorder(TorchDispatchMode):
     def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Return an operator's result, logged as if called by the dispatcher, which takes several times as long."""
         return self.__torch_dispatch__(func, (), args, kwargs)
+
+    def unlogged(self) -> Recorder:
+        """Return a recorder with the same rules and known values, and a log of its own."""
+        other = Recorder(copy(self.device), crowded=self.crowded)
+        other.values, other.host, other.deferred = self.values, self.host, self.deferred
+        other.batch_size, other.mask_limit = self.batch_size, self.mask_limit
+        return other
 
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as on the device, by the table RESULTS."""

@@ -85,6 +85,7 @@ def test_an_error_of_the_script_keeps_its_traceback_and_is_1(dry_run: DryRunner)
     assert done.status == 1
     assert 'failing.py", line 9, in <module>' in done.stderr and "ValueError: an error of the script" in done.stderr
     assert (done.json["script_status"], done.json["steps"]) == ("failed", 1)
+    assert done.json["fits_on"] == [] and "It fits" not in done.stdout  # nobody knows what the rest of the script takes
 
 
 @pytest.mark.exhaustive
@@ -101,6 +102,14 @@ def test_counts_of_known_masks_are_those_of_the_data(dry_run: DryRunner):
     assert done.status == 0, done.stderr
     assert done.json["assumed_counts"] == []
     assert [use["phase"] for use in done.figures["phases"]] == ["load", *(f"step{n}" for n in range(1, 7)), "rest"]
+
+
+def test_values_are_followed_in_kernels_that_are_python_functions(dry_run: DryRunner):
+    done = dry_run("--steps", "0", "--", "operators.py")
+    assert done.status == 0, done.stderr
+    printed = [line for step in range(3) for line in (f"kept {216 - step}", f"positions {40 + step}")]
+    assert done.stdout.splitlines()[:6] == printed
+    assert done.json["assumed_counts"] == []
 
 
 def test_checkpoints_that_are_not_written_are_read_again(dry_run: DryRunner, tmp_path: Path):
@@ -189,6 +198,7 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "losses.py",
         "drawn.py",
         "denoising.py",
+        "operators.py",
         *(
             pytest.param(script, marks=pytest.mark.exhaustive)
             for script in ("functional.py", "folds.py", "speech.py", "masks.py", "typed.py", "recurrent.py")

@@ -140,6 +140,19 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("sizer_tests::launch", mutates_args=())
+def launch(x: Tensor) -> Tensor:
+    """Ask the driver for its stream after an allocation, as code does that launches kernels by itself."""
+    twice = x + x
+    torch._C._cuda_getCurrentRawStream(0)
+    return twice.clone()
+
+
+@launch.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 # With their gradients, where the input requires one.
 WITH_GRADIENTS = {
     "product": (rows, lambda x: x.prod(), 1639424),
@@ -178,6 +191,7 @@ WITH_GRADIENTS = {
         lambda: torch.empty(4, 128, 64, device="cuda", dtype=HALF), lambda x: F.scaled_dot_product_attention(x, x, x), 464384,
     ),
     "custom operator": (rows, lambda x: twice(x.detach()), 1638400),
+    "custom operator that cannot run on meta": (rows, lambda x: launch(x.detach()), 819200),
     "slice to the host": (rows, lambda x: x.detach()[:, :20].cpu(), 163840),
     "to the host in another dtype": (rows, lambda x: x.detach().to("cpu", torch.float64, non_blocking=True), 1638400),
     "large slice to the host": (rows, lambda x: torch.cat([x, x])[:, :90].detach().cpu(), 3112960),

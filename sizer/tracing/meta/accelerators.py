@@ -18,6 +18,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.base.errors import TraceError
+from sizer.tracing.meta import composite
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.host_memory import HostMemory, steps_on
 from sizer.tracing.meta.in_place import isclose
@@ -394,7 +395,7 @@ class OnMeta(TorchFunctionMode):
 
 @contextmanager
 def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
-    """Enable the mode in autograd's callbacks within the context: hooks of saved tensors and whole backward passes.
+    """Enable the mode in callbacks within the context: hooks of saved tensors, backward passes, operators' Python kernels.
 
     PyTorch calls them from an operator or from `Tensor.backward`, which disable function modes. A device's backward pass runs
     in its own thread (torch/csrc/autograd/engine.cpp, 2.15), in which Dynamo compiles nothing.
@@ -428,6 +429,7 @@ def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
         mock.patch.object(torch._C._autograd, "_push_saved_tensors_default_hooks", push_within),
         mock.patch.object(torch.autograd.graph, "_engine_run_backward", uncompiled(within(run))),
         mock.patch.object(torch.autograd, "_engine_run_backward", uncompiled(within(run))),
+        mock.patch.object(composite, "in_callbacks", within),
     ):
         yield
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from sizer.tracing.device import Device
 from sizer.tracing.meta.memo import makes_tensors
-from sizer.tracing.values.handler import HandlerContext
+from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import is_meta
 
 _aten = torch.ops.aten
@@ -106,7 +106,7 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     if not isinstance(func, torch._ops.OpOverload):
         return None
     if func.namespace not in ("aten", "prims"):
-        return None if str(func) in known else _python_parts(func, kind)
+        return None
     has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     if has("CompositeImplicitAutograd"):
         return partial(func._op_dk, _IMPLICIT)
@@ -123,32 +123,42 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     return partial(func._op_dk, getattr(torch._C.DispatchKey, explicit[0]))
 
 
-def _python_parts(func: Any, kind: str) -> Callable[..., Any] | None:
-    """Return the Python function that a device runs for an operator of `torch.library.custom_op`, or None.
+def in_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel as the dispatcher calls it: with the function modes of the traced code, where there are some.
 
-    On meta such an operator runs its fake kernel, which makes only the results. The function is called once on the arguments of
-    the first call, unrecorded. If it cannot run without values (for instance because it launches kernels), the fake kernel is
-    used.
+    `modes_in_callbacks` replaces this function.
     """
-    definition = OPDEFS.get(func._schema.name)
+    return function
+
+
+def python_kernel(func: Any, kind: str) -> Handler | None:
+    """Return a handler that runs the Python kernel of a `torch.library.custom_op` operator; None for other operators.
+
+    On meta such an operator runs its fake kernel, which makes only the results. On the first call the kernel is tried on copies
+    of the arguments, unlogged. If it cannot run on meta (for instance because it reads values), the fake kernel is used.
+    """
+    definition = OPDEFS.get(func._schema.name) if isinstance(func, torch._ops.OpOverload) else None
     if definition is None:
         return None
     function = definition._backend_fns.get(kind) or definition._backend_fns.get(None)
     runs: list[bool] = []
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if not runs:
-            runs.append(function is not None and _runs_on_meta(function, args, kwargs))
-        return function(*args, **kwargs) if runs[0] else func(*args, **kwargs)
+            runs.append(function is not None and _runs_on_meta(function, recorder, args, kwargs))
+        if not runs[0]:
+            return NotImplemented
+        with recorder:
+            return in_callbacks(function)(*args, **kwargs)
 
-    return run
+    return handler
 
 
-def _runs_on_meta(function: Callable[..., Any], args: tuple, kwargs: dict) -> bool:
+def _runs_on_meta(function: Callable[..., Any], recorder: HandlerContext, args: tuple, kwargs: dict) -> bool:
     try:
-        with _disable_current_modes():
+        with _disable_current_modes(), recorder.unlogged():
             copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-            function(*copies[0], **copies[1])
+            in_callbacks(function)(*copies[0], **copies[1])
     except Exception:  # of any class: the function is not part of PyTorch
         return False
     return True

@@ -49,6 +49,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def run_logged(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Return an operator's result, logged as if the dispatcher had called it."""
 
+    def unlogged(self) -> AbstractContextManager[Any]:
+        """Return a context in which operators run by the same rules and known values, and nothing is logged."""
+
     def corrected(self, func: Any, args: tuple, out: Any) -> Any:
         """Return an operator's result as on the device, by the table RESULTS."""
 
