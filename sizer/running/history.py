@@ -4,12 +4,14 @@ Each event of the history carries a stamp, the number that was set by `torch.cud
 child process records the events of each stamp: phases that ended, modules that began, tensors that became parameters or
 gradients.
 
-*Known limitation*: events of threads that set no stamp, such as autograd's, have the latest stamp of other threads.
+*Known limitation*: events of threads that set no stamp (autograd's, and those in which libraries load weights) have the latest
+stamp of other threads.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape
 
 LOAD, REST = "load", "rest"
 BACKWARD = "backward pass"  # the line of blocks that autograd's own thread allocates
-_NO_LINE = "no Python line"
+_NO_LINE, _TEXT = "no Python line", "<string>"
 _COMMON = (0, 0)  # the pool of memory outside of private pools
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 _OURS = str(Path(__file__).parent) + os.sep
@@ -64,12 +66,13 @@ def columns_of(
     for event in trace:
         written = event.get("user_metadata") or ""
         stamp = max(stamp, int(written)) if written.isdigit() else stamp
-        until = stamp if written or writer.backward_runs else _next_backward(actions, following, stamp)
+        of_autograd = not written and not _is_of_python_thread(event)
+        until = stamp if not of_autograd or writer.backward_runs else _next_backward(actions, following, stamp)
         while following < len(actions) and actions[following][0] <= until:
             writer.act(*actions[following][1:])
             following += 1
         if event["action"] == "alloc":
-            writer.allocate(event, stamp if written else None)
+            writer.allocate(event, None if of_autograd else stamp)
         elif event["action"] == "free_completed":
             writer.free(event["addr"])
         elif event["action"] in _GIVEN_BACK:
@@ -80,6 +83,11 @@ def columns_of(
         writer.act(kind, value)
     writer.end_phase(REST)
     return writer.columns()
+
+
+def _is_of_python_thread(event: Mapping[str, Any]) -> bool:
+    """Return True if a thread that Python started allocates, or releases; autograd's threads are started by C++."""
+    return any(frame["name"] == "_bootstrap" and frame["filename"] == threading.__file__ for frame in event.get("frames", ()))
 
 
 def _next_backward(actions: Sequence[tuple[int, int, Any]], following: int, stamp: int) -> int:
@@ -217,16 +225,17 @@ class _Writer:
                 self._categories[block] = CATEGORIES.index("activation")
 
     def _line(self, frames: Iterable[Mapping[str, Any]]) -> str:
-        """Return the innermost line of the script, else of a library, else of PyTorch."""
-        inner = None
+        """Return the innermost line of the script, else of code without a file (`python -c`), else of a library, else of PyTorch."""
+        inner = text = None
         for frame in frames:
             name = frame["filename"]
-            if not name.endswith(".py") and name != "<string>":  # the latter is `python -c`
-                continue
-            if name.startswith(_OURS):
+            if not name.endswith(".py") and name != _TEXT or name.startswith(_OURS):
                 continue
             here = f"{name}:{frame['line']}"
+            if name == _TEXT:  # also what a library has executed
+                text = text or here
+                continue
             inner = inner or here
             if not name.startswith(self._libraries):
                 return here
-        return inner or _NO_LINE
+        return text or inner or _NO_LINE

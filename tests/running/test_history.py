@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,38 @@ def test_events_are_blocks_with_categories_lines_and_modules():
     assert [found.op_names[op] for op in found.ops] == ["train.py:1", "train.py:2", BACKWARD, EMPTY_CACHE, "train.py:3"]
     assert [found.module_names[module] for module in found.modules] == ["layer", "layer.0", "layer", "", ""]
     assert found.marks == ((1, "load"), (8, "step1"), (8, "rest")) and found.host_bytes == 3
+
+
+def test_weights_that_a_library_loads_in_a_thread_are_loaded_weights():
+    """transformers loads weights in threads, which set no stamp; they are not autograd's."""
+    frames = [
+        {"filename": "/lib/transformers/loading.py", "line": 12, "name": "_job"},
+        {"filename": threading.__file__, "line": 1002, "name": "_bootstrap"},
+    ]
+    loaded = event("alloc", 1, 100, "") | {"frames": frames}
+    columns = columns_of(
+        [loaded, *TRACE[1:]],
+        modules=[],
+        labels=[(2, 1, "frozen parameter", "layer")],
+        backwards=[(4, True), (5, False)],
+        phase_ends=[(2, "load"), (7, "step1")],
+        library_folders=("/lib/", str(Path(threading.__file__).parent)),
+    )
+    found = tape_of(columns, by_address=False)
+    assert CATEGORIES[found.categories[0]] == "frozen parameter"
+    assert found.op_names[found.ops[0]] == "/lib/transformers/loading.py:12"
+    assert found.marks[0] == (1, "load")
+
+
+def test_code_without_a_file_is_named_if_no_line_of_the_script_is_known():
+    """`python -c` has no file, and neither has code that a library executes."""
+    inner = [{"filename": "/lib/torch/nn.py", "line": 9}, {"filename": "<string>", "line": 41}]
+    of_script = event("alloc", 1, 100, "1") | {"frames": [*inner, {"filename": "train.py", "line": 13}]}
+    of_command = event("alloc", 2, 100, "1") | {"frames": inner}
+    columns = columns_of(
+        [of_script, of_command], modules=[], labels=[], backwards=[], phase_ends=[], library_folders=("/lib/",)
+    )
+    assert columns["line_names"] == ["train.py:13", "<string>:41"]
 
 
 def test_the_pool_of_a_graph_is_a_stream_of_its_own():
