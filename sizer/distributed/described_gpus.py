@@ -41,6 +41,7 @@ _COUNTS = (
     "max_split_size",
 )
 _REPORTED = {kind: torch.device(kind) for kind in ("cuda", "mps")}  # here, since a trace makes them of meta
+_STATE_BYTES = 16  # of a GPU's generator
 _LOOP = workers._worker_loop
 
 
@@ -98,9 +99,13 @@ def properties_of(device: Hardware) -> SimpleNamespace:
 
 
 class Generator(torch.Generator):
-    """A CPU generator in place of a GPU's. Tensors on meta have no values to draw."""
+    """A CPU generator in place of a GPU's. Tensors on meta have no values to draw.
+
+    The state of a GPU's is its seed and its offset, 16 bytes (torch/csrc/cuda, CUDAGeneratorImpl.cpp, 2.15).
+    """
 
     _device: torch.device | None = None
+    _offset = 0
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
@@ -113,6 +118,45 @@ class Generator(torch.Generator):
     def device(self) -> torch.device:
         """Return the device for which it was made: libraries draw there."""
         return super().device if self._device is None else self._device
+
+    def get_state(self) -> torch.Tensor:
+        """Return the seed and the offset."""
+        if self._device is None:
+            return super().get_state()
+        numbers = (self.initial_seed().to_bytes(8, "little"), self._offset.to_bytes(8, "little"))
+        return torch.tensor(list(b"".join(numbers)), dtype=torch.uint8, device="cpu")
+
+    def set_state(self, new_state: torch.Tensor) -> Generator:
+        """Set the seed and the offset."""
+        if self._device is None:
+            return super().set_state(new_state)
+        if new_state.dtype != torch.uint8 or new_state.numel() != _STATE_BYTES:
+            raise TypeError(f"RNG state must be a torch.ByteTensor of {_STATE_BYTES} bytes")
+        numbers = bytes(new_state.tolist())
+        self.manual_seed(int.from_bytes(numbers[:8], "little"))
+        self._offset = int.from_bytes(numbers[8:], "little")
+        return self
+
+    def get_offset(self) -> int:
+        """Return the offset."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> Generator:
+        """Set the offset."""
+        self._offset = offset
+        return self
+
+    def clone_state(self) -> Generator:
+        """Return another generator in this state."""
+        return type(self)(self._device or "cpu").set_state(self.get_state())
+
+    def graphsafe_get_state(self) -> Generator:
+        """Return a generator that stands for this one's state."""
+        return self.clone_state()
+
+    def graphsafe_set_state(self, state: torch.Generator) -> Generator:
+        """Take the state of another generator."""
+        return self.set_state(state.get_state())
 
 
 def statistics(device: Any = None) -> dict[str, int]:
@@ -235,7 +279,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         "get_device_capability": lambda device=None: gpu.capability,
         "is_bf16_supported": lambda *args, **kwargs: gpu.capability >= (8, 0),
         "is_current_stream_capturing": lambda: False,
-        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8, device="cpu"),
+        "get_rng_state": lambda device=None: torch.zeros(_STATE_BYTES, dtype=torch.uint8, device="cpu"),
         "set_rng_state": nothing(),
         "mem_get_info": lambda device=None: (gpu.total_bytes, gpu.total_bytes),
         "memory_stats": statistics,

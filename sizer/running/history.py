@@ -225,11 +225,11 @@ class _Writer:
                 self._categories[block] = CATEGORIES.index("activation")
 
     def _line(self, frames: Iterable[Mapping[str, Any]]) -> str:
-        """Return the innermost line of the script, else of code without a file (`python -c`), else of a library, else of PyTorch."""
+        """Return the innermost line of the script, else of code without a file (`python -c`), else of a library or PyTorch."""
         inner = text = None
         for frame in frames:
             name = frame["filename"]
-            if not name.endswith(".py") and name != _TEXT or name.startswith(_OURS):
+            if (not name.endswith(".py") and name != _TEXT) or name.startswith(_OURS):
                 continue
             here = f"{name}:{frame['line']}"
             if name == _TEXT:  # also what a library has executed

@@ -124,21 +124,21 @@ class Steps:
         self.modules.append((self._next(), self._stack[-1] if self._stack else ""))
 
     def _add_root(self, root: nn.Module) -> None:
-        inner = {id(module) for module in root.modules()}
+        inner = {id(module) for module in nn.Module.modules(root)}
         self._roots = [weakref.ref(other) for other in self.roots if id(other) not in inner]
         self._roots.append(weakref.ref(root))
         stamp = self._next()
-        for path, module in root.named_modules():
+        for path, module in nn.Module.named_modules(root):
             self._paths[module] = path
-            for parameter in module.parameters(recurse=False):
+            for parameter in nn.Module.parameters(module, recurse=False):  # Megatron's modules have attributes of these names
                 self._owners[parameter] = path
                 self._label(stamp, parameter, "parameter" if parameter.requires_grad else "frozen parameter", path)
-            for buffer in module.buffers(recurse=False):
+            for buffer in nn.Module.buffers(module, recurse=False):
                 self._label(stamp, buffer, "buffer", path)
 
     @staticmethod
     def _holds_device(module: nn.Module) -> bool:
-        return any(parameter.is_cuda for parameter in module.parameters())
+        return any(parameter.is_cuda for parameter in nn.Module.parameters(module))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.limit and self._counts.get(optimizer, 0) >= self.limit:

@@ -111,7 +111,7 @@ class Steps:
     def forward(self, module: nn.Module, args: Any) -> None:
         """Note that a module runs: the first one to do so ends the setup."""
         self.watcher.see(module)
-        if any(map(self._is_on_device, module.parameters())):
+        if any(map(self._is_on_device, nn.Module.parameters(module))):
             self.begin()
 
     @contextmanager
@@ -284,7 +284,7 @@ def _start_without_device(process: Any, start: Callable = multiprocessing.proces
 
 
 def _holds_device(value: object) -> bool:
-    parameters = value.parameters() if isinstance(value, nn.Module) else ()
+    parameters = nn.Module.parameters(value) if isinstance(value, nn.Module) else ()
     return any(isinstance(one, torch.Tensor) and one.is_meta for one in (value, *parameters))
 
 
@@ -405,7 +405,7 @@ def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
         census = take_census(nn.ModuleList(roots), name=", ".join(dict.fromkeys(type(root).__name__ for root in roots)))
     except Exception as error:  # a trace that ended in the middle may have no tape
         return found | {"no_tape": f"{type(error).__name__}: {error}"}
-    dtypes = (p.dtype for root in roots for p in root.parameters() if p.is_floating_point())
+    dtypes = (p.dtype for root in roots for p in nn.Module.parameters(root) if p.is_floating_point())
     names = ("parameters", "trainable_parameters", "buffers", "parameter_bytes", "buffer_bytes")
     model = {"name": census.name or "no module", "dtype": str(next(dtypes, torch.float32)).removeprefix("torch.")}
     Path(f"{settings.out}.tape").write_bytes(pickle.dumps(tape))

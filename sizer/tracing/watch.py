@@ -51,7 +51,7 @@ class StepWatcher:
         """Note a module that runs, and its parts. PyTorch does not register parameters of a copied or unpickled module."""
         if id(root) in self._modules:
             return
-        for module in root.modules():
+        for module in nn.Module.modules(root):
             self._modules[id(module)] = module
             self.recorder.classify(module._parameters.values(), "parameter")
             self.recorder.classify(module._buffers.values(), "buffer")

@@ -139,7 +139,7 @@ def _tensors_in(obj: object) -> Iterator[Tensor]:
         if isinstance(leaf, Tensor):
             yield leaf
         elif isinstance(leaf, nn.Module):
-            yield from (*leaf.parameters(), *leaf.buffers())
+            yield from (*nn.Module.parameters(leaf), *nn.Module.buffers(leaf))
 
 
 # --------------------------------------------------------------------------------------------------------- host tensors

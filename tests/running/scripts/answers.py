@@ -18,6 +18,10 @@ half = x[None, None].half()
 params = torch.backends.cuda.SDPAParams(half, half, half, None, 0.0, False, False)
 print(torch.backends.cuda.can_use_flash_attention(params), torch.backends.cuda.cufft_plan_cache.max_size)
 print(torch.cuda.get_device_properties(0).pci_bus_id, x.untyped_storage().device, torch.cuda.get_per_process_memory_fraction())
+generator, other = torch.Generator(device="cuda").manual_seed(7), torch.cuda.default_generators[0]
+other.set_state(torch.cuda.get_rng_state())
+other.graphsafe_set_state(generator.set_offset(4).clone_state())
+print(generator.get_state().tolist(), other.get_state().tolist(), other.initial_seed(), other.get_offset())
 print(pickle.loads(pickle.dumps(torch.ones(3))).tolist())
 try:
     x.numpy()

@@ -46,6 +46,7 @@ library.impl("positions", lambda mask: mask.new_empty(mask.numel(), 1, dtype=tor
 
 device = torch.device("cuda")
 layer = torch.nn.Linear(64, 64).to(device)
+layer.buffers = []  # as modules of Megatron have
 head = torch.randn(1000, 64, device=device)
 optimizer = torch.optim.AdamW(layer.parameters())
 for step in range(3):
