@@ -80,7 +80,7 @@ _ROWS = (
         trains=False,
         phases=("load",),
         serves=True,
-        unused=(*TRAINING_KEYS, *GENERATION_KEYS),
+        unused=(*TRAINING_KEYS, *GENERATION_KEYS, "attention", "expandable", "cudnn_benchmark"),
     ),
 )
 

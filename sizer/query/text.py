@@ -298,8 +298,10 @@ def with_value(request: Request, key: str, value: str) -> Request:
 def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Return the keys that differ with their values, and the equal keys with their value.
 
-    A key without a value has the description of its default. Keys without a value in all questions are left out.
+    A key without a value has the description of its default. Keys without a value in all questions are left out; equal keys also if
+    they change nothing in any.
     """
+    unused = set.intersection(*(set(MODES[request.mode].unused) for request in requests))
     values = [dict(parse_qsl(format_query(request, complete=True))) for request in requests]
     differs, same = {}, {}
     for key in query_keys():
@@ -308,7 +310,7 @@ def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, .
             continue
         if len(set(values_of_key)) > 1:
             differs[key.name] = values_of_key
-        else:
+        elif key.name not in unused:
             same[key.name] = values_of_key[0]
     return differs, same
 
