@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from sizer.tape.tape import FROZEN
 from sizer.tracing.meta.own_code import refuse_low_bits
 from sizer.tracing.recorder import Recorder
 
@@ -53,8 +54,7 @@ class StepWatcher:
             return
         for module in nn.Module.modules(root):
             self._modules[id(module)] = module
-            self.recorder.classify(module._parameters.values(), "parameter")
-            self.recorder.classify(module._buffers.values(), "buffer")
+            self._classify(module)
 
     def loaded(self) -> None:
         """End the setup: tensors of modules are parameters and buffers, all other live blocks are inputs."""
@@ -65,11 +65,16 @@ class StepWatcher:
             if recorder.log.category(block) == "temporary":
                 recorder.log.classify(block, "input")
         for child in self._modules.values():
-            recorder.classify(child._parameters.values(), "parameter")
-            recorder.classify(child._buffers.values(), "buffer")
+            self._classify(child)
         for root in self.roots():
             recorder.paths.name(root)
         recorder.log.mark("load")
+
+    def _classify(self, module: nn.Module) -> None:
+        parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+        for category, trained in (("parameter", True), (FROZEN, False)):
+            self.recorder.classify((one for one in parameters if one.requires_grad == trained), category)
+        self.recorder.classify(module._buffers.values(), "buffer")
 
     def roots(self) -> list[nn.Module]:
         """Return the modules that are in no other module, in the order of their construction."""
