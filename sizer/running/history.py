@@ -224,7 +224,7 @@ class _Writer:
             if block >= self._step_began and block not in self._labelled and block not in self._in_backward:
                 self._categories[block] = CATEGORIES.index("activation")
 
-    def _line(self, frames: Iterable[Mapping[str, Any]]) -> str:
+    def _line(self, frames: Sequence[Mapping[str, Any]]) -> str:
         """Return the innermost line of the script, else of code without a file (`python -c`), else of a library or PyTorch."""
         inner = text = None
         for frame in frames:
@@ -232,8 +232,8 @@ class _Writer:
             if (not name.endswith(".py") and name != _TEXT) or name.startswith(_OURS):
                 continue
             here = f"{name}:{frame['line']}"
-            if name == _TEXT:  # also what a library has executed
-                text = text or here
+            if name == _TEXT:  # also what a library has executed, and at the end Sizer's own command
+                text = text or (None if frame is frames[-1] else here)
                 continue
             inner = inner or here
             if not name.startswith(self._libraries):

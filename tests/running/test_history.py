@@ -92,11 +92,13 @@ def test_code_without_a_file_is_named_if_no_line_of_the_script_is_known():
     """`python -c` has no file, and neither has code that a library executes."""
     inner = [{"filename": "/lib/torch/nn.py", "line": 9}, {"filename": "<string>", "line": 41}]
     of_script = event("alloc", 1, 100, "1") | {"frames": [*inner, {"filename": "train.py", "line": 13}]}
-    of_command = event("alloc", 2, 100, "1") | {"frames": inner}
+    ours = {"filename": "<string>", "line": 1}  # the command with which Sizer starts the script's process
+    of_command = event("alloc", 2, 100, "1") | {"frames": [*inner, ours]}
+    of_library = event("alloc", 3, 100, "1") | {"frames": [*inner[:1], ours]}
     columns = columns_of(
-        [of_script, of_command], modules=[], labels=[], backwards=[], phase_ends=[], library_folders=("/lib/",)
+        [of_script, of_command, of_library], modules=[], labels=[], backwards=[], phase_ends=[], library_folders=("/lib/",)
     )
-    assert columns["line_names"] == ["train.py:13", "<string>:41"]
+    assert columns["line_names"] == ["train.py:13", "<string>:41", "/lib/torch/nn.py:9"]
 
 
 def test_the_pool_of_a_graph_is_a_stream_of_its_own():
