@@ -326,8 +326,15 @@ def _noted(recorder: Recorder) -> dict[str, Counter[str]]:
 
 
 def _swaps() -> bool:
-    """Return True within `Module._apply`, which replaces the data of a parameter on a device (torch/nn/modules/module.py)."""
-    return sys._getframe(1).f_code.co_name == "_apply"
+    """Return True within `Module._apply`, which replaces the data of a parameter on a device (torch/nn/modules/module.py).
+
+    bitsandbytes' weights are replaced as on a device: their class is none that a parameter can be made of.
+    """
+    frame = sys._getframe(1)
+    if frame.f_code.co_name != "_apply":
+        return False
+    parameters = frame.f_locals["self"]._parameters.values()
+    return not any(type(one).__module__.startswith("bitsandbytes.") and one.is_meta for one in parameters)
 
 
 def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:

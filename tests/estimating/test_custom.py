@@ -636,6 +636,22 @@ def test_numbers_and_places_may_be_on_the_host() -> None:
     assert size_step(setup).estimates[0].weights_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_torchscript_compiles_constructors_within_a_trace_and_after_it() -> None:
+    """Libraries compile code when they are imported; torch.distributed.optim's did until PyTorch 2.14."""
+
+    def full(x: float) -> torch.Tensor:
+        return torch.tensor([x, 1.0]) + torch.as_tensor(x)
+
+    def setup() -> Callable[[], None]:
+        torch.jit.script(full)
+        model = nn.Linear(8, 4).cuda()
+        return lambda: model(torch.ones(2, 8, device="cuda")).sum().backward()
+
+    assert size_step(setup, gpu="a100-80gb").estimates[0].weights_bytes == (8 * 4 + 4) * 4
+    assert torch.jit.script(full)(2.0).tolist() == [4.0, 3.0]
+
+
 def test_a_script_that_asks_for_the_gpu_finds_one() -> None:
     told: dict[str, Any] = {}
 

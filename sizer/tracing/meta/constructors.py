@@ -58,7 +58,15 @@ def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextM
     def format_(self: torch.Tensor, spec: str) -> str:
         return format(self.item(), spec) if self.device.type == "meta" and self.dim() == 0 else write(self, spec)
 
+    originals, find = {id(tensor_): tensor, id(as_tensor_): as_tensor}, torch.jit._builtins._find_builtin
+
+    def find_builtin(function: Any) -> str | None:
+        """Tell TorchScript that these are constructors: modules compile code when they are imported (torch.distributed.optim)."""
+        with mock.patch.multiple(torch, tensor=tensor, as_tensor=as_tensor):  # it lists torch's functions at its first use
+            return find(originals.get(id(function), function))
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.jit._builtins, "_find_builtin", find_builtin))
         stack.enter_context(mock.patch.object(torch.Tensor, "__format__", format_))
         stack.enter_context(mock.patch.object(torch, "tensor", tensor_))
         stack.enter_context(mock.patch.object(torch, "as_tensor", as_tensor_))

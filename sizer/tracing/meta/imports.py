@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,21 @@ from typing import Any
 import torch
 
 from sizer.base.frozen import is_frozen
+
+
+# PyTorch 2.11 to 2.14 compile these optimizers with TorchScript, and with them functions that a trace replaces.
+_SCRIPTED = "torch.distributed.optim"
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Let `torch.jit.script` return what it is given, within the context."""
+    state = torch.jit._state._enabled
+    before, state.enabled = state.enabled, False
+    try:
+        yield
+    finally:
+        state.enabled = before
 
 
 class _Loader:
@@ -42,7 +57,7 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        with self._finder.apart():
+        with self._finder.apart(), _uncompiled() if module.__name__.startswith(_SCRIPTED) else nullcontext():
             self._loader.exec_module(module)
 
 
@@ -55,7 +70,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if self._within:
+        if self._within and not name.startswith(_SCRIPTED):
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
@@ -69,6 +84,9 @@ class _Finder:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Disable all modes of PyTorch within the context; at its end, collect the cycles created in it, and no others."""
+        if self._within:
+            yield
+            return
         self._within = True
         thaw = not is_frozen()  # objects that the process has frozen itself stay frozen
         gc.freeze()
