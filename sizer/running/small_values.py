@@ -160,14 +160,14 @@ class Values(TorchFunctionMode):
         places = (torch.autograd, torch.autograd.graph)
         for place in places:
             place._engine_run_backward = run_backward
-        torch.library.Library.impl = impl  # type: ignore[method-assign]
+        torch.library.Library.impl = impl
         self._driver.null_follow(1)
         try:
             with iterations_assumed(self._note), library_values_assumed(self, self._assume_unknown), modes_unseen(), self:
                 yield
         finally:
             self._driver.null_follow(0)
-            torch.library.Library.impl = register  # type: ignore[method-assign]
+            torch.library.Library.impl = register
             for place in places:
                 place._engine_run_backward = run
 

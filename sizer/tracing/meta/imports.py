@@ -24,7 +24,6 @@ import torch
 
 from sizer.base.frozen import is_frozen
 
-
 # PyTorch 2.11 to 2.14 compile these optimizers with TorchScript, and with them functions that a trace replaces.
 _SCRIPTED = "torch.distributed.optim"
 

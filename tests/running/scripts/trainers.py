@@ -38,11 +38,12 @@ def llama(weights: str, *, saved: bool = False) -> LlamaForCausalLM:
 
 
 def in_four_bits(folder: str) -> LlamaForCausalLM:
-    """Return the model of a file, which bitsandbytes quantizes on the device."""
+    """Return the model of a file, which bitsandbytes quantizes on the device; it is moved there again, as Accelerate does."""
     from transformers import BitsAndBytesConfig
 
     quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    return LlamaForCausalLM.from_pretrained(folder, quantization_config=quantized, dtype=torch.bfloat16, device_map={"": 0})
+    how = {"quantization_config": quantized, "dtype": torch.bfloat16, "device_map": {"": 0}}
+    return LlamaForCausalLM.from_pretrained(folder, **how).to("cuda")
 
 
 def tokenizer() -> Any:
