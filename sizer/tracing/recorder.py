@@ -129,6 +129,8 @@ class Recorder(TorchDispatchMode):
         product, kept = (None, False) if blas is None else (blas.size, blas.kept)
         self._workspaces = Workspaces(self.log, self.paths, product=product, kept=kept)
         device.where = self.paths.current
+        self._node: int | None = None  # autograd's node that made the latest block, and its first block
+        self._first_of_node = 0
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
 
@@ -417,6 +419,11 @@ class Recorder(TorchDispatchMode):
         """Return whether only the caller of the running operator holds this tensor's storage."""
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == self._sole_owner
 
+    def is_of_node(self, tensor: Tensor) -> bool:
+        """Return True if autograd's current node has made the tensor."""
+        block = self.block_of(tensor)
+        return block is not None and _current_node() == self._node and block >= self._first_of_node
+
     def _own(self, tensor: Tensor | None, category: str, op: str, module: str) -> None:
         for part in () if tensor is None else parts_of(tensor):
             if (block := self.block_of(part)) is None:
@@ -451,6 +458,8 @@ class Recorder(TorchDispatchMode):
         if self.host.holds(storage) or self.deferred.holds(storage):
             return
         block = self.log.allocate(storage.nbytes(), op, module, category)
+        if (node := _current_node()) != self._node:
+            self._node, self._first_of_node = node, block
         if self.block_notes is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
@@ -490,6 +499,12 @@ class Recorder(TorchDispatchMode):
             else:
                 self._workspaces.hold(plan.name, step)
         self._workspaces.release(kept)
+
+
+def _current_node() -> int | None:
+    """Return the number of the node that autograd's engine runs, or None."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
 
 
 def _resizable(func: Any) -> Callable[[tuple, dict], list[Tensor]] | None:

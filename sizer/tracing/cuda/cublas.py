@@ -60,7 +60,7 @@ def needs(
         return (), ()
     copies: tuple[int, ...] = ()
     if func in _COPIES_OPERANDS:
-        copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t))
+        copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t) or (t.is_conj() and _is_by_rows(t)))
     elif func in _BY_VECTOR and not _is_gemv_readable(args[-2]):
         copies = (args[-2].nbytes,)
     if out.numel() == 0 or any(t.numel() == 0 for t in args[-2:] if isinstance(t, Tensor)):
@@ -103,6 +103,11 @@ def _is_gemv_readable(matrix: Tensor) -> bool:
     """Return whether cuBLAS multiplies a matrix with a vector without a copy of the matrix (cuda/Blas.cpp, addmv_out_cuda)."""
     (rows, columns), (row, column) = matrix.shape, matrix.stride()
     return (row == 1 and column >= max(1, rows)) or (column == 1 and row >= max(1, columns))
+
+
+def _is_by_rows(tensor: Tensor) -> bool:
+    """Return whether an operand has its rows one after another: cuBLAS conjugates operands by columns alone (cuda/Blas.cpp)."""
+    return tensor.is_contiguous() or (tensor.stride(-1) == 1 and tensor.stride(-2) >= max(1, tensor.shape[-1]))
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -41,13 +41,13 @@ def masked_select(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def masked_scatter(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Add int64 indices of the source, the mask in the input's shape and a scan of it (cuda/IndexKernel.cpp).
+    """Add int64 indices of the source, the mask in the result's shape and a scan of it (cuda/IndexKernel.cpp).
 
     Operator: aten.masked_scatter, with arguments input, mask and source. Source: masked_scatter__cuda; IndexKernel.cu,
     launch_masked_scatter_kernel.
     """
-    count = args[0].numel()
-    return [[count * 8, *copies(args[1].expand(args[0].shape)), scanned_elements(count, torch.int64)]] if count else []
+    count = out.numel()
+    return [[count * 8, *copies(args[1].expand(out.shape)), scanned_elements(count, torch.int64)]] if count else []
 
 
 def _scratch(name: str, mask: torch.Tensor) -> list[Any]:

@@ -35,7 +35,7 @@ def _triangular(count: int, rows: int) -> list[int]:
 
 def _factors(count: int, rows: int) -> list[int]:
     """Return the memory of lu_factor: small matrices are factored at once, through pointers."""
-    return [count * _POINTER, PRODUCT] if count > 1 and rows <= _MOST_FACTORED else []
+    return [count * _POINTER, PRODUCT] if count > 1 and 0 < rows <= _MOST_FACTORED else []
 
 
 def _solved(count: int, rows: int, columns: int, itemsize: int, *, adjoint: bool = False) -> list[Step]:

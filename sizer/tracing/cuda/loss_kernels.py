@@ -198,6 +198,7 @@ def unfold_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> S
     gradient, sizes, dim, size, step = args
     if not sizes or step >= size:
         return []
+    dim %= len(sizes)  # the gradient has one dimension more
     return [[min(sizes[dim], (gradient.shape[dim] - 1) * step + size) * 8]]
 
 
@@ -249,10 +250,11 @@ def cdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
     Arguments: gradient, x1 [.., P, M], x2 [.., R, M], p, distances. The rows are summed over R (cdist_backward_kernel_impl).
     """
     rows = args[2].shape[-2]
+    if not args[4].numel() or not out.numel():
+        yield out
+        return
     yield tuple(_spread(args[1:3], out))
     yield out
-    if not args[4].numel() or not out.numel():
-        return
     pairs = torch.empty((out.numel() // prod(out.shape[-2:]), rows, *out.shape[-2:]), dtype=out.dtype, device="meta")
     yield [pairs.nbytes, *staged(pairs, 1)]
 

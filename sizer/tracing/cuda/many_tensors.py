@@ -162,6 +162,17 @@ def norms(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield from tensors_of(out)
 
 
+def largest(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add the position of each tensor's chunks, and the largest element of each chunk, for _foreach_max (ForeachReduceOp.cu)."""
+    tensors = args[0]
+    if all(one.dtype == tensors[0].dtype for one in tensors) and _are_dense(tensors):
+        chunks = [ceil(one.numel() / _CHUNK) for one in tensors]
+        count = sum(chunks) if device.version >= (2, 15) else len(tensors) * max(chunks)
+        positions = [(len(tensors) + 1) * ENTRY_BYTES] if device.version >= (2, 15) else []
+        yield (*positions, count * tensors[0].itemsize)
+    yield from tensors_of(out)
+
+
 def _bytes(tensor: Tensor, rows: int) -> int:
     """Return the bytes of a tensor with `rows` rows."""
     return rows * prod(tensor.shape[1:]) * tensor.itemsize
@@ -175,6 +186,7 @@ def _are_dense(tensors: Iterable[Tensor]) -> bool:
 ALLOCATIONS: dict[Any, AllocationRule] = {
     torch.ops.aten._grouped_mm.default: after_results(grouped_mm),
     torch.ops.aten._foreach_norm.Scalar: norms,
+    torch.ops.aten._foreach_max.default: largest,
     "fsdp.chunk_cat.default": chunk_cat,
     "fsdp.chunk_cat_mixed_dtype.default": chunk_cat_mixed_dtype,
     "fsdp.split_with_sizes_copy.default": split_with_sizes_copy,

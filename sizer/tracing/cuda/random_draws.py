@@ -15,7 +15,7 @@ from torch import Tensor
 from sizer.tracing.allocations import AllocationRule, Steps, after_results, copies
 from sizer.tracing.cuda.by_hardware import PERMUTED, SORT
 from sizer.tracing.cuda.reductions import extremes, largest_of_rows, staged, summing
-from sizer.tracing.cuda.scans import largest
+from sizer.tracing.cuda.scans import largest, scanned_elements
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.strides import in_format
@@ -56,8 +56,8 @@ def multinomial(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     replaced = (args[2] if len(args) > 2 else kwargs.get("replacement", False)) and samples > 1
     rows = out.numel() // samples
     yield out
-    if replaced:  # cuda/MultinomialKernel.cu: one distribution of cumulated probabilities
-        yield [input.nbytes, input.nbytes]
+    if replaced:  # cuda/MultinomialKernel.cu: one distribution of cumulated probabilities; CUB scans a single row
+        yield [input.nbytes, input.nbytes, *([scanned_elements(input.numel(), input.dtype)] if rows == 1 else [])]
         return
     yield (input.itemsize, input.itemsize)
     yield extremes(input, 1)
@@ -118,6 +118,11 @@ def normal_around(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Ste
     yield [] if isinstance(args[0], Tensor) else [out.itemsize]
 
 
+def normal_of_one_deviation(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Add an unused tensor of deviations, for normal with a number for all (native/DistributionTemplates.h, normal_out_impl)."""
+    return [[out.nbytes]]
+
+
 def rrelu(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Add a contiguous copy of a strided input in training (cuda/RreluWithNoise.cu; input, noise, lower, upper, training)."""
     training = args[4] if len(args) > 4 else kwargs.get("training", False)
@@ -132,6 +137,7 @@ def dense(args: tuple, out: Tensor) -> Tensor:
 RESULTS: Results = listed("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson rrelu_with_noise", dense)
 ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("bernoulli bernoulli_.Tensor", after_results(probabilities)),
+    **listed("normal.Tensor_float", after_results(normal_of_one_deviation)),
     **listed("normal.float_Tensor normal.Tensor_Tensor", normal_around),
     **listed("rrelu_with_noise", rrelu),
     _aten._sample_dirichlet.default: dirichlet,

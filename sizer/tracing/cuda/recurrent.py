@@ -95,9 +95,11 @@ def reserve_bytes(
 def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Return _cudnn_rnn's results: output, last hidden state, last cell, reserve and flat weights.
 
-    The reserve is empty in inference.
+    The reserve is empty in inference. Weights that are never one buffer, those in bfloat16, are copied into a new one, which
+    stays for the backward pass (cudnn/RNN.cpp, try_get_weight_buf).
     """
-    input, flat, cx, mode, hidden, projected, layers = args[0], args[3], *args[5:10]
+    input, weights, stride, flat = args[:4]
+    cx, mode, hidden, projected, layers = args[5:10]
     batch_first, dropout, train, both_ways, sizes = args[10], args[11], args[12], args[13], args[14]
     if input.device.type != "meta":
         return NotImplemented
@@ -112,6 +114,9 @@ def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
     kept = reserve_bytes(mode, steps, hidden, width, layers, ways, dropout, input.itemsize) if train else 0
     reserve = torch.empty(kept, dtype=torch.uint8, device="meta")
     cell = input.new_empty((layers * ways, samples, hidden) if cx is not None else 0)
+    if weights[0].dtype not in _FLATTENED:
+        beside = 0 if stride >= _BIASED else _bias_values(weights, stride)
+        flat = input.new_empty(sum(weight.numel() for weight in weights) + beside)
     return output, input.new_empty(layers * ways, samples, width), cell, reserve, flat
 
 
@@ -161,9 +166,9 @@ def _workspace(input: Tensor, mode: int, hidden: int, both_ways: bool) -> int:
 
 def held_forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Add a contiguous input, and the workspace before the reserve, for `_cudnn_rnn` (cudnn/RNN.cpp)."""
-    output, hidden, cell, reserve, _ = out
+    output, hidden, cell, reserve, flat = out
     yield tuple(_copied(args[0], _is_turned(args[10], args[14])))
-    yield from (output, hidden, cell)
+    yield from (output, hidden, cell, flat)
     yield (_workspace(args[0], args[6], args[7], args[13]),)
     yield reserve
 

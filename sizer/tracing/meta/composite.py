@@ -26,6 +26,7 @@ from sizer.tracing.values.known import is_meta
 _aten = torch.ops.aten
 _META = torch.device("meta")
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+_LAZY = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
 _DEVICE_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
 
 # Composite operators that make a single tensor, with values or strides that are followed as a whole.
@@ -109,7 +110,7 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
         return None
     has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     if has("CompositeImplicitAutograd"):
-        return partial(func._op_dk, _IMPLICIT)
+        return _resolving(partial(func._op_dk, _IMPLICIT))
     device_key = _DEVICE_KEYS.get(kind)
     if device_key is None or has(device_key):
         return None
@@ -121,6 +122,25 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     if "Scalar" in func._overloadname or func._opname.endswith("_copy"):
         return None  # a number wrapped in a tensor, or a cloned view: only the result
     return partial(func._op_dk, getattr(torch._C.DispatchKey, explicit[0]))
+
+
+def _resolving(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs a composite operator's parts with conjugated and negated views resolved, as on a device.
+
+    Below a dispatch mode the dispatcher leaves out the keys that resolve them (ATen/native/MathBitsFallback.h).
+    """
+
+    def resolved(*args: Any, **kwargs: Any) -> Any:
+        excluded = [key for key in _LAZY if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
+        for key in excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            for key in excluded:
+                torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+    return resolved
 
 
 def in_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,9 @@ Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (
 
 On a device neither happens. So the in-place operator runs if its conditions hold: autograd's engine calls it, grad mode is off,
 and the first operand is dense and unshared. For a gradient, both the tensor and its storage must be unshared
-(can_accumulate_inplace()): a gradient that the caller passed to backward() is not changed. Gradients that are DTensors are
-subclasses on a device too: operators on their local tensors are not in place.
+(can_accumulate_inplace()): a gradient that the caller passed to backward() is not changed. A sum within the formula of a node
+is out of place: its first operand was made by the node that runs, whose gradients go to different inputs. Gradients that are
+DTensors are subclasses on a device too: operators on their local tensors are not in place.
 """
 
 from __future__ import annotations
@@ -64,14 +65,19 @@ def engine_use_count() -> int:
 
 def in_backward() -> bool:
     """Return whether autograd's engine has called the dispatched operator, without building a graph."""
-    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and _called_by_engine()
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and _called_by_engine(builds_graph=False)
 
 
-def _called_by_engine() -> bool:
+def in_formula() -> bool:
+    """Return whether a formula of autograd's engine has called the dispatched operator; the engine may build a graph."""
+    return torch._C._current_graph_task_id() != -1 and _called_by_engine(builds_graph=True)
+
+
+def _called_by_engine(*, builds_graph: bool) -> bool:
     """Return whether no Python function is between the engine and the dispatch mode.
 
-    A backward pass written in Python runs unchanged. An engine that builds a graph, as for torch.func.grad, writes nothing in
-    place.
+    A backward pass written in Python runs unchanged. An engine that builds a graph adds no gradients in place. For torch.func its
+    formulas write nothing in place either, as their tensors are wrapped. `builds_graph` includes the other engines with a graph.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
@@ -82,7 +88,10 @@ def _called_by_engine() -> bool:
     if caller.f_code.co_name != "_engine_run_backward":
         return False
     given = caller.f_locals.get("args", ())
-    return len(given) <= _CREATE_GRAPH or not given[_CREATE_GRAPH]
+    if len(given) <= _CREATE_GRAPH or not given[_CREATE_GRAPH]:
+        return True
+    differentiating = caller.f_back.f_back if caller.f_back else None  # behind torch.autograd.grad
+    return builds_graph and not (differentiating and differentiating.f_globals["__name__"].startswith("torch._functorch"))
 
 
 def _is_of_subclass(recorder: HandlerContext, func: Any) -> bool:
@@ -97,8 +106,8 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     old, new = args[0], args[1]
     if _is_of_subclass(recorder, func) or kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
         return NotImplemented
-    if old in _VARIANCES and new not in _VARIANCES and _node() in _VARIANCE_NODES:
-        return NotImplemented
+    if recorder.is_of_node(old) and _is_single():
+        return NotImplemented  # a sum within the node's formula
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
     owned = old._use_count() <= recorder.engine_use_count and recorder.is_unshared(old)
@@ -106,6 +115,13 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
         return NotImplemented
     recorder.values.forget(old)
     return old  # the result of add_, which leaves a meta tensor unchanged
+
+
+def _is_single() -> bool:
+    """Return True if autograd's current node has no two gradients for one input of another node, which the engine would add."""
+    node = torch._C._current_autograd_node()
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    return len(set(edges)) == len(edges)
 
 
 def _decline(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -123,7 +139,7 @@ def _node() -> str:
 
 def _write_into_zeros(in_place: Any) -> Any:
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-        if _is_of_subclass(recorder, func) or not in_backward():
+        if _is_of_subclass(recorder, func) or not in_formula():
             return NotImplemented
         if not recorder.is_unshared(args[0]) or _node() in _COUNTING:
             return NotImplemented
@@ -135,7 +151,7 @@ def _write_into_zeros(in_place: Any) -> Any:
 
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run index_backward's `zeros.index_put(…)` in place; other calls as the masks allow."""
-    if not _is_of_subclass(recorder, func) and in_backward() and recorder.is_unshared(args[0]):
+    if not _is_of_subclass(recorder, func) and in_formula() and recorder.is_unshared(args[0]):
         return masks.masked_index(recorder, _aten.index_put_.default, args, kwargs)
     return masks.masked_index(recorder, func, args, kwargs)
 
@@ -144,7 +160,7 @@ def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> A
     """Return a handler for nodes with formulas that write with `in_place` without tensor subclasses (FunctionsManual.cpp)."""
 
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-        if _is_of_subclass(recorder, func) or not in_backward():
+        if _is_of_subclass(recorder, func) or not in_formula():
             return otherwise(recorder, func, args, kwargs)
         if not recorder.is_unshared(args[0]) or _node() not in nodes or _is_saved(args[0]):
             return otherwise(recorder, func, args, kwargs)
@@ -159,24 +175,26 @@ _NEGATED = StorageSet()  # of nodes with a formula that multiplies a negated ten
 
 def _negated(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run `-input` in the gradient of a target, `-input * gradient`, which makes a new tensor (FunctionsManual.cpp)."""
-    if not in_backward() or _node() != _WITH_LOGITS:
+    if not in_formula() or _node() != _WITH_LOGITS:
         return NotImplemented
     out = func(*args, **kwargs)
     _NEGATED.add(out)
     return out
 
 
-# Nodes with a formula that adds two gradients of one input out of place, and the first of these gradients (FunctionsManual.cpp,
-# var_mean_backward)
-_VARIANCE_NODES, _VARIANCES = ("VarMeanBackward", "StdMeanBackward"), StorageSet()
-
-
 def _product(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    if _node() in _VARIANCE_NODES and in_backward():
-        out = func(*args, **kwargs)
-        _VARIANCES.add(out)
-        return out
     return NotImplemented if args[0] in _NEGATED else _product_in_place(recorder, func, args, kwargs)
+
+
+def _selected(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Select the gradient of masked_fill's value, whose elements are summed (FunctionsManual.cpp, masked_fill_backward).
+
+    With tensor subclasses the formula puts zeros elsewhere.
+    """
+    if _is_of_subclass(recorder, func) or not in_formula() or _node() != "MaskedFillBackward":
+        return stand_ins.chosen(recorder, func, args, kwargs)
+    with recorder:
+        return torch.masked_select(args[1], args[0])
 
 
 def _is_saved(tensor: Tensor) -> bool:
@@ -213,6 +231,7 @@ _WITH_LOGITS = "BinaryCrossEntropyWithLogitsBackward"
 _product_in_place = _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", _WITH_LOGITS)
 
 HANDLERS = {
+    _aten.where.self: _selected,
     _aten.scatter.src: _on_a_device(_aten.scatter_.src, *_SELECTING),
     _aten.masked_fill.Scalar: _on_a_device(_aten.masked_fill_.Scalar, *_LARGER),
     _aten.index_fill.int_Tensor: _on_a_device(_aten.index_fill_.int_Tensor, "TraceBackward"),

@@ -58,6 +58,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def is_unshared(self, tensor: Tensor) -> bool:
         """Return whether only the caller of the running operator holds this tensor's storage."""
 
+    def is_of_node(self, tensor: Tensor) -> bool:
+        """Return True if autograd's current node has made the tensor."""
+
 
 Handler = Callable[[HandlerContext, Any, tuple, dict], Any]
 """Takes the context, the operator and its arguments; returns the operator's result, or NotImplemented to decline."""

@@ -347,7 +347,8 @@ class KnownValues:
         if func in _UNDEFINED and isinstance(out, Tensor) and is_meta(out):
             fresh = out.untyped_storage()._cdata not in self._twins
             if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
-                self.remember(out, _filled(out.shape, out.dtype, 0))
+                storage = out.untyped_storage()  # smaller than the result if its elements overlap
+                self._pair(storage, Twin(_filled_storage(torch.Size([storage.nbytes()]), torch.uint8, 0)))
 
     def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, traits: _Traits) -> None:
         written = tensors_of(

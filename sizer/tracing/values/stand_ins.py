@@ -406,7 +406,6 @@ HANDLERS: dict[Any, Handler] = {
     _aten.eq.Tensor: not_a_number,
     _aten.eq.Scalar: infinite,
     _aten.ne.Scalar: infinite,
-    _aten.where.self: chosen,
     **dict.fromkeys((_aten.gt.Tensor, _aten.ge.Tensor, _aten.lt.Tensor, _aten.le.Tensor), beyond),
     _aten.bitwise_and.Tensor: absorbed,
     _aten.bitwise_or.Tensor: absorbed,
