@@ -95,6 +95,21 @@ def normed(x: Tensor) -> Tensor:
     return F.batch_norm(x, None, None, training=True)
 
 
+def recurrent(x: Tensor, layer: type[nn.RNNBase], **options: int) -> Tensor:
+    return layer(64, 96, **options).to(x.device, x.dtype)(x)[0]
+
+
+def by_conjugates(x: Tensor) -> Tensor:
+    return x.conj() @ x[:9].conj().T + x[:, ::2].conj() @ x[::2, :9] + x @ x[:9].mH
+
+
+def differentiated_twice(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a function of the gradient of a sum if there are gradients, else the sum."""
+    with torch.inference_mode(False):
+        given = x if x.requires_grad else x.clone().requires_grad_()
+        return torch.autograd.grad(run(given).sum(), given, create_graph=True)[0].square().sum()
+
+
 # Over matrices that are turned, or of which every second column is taken.
 STRIDED: dict[str, Callable[[Tensor], object]] = {
     "largest": lambda x: x.max(),
@@ -146,6 +161,12 @@ SOLVED: dict[str, Callable[[Tensor], Tensor]] = {
     "eigenvalues": lambda x: torch.linalg.eigh(positive(x))[0],
     "reflections": lambda x: torch.linalg.householder_product(x.detach(), x.detach()[..., 0, :]),
 }
+TWICE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[numbers(x, 40)] ** 2,
+    "gathered columns": lambda x: x.gather(1, numbers(x, *x.shape)) ** 2,
+    "maxima": lambda x: (x * x).max(-1).values,
+    "sorted rows": lambda x: (x * x).sort(-1).values,
+}
 SQUARE, ROWS, SAMPLES, IMAGES, MATRIX = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16), (700, 9000)
 def unique(x: Tensor, *more: str, function: Callable = torch.unique) -> None:
     """Find elements of which there is one each. How many is a kernel's answer, so that nothing is returned."""
@@ -187,8 +208,25 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "distances": (lambda x: torch.cdist(x.view(2, 32, 64), x.view(2, 32, 64)[:, :9], p=1.0), SQUARE, torch.float32),
     "patches": (lambda x: F.unfold(x, 4, stride=4), IMAGES, torch.float32),
     "windows that overlap": (lambda x: x.unfold(1, 7, 4), SQUARE, torch.float32),
+    "windows that overlap in the last dimension": (lambda x: x.unfold(-1, 7, 4).mean(-1), MATRIX, torch.float32),
     "windows side by side": (lambda x: x.unfold(0, 4, 4), SQUARE, torch.float32),
     "rolled dimensions": (lambda x: x.roll((1, 2, 3), (1, 2, 3)), IMAGES, torch.float32),
+    "two layers of LSTM in bfloat16": (partial(recurrent, layer=nn.LSTM, num_layers=2), SAMPLES, torch.bfloat16),
+    "GRU both ways in bfloat16": (partial(recurrent, layer=nn.GRU, bidirectional=True), SAMPLES, torch.bfloat16),
+    "LSTM in float16": (partial(recurrent, layer=nn.LSTM), SAMPLES, torch.float16),
+    "products with conjugates": (by_conjugates, SQUARE, torch.complex64),
+    "Hermitian Fourier transform": (torch.fft.hfft, SAMPLES, torch.float32),
+    "real transform of conjugates": (lambda x: torch.fft.irfft(x.conj()), SQUARE, torch.complex64),
+    "Bessel function": (torch.special.i1e, SQUARE, torch.float32),
+    **{f"second gradient of {name}": (partial(differentiated_twice, run=run), SQUARE, torch.float32)
+       for name, run in TWICE.items()},
+    "scattered into a larger result": (
+        lambda x: x[0].detach().masked_scatter(x.detach() == 1, x.detach()), SQUARE, torch.float32,
+    ),
+    "normal draws of one deviation": (lambda x: torch.normal(x.detach(), 0.5), SQUARE, torch.float32),
+    "draws of one row with replacement": (lambda x: x[0].detach().multinomial(9, True), SQUARE, torch.float32),
+    "distances of no points": (lambda x: torch.cdist(x[:0, None], x[None, :9]), SQUARE, torch.float32),
+    "largest of many": (lambda x: torch._foreach_max([x.detach(), x.detach()[0]]), MATRIX, torch.float32),
     "norms": (lambda x: torch._foreach_norm([x, x, x[0]]), SQUARE, torch.float32),
     **{f"attention over nested tensors of {dtype}": (attended_nested, SAMPLES, dtype) for dtype in (torch.float32, torch.float16)},
     "causal attention over nested tensors": (partial(attended_nested, is_causal=True), SAMPLES, torch.bfloat16),
