@@ -103,6 +103,13 @@ def by_conjugates(x: Tensor) -> Tensor:
     return x.conj() @ x[:9].conj().T + x[:, ::2].conj() @ x[::2, :9] + x @ x[:9].mH
 
 
+def overwritten(x: Tensor) -> Tensor:
+    """Return a copy of a matrix, into whose first row others were written."""
+    made = x * 1
+    made[numbers(x, 9)] = x[:9]
+    return made
+
+
 def differentiated_twice(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a function of the gradient of a sum if there are gradients, else the sum."""
     with torch.inference_mode(False):
@@ -166,6 +173,7 @@ TWICE: dict[str, Callable[[Tensor], Tensor]] = {
     "gathered columns": lambda x: x.gather(1, numbers(x, *x.shape)) ** 2,
     "maxima": lambda x: (x * x).max(-1).values,
     "sorted rows": lambda x: (x * x).sort(-1).values,
+    "RMS norm": lambda x: F.rms_norm(x, (64,), x[0]),
 }
 SQUARE, ROWS, SAMPLES, IMAGES, MATRIX = (64, 64), (32, 20000), (4, 30, 64), (8, 8, 16, 16), (700, 9000)
 def unique(x: Tensor, *more: str, function: Callable = torch.unique) -> None:
@@ -220,6 +228,11 @@ KERNELS: dict[str, tuple[Callable[[Tensor], object], tuple[int, ...], torch.dtyp
     "Bessel function": (torch.special.i1e, SQUARE, torch.float32),
     **{f"second gradient of {name}": (partial(differentiated_twice, run=run), SQUARE, torch.float32)
        for name, run in TWICE.items()},
+    "rows that are written to": (overwritten, SQUARE, torch.float32),
+    "fake quantization by numbers": (lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127), SQUARE, torch.float32),
+    "value of a mask that is false": (
+        lambda x: x.masked_fill(torch.zeros(64, 64, dtype=torch.bool, device=x.device), x[0, 0]), SQUARE, torch.float32,
+    ),
     "scattered into a larger result": (
         lambda x: x[0].detach().masked_scatter(x.detach() == 1, x.detach()), SQUARE, torch.float32,
     ),

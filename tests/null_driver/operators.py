@@ -42,8 +42,15 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def is_counted(sample: Any) -> bool:
-    """Return True unless a boolean mask selects elements within an operator: the null driver's kernels count none of them."""
+# Operators whose gradient selects the elements of a mask, if their value is a tensor.
+SELECTED = ("masked_fill", "masked_scatter")
+
+
+def is_counted(op: Any, sample: Any, mode: str) -> bool:
+    """Return True unless values decide how many elements an operator selects or repeats: the null driver's kernels count none."""
+    others = tensors(sample.args)
+    if (op.name == "repeat_interleave" and others) or (mode == "backward" and op.name in SELECTED and len(others) > 1):
+        return False
     masks = [leaf for value in sample.args if isinstance(value, (list, tuple)) for leaf in tensors(value)]
     return not any(mask.dtype == torch.bool for mask in masks)
 
@@ -70,7 +77,7 @@ def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> 
         except (RuntimeError, NotImplementedError, ValueError, TypeError):  # the CPU cannot make samples in this dtype
             continue
         for number, sample in enumerate(samples[first:], first):
-            if is_counted(sample):
+            if is_counted(op, sample, mode):
                 name = ".".join(part for part in (op.name, op.variant_test_name) if part)
                 shapes = [tuple(tensor.shape) for tensor in tensors((sample.input, sample.args, sample.kwargs))]
                 words = [value for value in sample.kwargs.values() if isinstance(value, str)]

@@ -170,7 +170,7 @@ def test_operators_allocate_as_on_a_device(run_on_null, mode: str, dtype: str):
 
 @pytest.mark.full
 @OF_2_15
-@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool", "complex64", "uint8"])
 def test_operators_of_other_dtypes_allocate_as_on_a_device(run_on_null, dtype: str):
     ran, differing = compared(run_on_null, operators, "no_grad", dtype, 0, 2, 3)
     assert ran > 150

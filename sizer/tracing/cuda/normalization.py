@@ -78,7 +78,7 @@ def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
             warnings.simplefilter("ignore")  # the warning about the missing fused kernel appears in the user's own run
             return _aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
     device.note_choice("RMS norm", "fused", str(input.dtype)[6:])
-    return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
+    return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)[0]
 
 
 def _rms_norm_of_2_6(input, rank, weight, eps):
@@ -99,15 +99,42 @@ class _FusedRmsNorm(torch.autograd.Function):
         rows = [*kept.shape[: kept.dim() - len(shape)], *[1] * len(shape)]
         root = torch.empty(rows, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
         ctx.save_for_backward(input, weight, root)
+        ctx.set_materialize_grads(False)
         ctx.shape = shape
-        return torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        return torch.empty(input.shape, dtype=input.dtype, device=input.device), root
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad, root_grad):
         input, weight, root = ctx.saved_tensors
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2] and weight is not None]
+        if torch.is_grad_enabled() or root_grad is not None:
+            dx, dw = _differentiable_rms_norm_backward(grad, root_grad, input, ctx.shape, root, weight, wanted)
+            return dx, None, dw, None
         grads = _aten._fused_rms_norm_backward.default(grad, input, ctx.shape, root, weight, wanted)
         return grads[0], None, grads[1], None
+
+
+def _differentiable_rms_norm_backward(grad, root_grad, input, shape, root, weight, wanted):
+    """Return the gradients of input and weight for a second derivative.
+
+    Source: FunctionsManual.cpp, infinitely_differentiable_native_rms_norm_backward.
+    """
+    inner = tuple(range(input.dim() - len(shape), input.dim()))
+    outer = tuple(range(input.dim() - len(shape)))
+    cubed = root.pow(3)
+    scaled = grad if grad is None or weight is None else grad * weight
+    dx = dw = None
+    if wanted[0]:
+        if scaled is not None:
+            summed = (input * scaled).sum(inner, True)
+            dx = root * scaled - (input * cubed / prod(shape)) * summed
+        if root_grad is not None:
+            through_root = -(input * cubed / prod(shape)) * root_grad
+            dx = through_root if dx is None else dx + through_root
+    if wanted[1] and grad is not None:
+        dw = grad * (input * root)
+        dw = dw.sum(outer) if outer else dw
+    return dx, dw
 
 
 def batch_norm_of_strided(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

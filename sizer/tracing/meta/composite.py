@@ -269,6 +269,7 @@ HANDLERS = {
     ),
     _aten._fused_moving_avg_obs_fq_helper.default: _observed,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _cached_mask,
+    _aten.fake_quantize_per_tensor_affine_cachemask.default: _cached_mask,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _cached_mask,
     _aten.multi_margin_loss_backward.default: _like(1),
     _aten.multilabel_margin_loss_backward.default: _like(1),

@@ -150,8 +150,12 @@ def _write_into_zeros(in_place: Any) -> Any:
 
 
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run index_backward's `zeros.index_put(…)` in place; other calls as the masks allow."""
-    if not _is_of_subclass(recorder, func) and in_formula() and recorder.is_unshared(args[0]):
+    """Run index_backward's `zeros.index_put(…)` in place; other calls as the masks allow.
+
+    The gradient of index_put itself is a copy of the incoming gradient (derivatives.yaml).
+    """
+    writes = in_formula() and recorder.is_unshared(args[0]) and not _node().startswith("IndexPut")
+    if not _is_of_subclass(recorder, func) and writes:
         return masks.masked_index(recorder, _aten.index_put_.default, args, kwargs)
     return masks.masked_index(recorder, func, args, kwargs)
 
@@ -189,10 +193,11 @@ def _product(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
 def _selected(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Select the gradient of masked_fill's value, whose elements are summed (FunctionsManual.cpp, masked_fill_backward).
 
-    With tensor subclasses the formula puts zeros elsewhere.
+    With tensor subclasses the formula puts zeros elsewhere, from a number that no device has.
     """
     if _is_of_subclass(recorder, func) or not in_formula() or _node() != "MaskedFillBackward":
         return stand_ins.chosen(recorder, func, args, kwargs)
+    recorder.leave(args[2])
     with recorder:
         return torch.masked_select(args[1], args[0])
 

@@ -43,6 +43,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def block_of(self, tensor: Tensor) -> int | None:
         """Return the block that holds the tensor, or None if it was never logged."""
 
+    def leave(self, tensor: Tensor) -> None:
+        """Log that a tensor's memory has left the device; the tensor itself stays alive."""
+
     def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Return the result of an operator's meta kernel, memoized if possible."""
 
