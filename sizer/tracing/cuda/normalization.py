@@ -127,7 +127,9 @@ def _differentiable_rms_norm_backward(grad, root_grad, input, shape, root, weigh
     if wanted[0]:
         if scaled is not None:
             summed = (input * scaled).sum(inner, True)
-            dx = root * scaled - (input * cubed / prod(shape)) * summed
+            product = input * cubed  # stays until the end of the expression in C++
+            dx = root * scaled - (product / prod(shape)) * summed
+            del product
         if root_grad is not None:
             through_root = -(input * cubed / prod(shape)) * root_grad
             dx = through_root if dx is None else dx + through_root
