@@ -151,14 +151,14 @@ def in_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def python_kernel(func: Any, kind: str) -> Handler | None:
-    """Return a handler that runs the Python kernel of a `torch.library.custom_op` operator; None for other operators.
+def python_kernel(func: Any, kind: str, known: Container[Any]) -> Handler | None:
+    """Return a handler that runs the Python kernel of a `torch.library.custom_op` operator; None for others, and the `known`.
 
     On meta such an operator runs its fake kernel, which makes only the results. On the first call the kernel is tried on copies
     of the arguments, unlogged. If it cannot run on meta (for instance because it reads values), the fake kernel is used.
     """
     definition = OPDEFS.get(func._schema.name) if isinstance(func, torch._ops.OpOverload) else None
-    if definition is None:
+    if definition is None or str(func) in known:
         return None
     function = definition._backend_fns.get(kind) or definition._backend_fns.get(None)
     runs: list[bool] = []
